@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -165,20 +165,45 @@ class App(Router, Runnable):
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
         return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))
 
-    def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return a handler of messages: middleware, decoding, the function, publishing of the result.
+    def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
+        """Return a handler of messages as the consumers have it, which calls ``called`` inside of its middleware.
 
         A batch handler is called with a batch of one message.
         """
+        around = (*self._around(), *spec.middleware)
         if spec.batch is not None:
-            handle = self._batch_handler_of(spec)
-            return lambda message: handle(MessageBatch([message]))
+
+            async def handle_batch(batch: MessageBatch) -> object:
+                called()
+                return await spec.function(batch)
+
+            surrounded = surround_batch_handler(around, handle_batch, spec.channel)
+            return lambda message: surrounded(MessageBatch([message]))
+        call = self._call_of(spec)
+
+        async def handle(message: Message) -> object:
+            called()
+            return await call(message)
+
+        return surround_handler(around, handle, spec.channel)
+
+    def gives_offsets(self, spec: HandlerSpec) -> bool:
+        """Return whether the messages of a handler certainly have offsets."""
+        options = self._consumer_options(spec.settings)
+        return options.queue_position or bool(options.ordered)
+
+    def handler_of(self, spec: HandlerSpec) -> Handler:
+        """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
+        return surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
+
+    def _call_of(self, spec: HandlerSpec) -> Handler:
+        """Return a handler without its middleware."""
         plan = spec.plan
         call: Handler = spec.function if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
         topics = self.publishers.get(spec.function)
         if topics:
             call = self._with_publishers(call, tuple(topics))
-        return surround_handler((*self._around(), *spec.middleware), call, spec.channel)
+        return call
 
     def _batch_handler_of(self, spec: HandlerSpec) -> BatchFunction:
         return surround_batch_handler((*self._around(), *spec.middleware), spec.function, spec.channel)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from itertools import count
 from struct import pack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from nsqext.arguments import check_number
+from nsqext.arguments import check_number, suggest
 from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPTIONS = ProducerOptions()
+_numbers = count(time.time_ns())
+"""Ids of the messages of all tests; from the clock, because an inbox may remember an earlier process."""
+_MESSAGE_SIZE = 1000
+"""Bytes between two messages of the log of a test."""
+_offsets = count(time.time_ns(), _MESSAGE_SIZE)
 
 
 @frozen
@@ -40,11 +46,33 @@ class Published:
 
     topic: str
     message: OutgoingMessage  # body, headers, tag, trace id and key
+    delay: float | None = None  # seconds; None for no delay
+    partition: int | None = None  # the partition that the publish chose
 
     @property
     def body(self) -> bytes:
         """The body."""
         return self.message.body
+
+    @property
+    def key(self) -> str | bytes | int | None:
+        """The key."""
+        return self.message.key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The extend headers; empty if there are no headers."""
+        return self.message.headers or {}
+
+    @property
+    def tag(self) -> str | None:
+        """The tag."""
+        return self.message.tag
+
+    @property
+    def trace_id(self) -> int | None:
+        """The trace id."""
+        return self.message.trace_id
 
     def decode(self, kind: type[T]) -> T:
         """Return the body decoded; see `nsqext.app.decode_body`."""
@@ -67,7 +95,9 @@ class _Recorder(Middleware):
             for message in publishing.messages:
                 MessageRequest(_OPTIONS, publishing.topic, message, delay=publishing.delay).check()
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
-        self.published += [Published(publishing.topic, message) for message in publishing.messages]
+        for message in publishing.messages:
+            own = message if message.key is not None else evolve(message, key=publishing.key)
+            self.published.append(Published(publishing.topic, own, publishing.delay, publishing.partition))
         self.changed.wake()
         return receipts
 
@@ -78,8 +108,11 @@ class TestedApp(Protocol):
     specs: list[HandlerSpec]
     lifespans: list[LifespanManager]
 
-    def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return a handler of messages, middleware included."""
+    def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
+        """Return a handler of messages, which calls a function inside of its middleware."""
+
+    def gives_offsets(self, spec: HandlerSpec) -> bool:
+        """Return whether the messages of a handler certainly have offsets."""
 
     def use_test(self, test: AppTest | None) -> None:
         """Create the clients for a test; with None, those of the app."""
@@ -111,7 +144,6 @@ class AppTest:
         self._app = app
         self._lookupd = lookupd
         self._stack = AsyncExitStack()
-        self._number = 0
         self._entered = False
 
     @property
@@ -167,8 +199,12 @@ class AppTest:
         key: str | None = None,
         trace_id: int = 0,
         attempts: int = 1,
+        handled: bool = True,
     ) -> list[object]:
         """Call the handlers of a topic with a message and return their results, in the order of registration.
+
+        No two messages of a process have the same id or offset; give a header ``nsqext_id`` for a message that an inbox
+        has handled before.
 
         Args:
             topic: name of the topic.
@@ -179,10 +215,12 @@ class AppTest:
             key: key.
             trace_id: trace id.
             attempts: number of deliveries of the message.
+            handled: False if middleware has to finish the message without calling a handler.
 
         Raises:
             InvalidInput: the app has no such handler, or a part of the message is not valid.
-            InvalidState: the test has not begun or has ended, or runs on a cluster; publish the message instead.
+            InvalidState: a handler was not called, or was called despite ``handled=False``; the test has not begun or
+                has ended, or runs on a cluster: publish the message instead.
             BaseException: an exception of a handler, `nsqext.Requeue` and `nsqext.Reject` included.
         """
         if self._lookupd:
@@ -195,12 +233,12 @@ class AppTest:
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
         specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
         if not specs:
-            raise InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic)
+            raise self._no_handler(topic, channel)
         results = []
         for spec in specs:
-            self._number += 1
+            number = next(_numbers)
             message = Message(_TestOwner(topic))  # type: ignore[abstract]
-            message.id = pack(">QQ", self._number, trace_id)
+            message.id = pack(">QQ", number, trace_id)
             message.timestamp = time.time_ns()
             message.attempts = attempts
             extended = bool(headers or tag is not None or key is not None)
@@ -208,9 +246,38 @@ class AppTest:
             reserved = {} if key is None else {KEY_HEADER: key}
             message.header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""
             message.offset, message.size = -1, 0
+            if self._app.gives_offsets(spec):
+                message.offset, message.size = next(_offsets), _MESSAGE_SIZE
             message.body = encode_body(value)
-            results.append(await self._app.handler_of(spec)(message))
+            results.append(await self._call(spec, message, handled=handled))
         return results
+
+    async def _call(self, spec: HandlerSpec, message: Message, *, handled: bool) -> object:
+        """Call a handler, and check that its middleware did so too."""
+        calls: list[None] = []
+        result = await self._app.tested_handler_of(spec, lambda: calls.append(None))(message)
+        if bool(calls) is handled:
+            return result
+        name = getattr(spec.function, "__qualname__", type(spec.function).__qualname__)
+        if handled:
+            raise InvalidState(
+                f"the handler {name} of channel {spec.channel} was not called: its middleware has finished the message",
+                topic=message.topic,
+                hint="deliver(..., handled=False) expects that",
+            )
+        raise InvalidState(
+            f"the handler {name} of channel {spec.channel} was called, despite handled=False", topic=message.topic
+        )
+
+    def _no_handler(self, topic: str, channel: str | None) -> InvalidInput:
+        """Return the error of a topic or channel without a handler."""
+        specs = self._app.specs
+        channels = sorted({spec.channel for spec in specs if spec.topics.matches(topic)})
+        known = channels or sorted({name for spec in specs for name in spec.topics.given})
+        likely = suggest((channel or "") if channels else topic, known)
+        guess = f"did you mean {likely!r}? " if likely else ""
+        listed = f"{'channels' if channels else 'topics'} with handlers: {', '.join(known) or 'not any'}"
+        return InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic, hint=guess + listed)
 
     async def wait_published(self, topic: str, count: int = 1) -> list[Published]:
         """Wait until the app has published messages to a topic, and return them; bound it with `anyio.fail_after`."""

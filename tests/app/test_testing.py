@@ -1,0 +1,125 @@
+"""Tests of an app without a server: what `deliver` calls, and what is recorded of publishes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from nsqext import App, Message, MessageBatch, OutgoingMessage, Reject
+from nsqext.errors import InvalidInput, InvalidState
+from nsqext.middleware import CallNext, Handling, Middleware
+from nsqext.transactions import Inbox, OutboxStore
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """SQLAlchemy's asynchronous sessions run on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox[AsyncSession]:
+    """An inbox in a file."""
+    OutboxStore(f"sqlite:///{tmp_path}/t.db", create=True).close()
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/t.db", poolclass=NullPool)
+    return Inbox(async_sessionmaker(engine).begin)
+
+
+class Skips(Middleware):
+    """Finishes messages without calling their handler."""
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        return "skipped"
+
+
+@pytest.mark.parametrize("queue_position", [False, True])
+async def test_messages_of_two_tests_are_different_for_an_inbox(
+    inbox: Inbox[AsyncSession], *, queue_position: bool
+) -> None:
+    app = App(NOWHERE, middleware=[inbox], queue_position=queue_position)
+    seen: list[Message] = []
+
+    @app.handler("orders", "billing")
+    async def bill(message: Message) -> None:
+        seen.append(message)
+        if message.body == b"bad":
+            raise Reject("bad")
+
+    for body in (b"one", b"bad", b"two"):
+        async with app.test() as test:
+            if body == b"bad":
+                with pytest.raises(Reject):
+                    await test.deliver("orders", body)
+            else:
+                await test.deliver("orders", body)
+    assert [message.body for message in seen] == [b"one", b"bad", b"two"]
+    assert len({message.id for message in seen}) == 3
+    assert len({message.offset for message in seen}) == (3 if queue_position else 1)
+    assert all((message.offset >= 0) is queue_position for message in seen)
+
+
+async def test_a_message_that_an_inbox_has_handled_is_expected_to_be_skipped(inbox: Inbox[AsyncSession]) -> None:
+    app = App(NOWHERE, middleware=[inbox])
+
+    @app.handler("orders", "billing")
+    async def bill(body: bytes) -> bytes:
+        return body
+
+    headers = {"nsqext_id": "17"}
+    async with app.test() as test:
+        assert await test.deliver("orders", b"one", headers=headers) == [b"one"]
+        with pytest.raises(InvalidState, match=r"bill of channel billing was not called.*handled=False"):
+            await test.deliver("orders", b"one", headers=headers)
+        assert await test.deliver("orders", b"one", headers=headers, handled=False) == [None]
+        with pytest.raises(InvalidState, match="was called, despite handled=False"):
+            await test.deliver("orders", b"two", handled=False)
+
+
+async def test_a_batch_handler_that_middleware_does_not_call_is_an_error() -> None:
+    app = App(NOWHERE)
+
+    @app.batch_handler("orders", "skipped", middleware=[Skips()])
+    @app.batch_handler("orders", "called")
+    async def write(batch: MessageBatch) -> int:
+        return len(batch)
+
+    async with app.test() as test:
+        assert await test.deliver("orders", b"one", channel="called") == [1]
+        assert await test.deliver("orders", b"one", channel="skipped", handled=False) == ["skipped"]
+        with pytest.raises(InvalidState, match="was not called"):
+            await test.deliver("orders", b"one")
+
+
+async def test_a_publish_is_recorded_with_all_that_was_given() -> None:
+    app = App(NOWHERE)
+    headers = {"user": "42"}
+    async with app.test() as test:
+        await app.producer.publish("orders", b"one", key="k", headers=headers, tag="blue", trace_id=7, partition=2)
+        await app.producer.publish("orders", b"later", delay=60.0)
+        await app.producer.publish_many("orders", [b"two", OutgoingMessage(b"three", key="own")], key="all")
+    first, later, two, three = test.published
+    assert (first.topic, first.body, first.key, first.headers) == ("orders", b"one", "k", headers)
+    assert (first.tag, first.trace_id, first.partition, first.delay) == ("blue", 7, 2, None)
+    assert (later.delay, later.key, later.headers, later.partition) == (60.0, None, {}, None)
+    assert (two.key, three.key) == ("all", "own")
+
+
+async def test_a_topic_or_channel_without_a_handler_names_the_likely_one() -> None:
+    app = App(NOWHERE)
+
+    @app.handler(["orders", "refunds"], "billing")
+    async def bill(body: bytes) -> None:
+        raise AssertionError
+
+    async with app.test() as test:
+        with pytest.raises(InvalidInput, match=r"did you mean 'orders'\? topics with handlers: orders, refunds"):
+            await test.deliver("order", b"one")
+        with pytest.raises(InvalidInput, match=r"did you mean 'billing'\? channels with handlers: billing"):
+            await test.deliver("orders", b"one", channel="biling")

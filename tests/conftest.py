@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +20,11 @@ from zlib import crc32
 import pytest
 from hypothesis import Phase, settings
 
+from examples.orders.postgres import PostgresMissing, postgres_server
 from nsqext.broker import Cluster
 from nsqext.broker.listeners import Ports
 from nsqext.types import Address
+from tests.support.missing import skip_without
 
 EVERY_LOOP: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
 """Event loops by name."""
@@ -133,6 +138,17 @@ def closed_address() -> Iterator[Address]:
     ports.release()
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """A server of PostgreSQL for the tests of a process; without its programs the test is skipped."""
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(postgres_server())
+        except PostgresMissing:
+            skip_without("PostgreSQL", "postgresql")
+        yield address
+
+
 _ROOT = Path(__file__).parents[1]
 _LONG = (
     "tests/transactions/test_failures.py",
@@ -226,16 +242,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return files
 
 
-def _unexpected_skips(config: pytest.Config) -> list[str]:
+_MISSING = re.compile(r"(?:Skipped: )?(?P<what>.+) is missing: (?P<command>apt-get install [^'\")]+)")
+
+
+def _skips(config: pytest.Config) -> list[tuple[str, str]]:
+    """Return test and reason of each skip."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") != "true" or not isinstance(reporter, pytest.TerminalReporter):
+    if not isinstance(reporter, pytest.TerminalReporter):
         return []
     reports = reporter.stats.get("skipped", [])
+    return [(r.nodeid, r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr)) for r in reports]
+
+
+def _unexpected_skips(config: pytest.Config) -> list[str]:
+    if os.environ.get("CI") != "true":
+        return []
     return [
-        f"{report.nodeid}: {report.longrepr}"
-        for report in reports
-        if not any(name in str(report.longrepr) for name in _ALLOWED_SKIPS)
+        f"{test}: {reason}" for test, reason in _skips(config) if not any(name in reason for name in _ALLOWED_SKIPS)
     ]
+
+
+def _left_out(config: pytest.Config) -> str:
+    """Return a line with the programs that were missing, the tests of each, and what installs them."""
+    found = Counter(match.group("what", "command") for _, reason in _skips(config) if (match := _MISSING.match(reason)))
+    parts = [f"{count} without {what} ({command})" for (what, command), count in sorted(found.items())]
+    return f"tests left out: {', '.join(parts)}" if parts else ""
 
 
 @pytest.hookimpl(trylast=True)
@@ -245,7 +276,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the skips that made the run fail."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> Iterator[None]:
+    """Print the skips that made the run fail, and last what the programs that are not installed left out."""
+    yield
     for line in _unexpected_skips(config):
         terminalreporter.write_line(f"ERROR skipped with CI=true: {line}", red=True)
+    if left_out := _left_out(config):
+        terminalreporter.write_line(left_out, yellow=True)

@@ -60,6 +60,37 @@ def test_a_skip_fails_in_parallel_runs_too(pytester: pytest.Pytester, monkeypatc
     assert "ERROR skipped with CI=true" in result.stdout.str()
 
 
+WITHOUT_PROGRAMS = """
+from tests.support.missing import skip_without
+
+def test_one():
+    skip_without("Java 17", "openjdk-17-jre-headless")
+
+def test_two():
+    skip_without("Chromium", "chromium", "chromium-driver")
+
+def test_three():
+    skip_without("Java 17", "openjdk-17-jre-headless")
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "parallel"])
+def test_the_last_line_lists_what_was_left_out_and_the_commands_that_install_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CI", "")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(WITHOUT_PROGRAMS)
+    result = pytester.runpytest_inprocess("-ra", *workers, *_LOOP_SCOPE)
+    result.assert_outcomes(skipped=3)
+    assert result.ret == pytest.ExitCode.OK
+    expected = (
+        "tests left out: 1 without Chromium (apt-get install chromium chromium-driver), "
+        "2 without Java 17 (apt-get install openjdk-17-jre-headless)"
+    )
+    assert [line for line in result.stdout.lines if line][-2] == expected
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", EVERY_LOOP.values(), ids=list(EVERY_LOOP))
 async def test_the_event_loop_is_the_requested_one(anyio_backend: tuple[str, dict[str, object]]) -> None:

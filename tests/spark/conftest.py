@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.missing import skip_without
 from tests.support.spark_cluster import REAL, Servers, running_servers
 from tests.support.spark_python import forked_python
 from tests.support.spark_standalone import SESSION
@@ -55,7 +56,7 @@ def java_version() -> int:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session that knows the format, with two workers and a second try for tasks; tests are skipped without Java."""
     if java_version() < _JAVA:
-        pytest.skip(f"Java {_JAVA} is missing")
+        skip_without(f"Java {_JAVA}", "openjdk-17-jre-headless")
     from pyspark.sql import SparkSession
 
     from nsqext.spark import register

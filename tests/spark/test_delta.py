@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.conftest import ROOT, java_version
+from tests.support.missing import reason_without
 
 if TYPE_CHECKING:
     from tests.support.spark_cluster import Servers
@@ -26,7 +27,7 @@ _ROWS = 600
 
 pytestmark = [
     pytest.mark.skipif(not PACKAGE, reason="NSQEXT_TEST_DELTA_PACKAGE does not name a Maven package of Delta"),
-    pytest.mark.skipif(java_version() < 17, reason="Java 17 is missing"),
+    pytest.mark.skipif(java_version() < 17, reason=reason_without("Java 17", "openjdk-17-jre-headless")),
     pytest.mark.timeout(400),
 ]
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.support.missing import skip_without
 
 __all__ = ("Browser", "running_browser", "start_chrome")
 
@@ -130,7 +131,7 @@ def running_browser() -> Iterator[Chrome]:
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
-        pytest.skip("chromium and its driver are not installed: apt-get install chromium chromium-driver")
+        skip_without("Chromium", "chromium", "chromium-driver")
     started = start_chrome(browser, driver)
     try:
         yield started

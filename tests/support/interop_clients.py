@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.missing import skip_without
+
 __all__ = ("REQUIREMENTS", "install_once", "node_modules_of", "python_of")
 
 REQUIREMENTS = {
@@ -61,7 +63,7 @@ def python_of(client: str) -> str:
 def node_modules_of(client: str) -> str:
     """Return the folder of a Node.js client; skip the test without npm or its registry."""
     if shutil.which("npm") is None:
-        pytest.skip(f"{client} needs Node.js with npm, which is not installed")
+        skip_without("Node.js with npm", "nodejs", "npm")
 
     def install(folder: Path) -> None:
         folder.mkdir(exist_ok=True)

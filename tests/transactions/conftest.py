@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from examples.orders.postgres import postgres_server
 from nsqext.broker import Cluster
 from nsqext.transactions import OutboxStore
 from tests.transactions.databases import url_of
@@ -27,13 +26,6 @@ def cluster() -> Iterator[Cluster]:
     """One node of the redesigned generation."""
     with Cluster(nodes=1) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """A server for the tests of a process."""
-    with postgres_server() as address:
-        yield address
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

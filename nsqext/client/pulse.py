@@ -107,11 +107,13 @@ class Pulse:
     """
 
     members: dict[PulseMember, None] = field(factory=dict)  # open consumers; the timer of the first keeps ticking
-    ticked_at: float = 0.0  # when that timer ticked last
-    due_at: float = inf  # when its next tick is due
-    stood_since: float = 0.0  # last tick before the latest standstill
-    stood_until: float = -inf  # until when bytes that are read may have arrived during the standstill
-    silence: SilenceWatch = field(factory=SilenceWatch)  # looks up topics without messages
+    ticked_at: float = field(default=0.0, init=False)  # when that timer ticked last
+    due_at: float = field(default=inf, init=False)  # when its next tick is due
+    stood_since: float = field(default=0.0, init=False)  # last tick before the latest standstill
+    stood_until: float = field(
+        default=-inf, init=False
+    )  # until when bytes that are read may have arrived during the standstill
+    silence: SilenceWatch = field(factory=SilenceWatch, init=False)  # looks up topics without messages
 
     @classmethod
     def current(cls) -> Pulse:

@@ -143,7 +143,7 @@ class Subscribed:
         self.messages: list[Message] = []
         self.backoff = Backoff(BackoffOptions(base=1.0, jitter=False))
         options, address = ConsumerOptions(**settings), Address("127.0.0.1", 4150)
-        request = SubscribeRequest("t", "ch", partition, address, meta, None, options, key_tags=key_tags)
+        request = SubscribeRequest("t", "ch", partition, address, meta, options=options, key_tags=key_tags)
         with self.clock():
             self.subject = Subscription(
                 request,

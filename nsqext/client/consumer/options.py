@@ -214,7 +214,7 @@ class ConsumerSettings(HandlerSettings, ConnectionSettings, LookupSettings, tota
     """Settings of consumers; times in seconds, sizes in bytes."""
 
 
-@frozen
+@frozen(kw_only=True)
 class BackoffOptions:
     """How a consumer slows down while its handlers fail: the values of `HandlerSettings`."""
 
@@ -233,7 +233,7 @@ class BackoffOptions:
             )
 
 
-@frozen
+@frozen(kw_only=True)
 class FailureOptions:
     """What happens to messages whose handler raised: the values of `HandlerSettings`."""
 
@@ -267,7 +267,7 @@ class FailureOptions:
             )
 
 
-@frozen
+@frozen(kw_only=True)
 class DeliveryOptions:
     """How received messages are kept in flight: the values of `HandlerSettings`."""
 
@@ -285,7 +285,7 @@ class DeliveryOptions:
         check_number("max_unpacked_bytes", self.max_unpacked_bytes)
 
 
-@frozen
+@frozen(kw_only=True)
 class ConsumerOptions:
     """The values of `ConsumerSettings`."""
 

@@ -49,6 +49,7 @@ class Batch(PublishRequest):
         partition: int | None,
         bodies: list[bytes] | None = None,
         sizes: Sequence[int] | int | None = None,
+        *,
         first: int = 0,
         trace_ids: Sequence[int] = (),
         started: float | None = None,
@@ -181,7 +182,7 @@ def plain_batches(
         total += (_ITEM_WORD + overhead) * count
         if count <= options.max_batch_count and _COUNT_WORD + total <= options.max_batch_size:
             traces = trace_ids[first : first + count]
-            batches.append(Batch(route.topic, partition, bodies, sizes, first, traces))
+            batches.append(Batch(route.topic, partition, bodies, sizes, first=first, trace_ids=traces))
         elif count > 1:
             cut = options.max_batch_count if count > options.max_batch_count else count // 2
             left += ((first + cut, bodies[cut:]), (first, bodies[:cut]))
@@ -203,13 +204,13 @@ class BatchPlanner:
     _key_hash: KeyHash
     _key: bytes | None  # for messages without a key of their own
     _partition: int | None
-    rows: Rows = field(factory=list)  # the batches
-    keys: set[bytes] = field(factory=set)  # keys of the messages, to be locked during the publish
+    rows: Rows = field(factory=list, init=False)  # the batches
+    keys: set[bytes] = field(factory=set, init=False)  # keys of the messages, to be locked during the publish
     # for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the index of
     # the first message that has them, and whether it has more than a trace id; otherwise None
-    marked: tuple[int, bool] | None = None
-    _filling: dict[int | None, Batch] = field(factory=dict)
-    _row_of: dict[int, list[Batch]] = field(factory=dict)
+    marked: tuple[int, bool] | None = field(default=None, init=False)
+    _filling: dict[int | None, Batch] = field(factory=dict, init=False)
+    _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)
 
     def add(self, messages: Messages, trace_ids: Sequence[int] = ()) -> None:
         """Divide messages into batches, bodies with ``trace_ids`` if there are any; raises InvalidInput."""

@@ -280,7 +280,7 @@ class Batcher:
             try:
                 keys = {turn.key for _, _, turn in batch if turn is not None}
                 messages = [request.message for request, _, _ in batch]
-                call = Publishing(self._topic, messages, batch=True, entered=keys)
+                call = Publishing(topic=self._topic, messages=messages, batch=True, entered=keys)
                 outcomes = await self._publisher.publish(call)
             except BatchFailed as error:
                 outcomes = error.outcomes

@@ -103,10 +103,10 @@ class ConnectionPool:
     _options: ConnectionOptions
     _events: ClientEvents
     _http_tasks: BackgroundTasks | None = None  # run the requests of connections over HTTP; None for TCP
-    _nodes: dict[Address, PooledNode] = field(factory=dict)
-    _closed: bool = False
+    _nodes: dict[Address, PooledNode] = field(factory=dict, init=False)
+    _closed: bool = field(default=False, init=False)
     # woken by a request, and by a connection that opens, while the pool rests
-    _used: Waiters = field(factory=Waiters)
+    _used: Waiters = field(factory=Waiters, init=False)
 
     def node(self, address: Address, http: Address | None = None) -> PooledNode:
         """Return the node of a TCP address (an HTTP address, for fixed nodes and HTTP), without connecting to it.

@@ -107,7 +107,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Connect to all nodes when the producer is opened, which fails if none can be reached."""
 
 
-@frozen
+@frozen(kw_only=True)
 class ProducerOptions:
     """The values of `ProducerSettings`."""
 

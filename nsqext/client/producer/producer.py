@@ -337,7 +337,13 @@ class Producer:
         if publisher.around is not None or delay is not None or via is not None or identity is not None:
             message = OutgoingMessage(body, headers, tag, trace_id, key)
             publishing = Publishing(
-                topic, [message], batch=False, partition=partition, delay=delay, via=via, identity=identity
+                topic=topic,
+                messages=[message],
+                batch=False,
+                partition=partition,
+                delay=delay,
+                via=via,
+                identity=identity,
             )
             return (await publisher.publish(publishing))[0]
         data = None if key is None else key_bytes(key)
@@ -473,7 +479,9 @@ class Producer:
         listed = messages if type(messages) is list else _listed(messages, topic)
         if trace_ids and len(trace_ids) != len(listed):
             raise InvalidInput(f"{len(trace_ids)} trace ids were given for {len(listed)} messages", topic=topic)
-        publishing = Publishing(topic, listed, batch=True, key=key, partition=partition, trace_ids=trace_ids)
+        publishing = Publishing(
+            topic=topic, messages=listed, batch=True, key=key, partition=partition, trace_ids=trace_ids
+        )
         return list(await self._publisher.publish(publishing))
 
     def batcher(

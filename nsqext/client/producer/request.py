@@ -65,7 +65,7 @@ class OutgoingMessage:
     key: str | bytes | int | None = None
 
 
-@define(eq=False)
+@define(eq=False, kw_only=True)
 class Publishing:
     """A publish in progress: one call, with what concerns all of its messages.
 

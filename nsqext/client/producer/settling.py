@@ -124,7 +124,7 @@ class LogSearch:
         if self._next >= self._end:
             return
         channel = f"nsqext_settle_{os.urandom(8).hex()}#ephemeral"
-        request = SubscribeRequest(self._topic, channel, self._partition, leader, view.meta, None, self._options)
+        request = SubscribeRequest(self._topic, channel, self._partition, leader, view.meta, options=self._options)
         reader = await PartitionReader.open(request)
         try:
             position = str(Position.offset(self._next))

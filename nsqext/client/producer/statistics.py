@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 
-@frozen
+@frozen(kw_only=True)
 class ProducerStatistics:
     """Numbers of a producer since it was opened; a snapshot."""
 

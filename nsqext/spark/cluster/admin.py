@@ -68,7 +68,7 @@ async def open_ephemeral(
     or does not answer, nothing stays open.
     """
     consumer = evolve(_CONSUMER, connection=options)
-    request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, None, consumer)
+    request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, options=consumer)
     try:
         return await PartitionReader.open(request, read_size=_READ_SIZE)
     except ChannelNotRegistered as error:

@@ -41,7 +41,9 @@ class Calls:
         """Publish messages in one call; no key is in use afterwards."""
         try:
             with anyio.fail_after(25):
-                return await self.publisher.publish(Publishing(topic, list(messages), batch=True, **members))
+                return await self.publisher.publish(
+                    Publishing(topic=topic, messages=list(messages), batch=True, **members)
+                )
         finally:
             assert len(self.lock) == 0
 
@@ -141,7 +143,7 @@ async def test_the_wait_for_a_key_ends_with_the_time_of_the_call() -> None:
     calls = Calls(timeout=0.01)
     assert calls.lock.try_enter(("t", b"1"))
     with anyio.fail_after(25), pytest.raises(PublishFailed, match="earlier publishes of its key"):
-        await calls.publisher.publish(Publishing("t", [b"x"], batch=True, key="1"))
+        await calls.publisher.publish(Publishing(topic="t", messages=[b"x"], batch=True, key="1"))
     calls.lock.leave(("t", b"1"))
     assert (calls.sent, len(calls.lock)) == ([], 0)
 
@@ -149,7 +151,7 @@ async def test_the_wait_for_a_key_ends_with_the_time_of_the_call() -> None:
 async def test_a_key_that_the_caller_has_is_not_waited_for() -> None:
     calls = Calls()
     assert calls.lock.try_enter(("t", b"1"))
-    call = Publishing("t", [OutgoingMessage(b"x", key="1")], batch=True, entered=[("t", b"1")])
+    call = Publishing(topic="t", messages=[OutgoingMessage(b"x", key="1")], batch=True, entered=[("t", b"1")])
     with anyio.fail_after(25):
         assert len(await calls.publisher.publish(call)) == 1
     assert len(calls.lock) == 1

@@ -19,7 +19,7 @@ from nsqext.types import TopicMeta
 
 def _publishing(topic: str = "t", partition: int | None = None, identity: str | None = None, **members: Any) -> Any:
     message = OutgoingMessage(**{"body": b"x", **members})
-    return Publishing(topic, [message], batch=False, partition=partition, identity=identity)
+    return Publishing(topic=topic, messages=[message], batch=False, partition=partition, identity=identity)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_record_has_all_parts_of_its_message(monkeypatch: pytest.MonkeyPatch) 
     [
         (_publishing(identity=""), 1.0, InvalidInput),
         (_publishing(identity="i" * 201), 1.0, InvalidInput),
-        (Publishing("t", [OutgoingMessage(b"x")], batch=False, identity=5), 1.0, InvalidInput),  # type: ignore[arg-type]
+        (Publishing(topic="t", messages=[OutgoingMessage(b"x")], batch=False, identity=5), 1.0, InvalidInput),  # type: ignore[arg-type]
         (_publishing("a b"), 1.0, InvalidName),
         (_publishing(), -1.0, InvalidInput),
         (_publishing(key=""), 1.0, InvalidInput),

@@ -75,7 +75,17 @@ async def test_statistics_count_messages_by_outcome() -> None:
     answers: list[Any] = [ok(), error("E_FAILED_ON_NOT_LEADER"), ok(), error("E_BAD_MESSAGE x"), ok(b"nonsense"), ok()]
     many: list[Any] = [ok(), error("E_BAD_MESSAGE x")]
     async with producing({"PUB": answers, "MPUB": many}) as (producer, _, _):
-        assert producer.statistics() == ProducerStatistics(0, 0, 0, 0, 0, 0, 0, None, 0)
+        assert producer.statistics() == ProducerStatistics(
+            connections=0,
+            pending=0,
+            stored=0,
+            failed=0,
+            unknown=0,
+            retries=0,
+            bytes_sent=0,
+            lookup_age=None,
+            lookup_failures=0,
+        )
         await producer.publish("t", b"a")
         await producer.publish("t", b"b")
         with pytest.raises(BadMessage):

@@ -61,26 +61,36 @@ class PartitionOrder:
     # so that nothing is expected to return to this consumer.
     key_sharing: KeySharing = KeySharing.NONE
     redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost one
-    lost: dict[bytes, Wait] = field(factory=dict)  # keys whose first message the server has to redeliver
-    owner: Owner | None = None  # the current subscription
+    lost: dict[bytes, Wait] = field(factory=dict, init=False)  # keys whose first message the server has to redeliver
+    owner: Owner | None = field(default=None, init=False)  # the current subscription
     # messages that were received and not finished, lost ones included, by id
-    unfinished: dict[bytes, Message] = field(factory=dict)
-    early: dict[int, Message] = field(factory=dict)  # messages received ahead of unseen ones, by offset
-    gap_due: float | None = None  # when the wait for unseen messages ends; None before the first early message
-    full_since: float | None = None  # since when messages that wait for others use up RDY; None while they do not
-    most_ready: int = 1  # the largest number of messages that the server could have in flight
-    held_from: float = 0.0  # from this time on, the server can redeliver all lost messages of earlier connections
-    returned: dict[bytes, int] = field(factory=dict)  # how often messages were requeued without being handled, by id
+    unfinished: dict[bytes, Message] = field(factory=dict, init=False)
+    early: dict[int, Message] = field(factory=dict, init=False)  # messages received ahead of unseen ones, by offset
+    gap_due: float | None = field(
+        default=None, init=False
+    )  # when the wait for unseen messages ends; None before the first early message
+    full_since: float | None = field(
+        default=None, init=False
+    )  # since when messages that wait for others use up RDY; None while they do not
+    most_ready: int = field(
+        default=1, init=False
+    )  # the largest number of messages that the server could have in flight
+    held_from: float = field(
+        default=0.0, init=False
+    )  # from this time on, the server can redeliver all lost messages of earlier connections
+    returned: dict[bytes, int] = field(
+        factory=dict, init=False
+    )  # how often messages were requeued without being handled, by id
     # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
     # ones of an earlier consumer, in any order
-    settling: bool = False
+    settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, and when they were stored
-    _finished: dict[bytes, int] = field(factory=dict)
+    _finished: dict[bytes, int] = field(factory=dict, init=False)
     # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
-    _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict)
-    _frontier: int = -1  # offset behind the last message that has no unseen one before it
-    _last_end: int = -1  # offset behind the last message ever received
-    _unseen: int = 0  # messages behind the frontier that may be redelivered out of order
+    _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict, init=False)
+    _frontier: int = field(default=-1, init=False)  # offset behind the last message that has no unseen one before it
+    _last_end: int = field(default=-1, init=False)  # offset behind the last message ever received
+    _unseen: int = field(default=0, init=False)  # messages behind the frontier that may be redelivered out of order
 
     @property
     def ordered_by_server(self) -> bool:

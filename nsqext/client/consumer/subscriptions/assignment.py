@@ -72,15 +72,15 @@ class Assignment:
     """A partition that the consumer consumes, or a node of the original NSQ."""
 
     key: Key  # the partition or the node
-    pending: Position | None = None  # position to move the channel to as soon as possible
+    pending: Position | None = field(default=None, init=False)  # position to move the channel to as soon as possible
     # set when no move is pending, or a move will never be possible
-    moved: anyio.Event = field(factory=lambda: anyio.Event())
-    start_applied: bool = False  # whether the start position of the options was applied
-    opened: int = 0  # number of successful subscriptions
-    ended_at: float = 0.0  # end of the last subscription, in seconds of the monotonic clock
-    warned_at: float = float("-inf")  # time of the last logged failure
-    unreported: int = 0  # number of failures since then that were not logged
-    last: Subscription | None = None  # its last subscription that was opened
+    moved: anyio.Event = field(factory=lambda: anyio.Event(), init=False)
+    start_applied: bool = field(default=False, init=False)  # whether the start position of the options was applied
+    opened: int = field(default=0, init=False)  # number of successful subscriptions
+    ended_at: float = field(default=0.0, init=False)  # end of the last subscription, in seconds of the monotonic clock
+    warned_at: float = field(default=float("-inf"), init=False)  # time of the last logged failure
+    unreported: int = field(default=0, init=False)  # number of failures since then that were not logged
+    last: Subscription | None = field(default=None, init=False)  # its last subscription that was opened
 
     @property
     def partition(self) -> int:

@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.errors import InvalidSetting, NsqError
@@ -53,11 +53,12 @@ class SubscribeRequest:
     partition: int  # the partition; -1 at the original NSQ
     address: Address  # the node that leads it
     meta: TopicMeta  # the topic's meta; decides extend support and order
-    tag: str | None  # the tag that messages must have; None without one
-    options: ConsumerOptions
+    options: ConsumerOptions = field(kw_only=True)
+    tag: str | None = field(default=None, kw_only=True)  # the tag that messages must have; None without one
     # name of a consumer that shares keys by tags in the server's statistics, where the others find it
-    client_id: str = ""
-    key_tags: int = 0  # number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
+    client_id: str = field(default="", kw_only=True)
+    # number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
+    key_tags: int = field(default=0, kw_only=True)
 
     @property
     def key_sharing(self) -> KeySharing:

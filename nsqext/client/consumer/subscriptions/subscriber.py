@@ -304,7 +304,9 @@ class Subscriber:
         options, group = self._options, self._group
         meta = self._meta_of(view)
         place = self._topic, self._channel, assignment.partition, address
-        request = SubscribeRequest(*place, meta, self._tag, self._options, self._client_id, self._key_tags)
+        request = SubscribeRequest(
+            *place, meta, options=options, tag=self._tag, client_id=self._client_id, key_tags=self._key_tags
+        )
         if options.tag is not None and not meta.extend_support and not assignment.opened:
             logger.warning(
                 "the topic does not support tags: all messages are received",

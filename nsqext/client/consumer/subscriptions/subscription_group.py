@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
 
 
-@frozen
+@frozen(kw_only=True)
 class ConsumerConnection:
     """An open connection of a consumer."""
 
@@ -39,7 +39,7 @@ class ConsumerConnection:
     backoff: int  #: level of its backoff; 0 while handlers succeed
 
 
-@frozen
+@frozen(kw_only=True)
 class ConsumerStatistics:
     """The state and the counters of a consumer since it was opened."""
 
@@ -157,7 +157,14 @@ class SubscriptionGroup:
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """Return the open connections."""
         return tuple(
-            ConsumerConnection(one.topic, one.partition, one.node, one.ready, one.in_flight, one.backoff.level)
+            ConsumerConnection(
+                topic=one.topic,
+                partition=one.partition,
+                node=one.node,
+                ready=one.ready,
+                in_flight=one.in_flight,
+                backoff=one.backoff.level,
+            )
             for one in self.subscriptions
         )
 

@@ -46,7 +46,9 @@ def test_statistics_add_up_open_and_ended_subscriptions(now: list[float]) -> Non
     assert (found.received, found.requeued, found.lost, found.in_flight) == (120, 12, 27, 30)
     assert (found.finished, found.bytes_received, found.reconnects) == (51, 1500, 7)
     assert (found.lookup_age, found.lookup_failures) == (1.5, 2)
-    assert found.connections == (ConsumerConnection("u", 2, "n:2", two.ready, 30, 1),)
+    assert found.connections == (
+        ConsumerConnection(topic="u", partition=2, node="n:2", ready=two.ready, in_flight=30, backoff=1),
+    )
     two.live = False
     assert bench.group.connections() == ()
 

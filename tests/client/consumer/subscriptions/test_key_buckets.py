@@ -57,7 +57,17 @@ def _request(partition: int, meta: TopicMeta, **settings: Any) -> SubscribeReque
     """Return the first request of a consumer, which has chosen tags if it has a number of them."""
     count = settings.get("key_tags", 0)
     options = ConsumerOptions(dispatch="key_failover", **settings)
-    return SubscribeRequest("t", "ch", partition, Address("h", 1), meta, "x" if count else None, options, "me", count)
+    return SubscribeRequest(
+        "t",
+        "ch",
+        partition,
+        Address("h", 1),
+        meta,
+        tag="x" if count else None,
+        options=options,
+        client_id="me",
+        key_tags=count,
+    )
 
 
 RELEASED = Negotiated(version="0.3.7")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 def request_to(node: ScriptedNode) -> SubscribeRequest:
     """Return a request for partition 0."""
-    return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), None, ConsumerOptions())
+    return SubscribeRequest("t", "ch", 0, node.address, TopicMeta(1), options=ConsumerOptions())
 
 
 async def opened(node: ScriptedNode, tasks: TaskGroup) -> tuple[PartitionReader, Peer]:
@@ -149,7 +149,7 @@ async def test_the_connection_of_a_refused_subscription_is_closed() -> None:
 async def test_the_connection_of_a_server_that_does_not_share_keys_is_replaced_by_one_with_tags() -> None:
     options, meta = ConsumerOptions(dispatch="key_failover"), TopicMeta(1, extend_support=True)
     async with scripted_node() as node, anyio.create_task_group() as tasks:
-        request = SubscribeRequest("t", "ch", 0, node.address, meta, None, options)
+        request = SubscribeRequest("t", "ch", 0, node.address, meta, options=options)
 
         async def open_reader() -> None:
             (await PartitionReader.open(request)).end()

@@ -25,7 +25,7 @@ REDESIGNED, ORIGINAL = 0, -1
 
 def asked(options: ConsumerOptions, partition: int) -> tuple[int | None, float | None]:
     """Return size and timeout in IDENTIFY."""
-    plan = SubscribeRequest("orders", "ch", partition, Address("127.0.0.1", 4150), TopicMeta(), None, options)
+    plan = SubscribeRequest("orders", "ch", partition, Address("127.0.0.1", 4150), TopicMeta(), options=options)
     request = plan.identify()
     return request.output_buffer_size, request.output_buffer_timeout
 
@@ -70,7 +70,9 @@ def test_compression_is_never_without_a_timer(connection: ConnectionOptions) -> 
 def _request(partition: int, *, ordered: bool = False, key_tags: int = 0, **settings: Any) -> SubscribeRequest:
     meta = TopicMeta(1, extend_support=True, ordered=ordered)
     options = ConsumerOptions(**settings)
-    return SubscribeRequest("t", "ch", partition, Address("h", 1), meta, "red", options, "me", key_tags)
+    return SubscribeRequest(
+        "t", "ch", partition, Address("h", 1), meta, options=options, tag="red", client_id="me", key_tags=key_tags
+    )
 
 
 _FAILOVER: dict[str, Any] = {"dispatch": "key_failover"}
@@ -100,7 +102,7 @@ def test_the_order_is_that_of_the_topic_unless_it_is_chosen() -> None:
         for topic in (True, False):
             expected = topic if chosen is None else chosen
             subject = SubscribeRequest(
-                "t", "ch", 0, Address("h", 1), TopicMeta(1, ordered=topic), None, ConsumerOptions(ordered=chosen)
+                "t", "ch", 0, Address("h", 1), TopicMeta(1, ordered=topic), options=ConsumerOptions(ordered=chosen)
             )
             assert subject.ordered is expected
             reader = PartitionReader(subject, cast("Connection", None), Negotiated(max_rdy_count=2500))
@@ -128,7 +130,7 @@ def test_tags_and_filters_are_asked_for_where_the_topic_has_headers() -> None:
     wanted = ConsumerOptions(ext_filter=ExtFilter(1, "a", "b"))
     for extend in (True, False):
         meta = TopicMeta(1, extend_support=extend)
-        asked = SubscribeRequest("t", "ch", 0, Address("h", 1), meta, "red", wanted).identify()
+        asked = SubscribeRequest("t", "ch", 0, Address("h", 1), meta, tag="red", options=wanted).identify()
         expected = ("red", wanted.ext_filter) if extend else (None, None)
         assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (extend, *expected)
 
@@ -147,7 +149,7 @@ def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_th
     extend: bool, ordered: bool
 ) -> None:
     meta = TopicMeta(1, extend_support=True, ordered=True)
-    request = SubscribeRequest("orders", "ch", 0, Address("h", 1), meta, None, ConsumerOptions())
+    request = SubscribeRequest("orders", "ch", 0, Address("h", 1), meta, options=ConsumerOptions())
     assert request.fits(TopicMeta(2, extend_support=extend, ordered=ordered)) == (extend and ordered)
 
 

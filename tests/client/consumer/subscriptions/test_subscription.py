@@ -37,7 +37,7 @@ pytestmark = pytest.mark.anyio
 def plan(meta: TopicMeta, *, partition: int = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
     """Return a plan."""
     options = ConsumerOptions(**members)
-    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag, options)
+    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag=tag, options=options)
 
 
 def test_the_command_follows_topic_and_options() -> None:

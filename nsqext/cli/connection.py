@@ -26,6 +26,7 @@ from nsqext.arguments import is_number
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
+    InvalidState,
     LookupFailed,
     LookupUnreachable,
     PartitionUnavailable,
@@ -156,9 +157,16 @@ def _cell(value: object) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation at a terminal; elsewhere continue without a question."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(question, abort=True, err=True)
+    """Ask for confirmation at a terminal.
+
+    Raises:
+        InvalidState: there is no terminal to ask at, and no ``--yes``.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidState(f"not done without a confirmation: {question}", hint="there is no terminal: give --yes")
+    typer.confirm(question, abort=True, err=True)
 
 
 T = TypeVar("T")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, SupportsFloat, TypeVar, Unpack, overload
 
 import anyio
 
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup
 
-H = TypeVar("H", bound=Callable[..., object])
-B = TypeVar("B", bound=Callable[[MessageBatch], object])
+Result = Sized | SupportsFloat | None
+"""Results of handlers, which are ignored; types cannot say "anything but a coroutine"."""
+
+H = TypeVar("H", bound=Callable[..., Result])
+B = TypeVar("B", bound=Callable[[MessageBatch], Result])
 
 
 class Consumer(BlockingClient[AsyncConsumer]):

@@ -74,7 +74,7 @@ ENDING = {
     "channel pause": ("channel pause {topic} ch", "is paused"),
     "channel unpause": ("channel unpause {topic} ch", "is unpaused"),
     "channel empty": ("channel empty {topic} ch --yes", "is emptied"),
-    "channel skip": ("channel skip {topic} ch", "is skipped"),
+    "channel skip": ("channel skip {topic} ch --yes", "is skipped"),
     "channel unskip": ("channel unskip {topic} ch", "is unskipped"),
     "channel seek": ("channel seek {topic} ch earliest", "is moved"),
     "pub": ("pub {topic} hello", "stored in {topic}[0]"),
@@ -118,6 +118,20 @@ RUNNING = {
     "nsqlookupd": ("nsqlookupd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on", 0),
 }
 """Arguments of commands that run until a signal, their output once they run, and their exit code."""
+
+DESTRUCTIVE = {
+    "topic delete": "topic delete orders",
+    "topic empty": "topic empty orders",
+    "channel delete": "channel delete orders billing",
+    "channel empty": "channel empty orders billing",
+    "channel empty-delayed": "channel empty-delayed orders billing",
+    "channel skip": "channel skip orders billing",
+    "node remove": "node remove 127.0.0.1:4150",
+    "node disable-writes": "node disable-writes",
+    "outbox status": "outbox status --database sqlite:///kept.db --discard 0",
+    "spark": "spark anchors delete orders --channel query",
+}
+"""Arguments of commands that ask for a confirmation."""
 
 ELSEWHERE = {"channel finish", "node remove", "topic move"}
 """Commands that need a consumer or two nodes: tests/cli/admin."""
@@ -238,6 +252,31 @@ def test_a_command_runs_in_a_pipe_until_sigterm(name: str, place: Place) -> None
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate()
     assert (process.wait(), b"Traceback" in output + errors) == (code, False)
+
+
+def test_every_command_that_asks_has_arguments_for_it() -> None:
+    asking = {name for name, command in commands() if any("--yes" in one.opts for one in command.params)}
+    assert asking == DESTRUCTIVE.keys()
+
+
+@pytest.mark.parametrize("name", DESTRUCTIVE)
+def test_without_a_terminal_a_command_that_asks_is_refused_and_names_yes(name: str, tmp_path: Path) -> None:
+    OutboxStore(f"sqlite:///{tmp_path}/kept.db", create=True).close()
+    done = run(*DESTRUCTIVE[name].split(), cwd=tmp_path, NSQEXT_LOOKUPD="127.0.0.1:1")  # before it connects
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"not done without a confirmation" in done.stderr
+    assert b"give --yes" in done.stderr
+
+
+@pytest.mark.parametrize("name", DESTRUCTIVE)
+def test_at_a_terminal_a_command_that_asks_does_nothing_after_a_no(name: str, tmp_path: Path) -> None:
+    OutboxStore(f"sqlite:///{tmp_path}/kept.db", create=True).close()
+    words = DESTRUCTIVE[name].split()
+    with Terminal(*words, cwd=tmp_path, NSQEXT_LOOKUPD="127.0.0.1:1") as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.type("n\n")
+        assert terminal.end() == 1
+    assert "Aborted" in terminal.shown
 
 
 def test_top_refuses_a_pipe(place: Place) -> None:

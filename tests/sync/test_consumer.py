@@ -183,11 +183,11 @@ def test_invalid_arguments(cluster: Cluster) -> None:
         """Never called."""
 
     with pytest.raises(InvalidSetting, match="coroutine function"):
-        consumer.handler(handle)
+        consumer.handler(handle)  # type: ignore[type-var]
     with pytest.raises(InvalidSetting, match="not a function"):
-        consumer.handler(cast("Callable[..., object]", 5))
+        consumer.handler(cast("Callable[..., None]", 5))
     with pytest.raises(InvalidSetting, match="not a function"):
-        consumer.batch_handler()(cast("Callable[..., object]", None))
+        consumer.batch_handler()(cast("Callable[..., None]", None))
     with pytest.raises(InvalidState, match="no handler"):
         consumer.run()
     with pytest.raises(InvalidState, match="not open"):

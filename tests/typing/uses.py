@@ -197,3 +197,32 @@ async def handle_batch(batch: MessageBatch) -> None:
 
 @consumer.batch_handler(maxcount=10)  # wrong
 async def handle_batches(batch: MessageBatch) -> None: ...
+
+
+threaded = sync.Consumer("orders", "billing", "lookup:4161")
+
+
+@threaded.handler
+def handle_in_thread(message: sync.Message) -> None: ...
+
+
+@threaded.handler(auto_finish=False)
+def handle_typed(order: Order, key: Key) -> int:
+    return order.number
+
+
+@threaded.batch_handler(max_count=10)
+def handle_threaded_batch(batch: sync.MessageBatch) -> list[str]:
+    return []
+
+
+@threaded.handler  # wrong
+async def handle_async(message: sync.Message) -> None: ...
+
+
+@threaded.handler(auto_finish=False)  # wrong
+async def handle_async_later(message: sync.Message) -> None: ...
+
+
+@threaded.batch_handler()  # wrong
+async def handle_async_batch(batch: sync.MessageBatch) -> None: ...

@@ -137,14 +137,15 @@ async def empty(admin: Admin, topic: Topic, channel: Channel) -> None:
     await admin.empty_channel(topic, channel)
 
 
-def _add_switch(name: str, done: str, summary: str, method: str) -> None:
+def _add_switch(name: str, done: str, summary: str, method: str, question: str = "") -> None:
     """Add a command that changes a channel and has no options."""
+    example = f"nsqext channel {name} orders billing{' --yes' if question else ''}"
 
     async def switch(admin: Admin, topic: Topic, channel: Channel) -> None:
         await getattr(admin, method)(topic, channel)
 
     switch.__doc__ = summary
-    app.command(name)(examples(f"nsqext channel {name} orders billing")(changes(done)(switch)))
+    app.command(name)(examples(example)(changes(done, question)(switch)))
 
 
 _add_switch("pause", "paused", "Stop delivery from a channel; messages wait.", "pause_channel")
@@ -154,6 +155,7 @@ _add_switch(
     "skipped",
     "Make a channel of the redesigned NSQ finish every message without delivery, until `unskip`.",
     "skip_channel",
+    "Finish all messages of the channel {channel} of {topic} without delivery?",
 )
 _add_switch("unskip", "unskipped", "Make a skipped channel deliver messages again.", "unskip_channel")
 _add_switch(

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.command import Yes, command, examples
+from nsqext.cli.connection import Connection, confirm, counted
 
 Database = Annotated[str, typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
 
@@ -58,18 +58,21 @@ def sql(
 
 
 @app.command("status")
-@examples("nsqext outbox status --database sqlite:///shop.db")
+@examples("nsqext outbox status --database sqlite:///shop.db", "nsqext outbox status --discard 30 --yes")
 def status(
     database: Database,
     retry: Annotated[bool, typer.Option("--retry", help="Publish the messages that were set aside.")] = False,
     discard: Annotated[
         float | None, typer.Option(min=0, help="Delete messages that were set aside and are older than so many days.")
     ] = None,
+    yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
     """Show how many messages wait, how many cannot be published and were set aside, and how many relays run."""
     from nsqext.transactions import OutboxStore
 
+    if discard is not None:
+        confirm(f"Delete the messages of the outbox that were set aside and are older than {discard:g} days?", yes=yes)
     now = time.time()
     with OutboxStore(database) as store:
         discarded = 0 if discard is None else store.discard_refused(now - discard * 86_400.0)

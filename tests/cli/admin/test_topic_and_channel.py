@@ -42,12 +42,12 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
     assert (shown["partitions"], shown["extend"], shown["channels"]) == (2, True, ["c"])
     assert sorted(shown["in_sync"]) == ["0", "1"]
     lines("pub", name, "one", "two", *where)
-    lines("topic", "empty", name, *where)
+    lines("topic", "empty", name, "--yes", *where)
     (stats,) = lines("stats", name, *where)
     assert (stats["channel"], stats["lag"], stats["messages"]) == ("c", 0, 2)
     assert name in [one["topic"] for one in lines("topic", "list", *where)]
-    assert lines("topic", "delete", name, *where) == [{"topic": name, "deleted": True}]
-    assert lines("topic", "delete", name, "--if-exists", *where) == [{"topic": name, "deleted": True}]
+    assert lines("topic", "delete", name, "--yes", *where) == [{"topic": name, "deleted": True}]
+    assert lines("topic", "delete", name, "--if-exists", "--yes", *where) == [{"topic": name, "deleted": True}]
     gone = run("topic", "show", name, *where)
     assert (gone.returncode, b"does not know the topic" in gone.stderr) == (2, True)
 
@@ -92,15 +92,15 @@ def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     assert [one["channel"] for one in lines("channel", "create", topic, "a", "b", *where)] == ["a", "b"]
     lines("pub", topic, "one", "two", *where)
     lines("channel", "pause", topic, "a", *where)
-    lines("channel", "skip", topic, "b", *where)
-    lines("channel", "empty", topic, "c", *where)
+    lines("channel", "skip", topic, "b", "--yes", *where)
+    lines("channel", "empty", topic, "c", "--yes", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (by_name["a"]["paused"], by_name["a"]["lag"]) == (True, 2)
     assert (by_name["b"]["skipped"], by_name["c"]["lag"]) == (True, 0)
     lines("channel", "unpause", topic, "a", *where)
     lines("channel", "unskip", topic, "b", *where)
     lines("channel", "seek", topic, "c", "earliest", "--partition", "0", *where)
-    lines("channel", "delete", topic, "a", *where)
+    lines("channel", "delete", topic, "a", "--yes", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
 

@@ -136,7 +136,7 @@ def test_anchor_channels_of_spark(cluster: Cluster) -> None:
     lines("tail", topic, "--channel", "service", "--count", "3", *words)
     found = lines("spark", "anchors", "list", topic, *words)
     assert [(one["partition"], one["channel"], one["behind"]) for one in found] == [(0, "query", 0), (1, "query", 3)]
-    missing = run("spark", "anchors", "delete", topic, "--channel", "other", *words)
+    missing = run("spark", "anchors", "delete", topic, "--channel", "other", "--yes", *words)
     assert (missing.returncode, b"the channel other does not exist" in missing.stderr) == (2, True)
     stopped = run("spark", "anchors", "delete", topic, "--channel", "service", "--yes", *words)
     assert (stopped.returncode, b"consumers processed 3 messages: it is not an anchor" in stopped.stderr) == (2, True)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nsqext.delays.relay import DelayRelay, DelayStore, WaitingMessage
+from nsqext.delays.relay import Cancellation, DelayRelay, DelayStore, RefusedRecord, WaitingMessage
 
-__all__ = ("DelayRelay", "DelayStore", "WaitingMessage")
+__all__ = ("Cancellation", "DelayRelay", "DelayStore", "RefusedRecord", "WaitingMessage")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -38,11 +39,24 @@ CREATE TABLE IF NOT EXISTS delayed (
     due INTEGER NOT NULL,
     next INTEGER,  -- when it is published next, in milliseconds since 1970; NULL when it was published or cancelled
     record BLOB NOT NULL,
-    error TEXT NOT NULL DEFAULT ''
+    error TEXT NOT NULL DEFAULT '',
+    state INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refused (
+    number INTEGER PRIMARY KEY,
+    received INTEGER NOT NULL,
+    record BLOB NOT NULL,
+    reason TEXT NOT NULL
+);
 CREATE INDEX IF NOT EXISTS delayed_next ON delayed (next) WHERE next IS NOT NULL;
 CREATE INDEX IF NOT EXISTS delayed_ended ON delayed (due) WHERE next IS NULL;
 """
+_STATE = "ALTER TABLE delayed ADD COLUMN state INTEGER NOT NULL DEFAULT 0"
+_WAITING, _PUBLISHING, _ENDING = 0, 1, 2
+"""States of a message that is not published yet. A relay publishes it now in the last two; in the last one it was
+cancelled meanwhile, and is not published again if that fails."""
+_MOST_REFUSED = 1000
+"""Records that were set aside, of which older ones are deleted."""
 _BUSY = 30.0
 """Seconds that a transaction waits for those of other processes."""
 
@@ -55,6 +69,27 @@ class WaitingMessage:
     topic: str  #: where it is published
     due: float  #: when, in seconds since 1970
     error: str = ""  #: why it could not be published when it was due; empty otherwise
+    publishing: bool = False  #: whether a relay publishes it now
+
+
+class Cancellation(Enum):
+    """What became of a request to cancel a delayed message."""
+
+    CANCELLED = "cancelled"
+    """It is not published."""
+    TOO_LATE = "too late"
+    """It is being published; if that fails, it is not repeated."""
+    UNKNOWN = "unknown"
+    """It does not wait: it is unknown, or was published or cancelled before."""
+
+
+@frozen
+class RefusedRecord:
+    """A record of the topic of delayed messages that is no delayed message."""
+
+    received: float  #: when, in seconds since 1970
+    record: bytes  #: the body of the record
+    reason: str  #: why it is refused
 
 
 class DelayStore:
@@ -85,6 +120,8 @@ class DelayStore:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)
+            if "state" not in {column[1] for column in self._database.execute("PRAGMA table_info(delayed)")}:
+                self._database.execute(_STATE)  # a file of an earlier version
             with self._transaction() as run:
                 run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))
                 self.name: str = run.execute("SELECT name FROM store").fetchone()[0]
@@ -134,21 +171,44 @@ class DelayStore:
                         values,
                     )
 
-    def cancel(self, identity: str) -> bool:
-        """Cancel a message; return False if it does not wait: it is unknown, or was published or cancelled."""
+    def cancel(self, identity: str) -> Cancellation:
+        """Cancel a message, unless it is being published: then it is not published again if that fails."""
         with self._transaction() as run:
             return self._cancel(run, identity, round(time.time() * 1000))
 
-    def _cancel(self, run: sqlite3.Connection, identity: str, now: int) -> bool:
-        found = run.execute(
-            "UPDATE delayed SET next=NULL, record='' WHERE identity=? AND next IS NOT NULL", (identity,)
-        )
-        if not found.rowcount:
+    def _cancel(self, run: sqlite3.Connection, identity: str, now: int) -> Cancellation:
+        found = run.execute("SELECT state FROM delayed WHERE identity=? AND next IS NOT NULL", (identity,)).fetchone()
+        if found is None:
             run.execute(
                 "INSERT INTO delayed (identity, topic, due, record) VALUES (?, '', ?, '') ON CONFLICT DO NOTHING",
                 (identity, now),
             )
-        return found.rowcount > 0
+            return Cancellation.UNKNOWN
+        if found[0] != _WAITING:
+            run.execute("UPDATE delayed SET state=? WHERE identity=?", (_ENDING, identity))
+            return Cancellation.TOO_LATE
+        run.execute("UPDATE delayed SET next=NULL, record='' WHERE identity=?", (identity,))
+        return Cancellation.CANCELLED
+
+    def refuse(self, records: Sequence[tuple[bytes, str]]) -> None:
+        """Set records aside that are no delayed messages, with reasons; the newest ones are kept."""
+        with self._transaction() as run:
+            now = round(time.time() * 1000)
+            values = [(now, record, reason) for record, reason in records]
+            run.executemany("INSERT INTO refused (received, record, reason) VALUES (?, ?, ?)", values)
+            run.execute("DELETE FROM refused WHERE number <= (SELECT max(number) FROM refused) - ?", (_MOST_REFUSED,))
+
+    def refused(self, count: int = 1000) -> list[RefusedRecord]:
+        """Return records that were set aside, the newest first.
+
+        Args:
+            count: how many, at most.
+        """
+        with self._transaction() as run:
+            found = run.execute(
+                "SELECT received, record, reason FROM refused ORDER BY number DESC LIMIT ?", (count,)
+            ).fetchall()
+        return [RefusedRecord(received / 1000, bytes(record), reason) for received, record, reason in found]
 
     def take(self, published: Sequence[str], count: int, now: float, lease: float) -> list[tuple[str, bytes]]:
         """Record that messages were published, and return identities and records of others that are due.
@@ -161,12 +221,17 @@ class DelayStore:
         """
         with self._transaction() as run:
             run.executemany(
-                "UPDATE delayed SET next=NULL, record='', error='' WHERE identity=?", [(one,) for one in published]
+                "UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?",
+                [(one,) for one in published],
+            )
+            due = int(now * 1000)
+            run.execute(  # the relay that published it was killed, or did not respond
+                "UPDATE delayed SET next=NULL, record='', state=0 WHERE state=? AND next<=?", (_ENDING, due)
             )
             return run.execute(
-                "UPDATE delayed SET next=? WHERE identity IN "
+                "UPDATE delayed SET next=?, state=? WHERE identity IN "
                 "(SELECT identity FROM delayed WHERE next<=? ORDER BY next LIMIT ?) RETURNING identity, record",
-                (round((now + lease) * 1000), int(now * 1000), count),
+                (round((now + lease) * 1000), _PUBLISHING, due, count),
             ).fetchall()
 
     def failed(self, identity: str, error: str, again: float, *, alone: bool) -> None:
@@ -180,10 +245,11 @@ class DelayStore:
         """
         with self._transaction() as run:
             values = (round(again * 1000), error, identity)
-            run.execute("UPDATE delayed SET next=?, error=? WHERE identity=? AND next IS NOT NULL", values)
+            run.execute("UPDATE delayed SET next=NULL, record='' WHERE identity=? AND state=?", (identity, _ENDING))
+            run.execute("UPDATE delayed SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL", values)
             if not alone:
                 run.execute(
-                    "UPDATE delayed SET next=?, error=? WHERE next<? AND topic="
+                    "UPDATE delayed SET next=?, error=? WHERE next<? AND state=0 AND topic="
                     "(SELECT topic FROM delayed WHERE identity=?)",
                     (*values[:2], values[0], identity),
                 )
@@ -213,11 +279,14 @@ class DelayStore:
         """
         with self._transaction() as run:
             found = run.execute(
-                "SELECT identity, topic, due, error FROM delayed WHERE next IS NOT NULL AND (? IS NULL OR topic=?) "
-                "ORDER BY due LIMIT ?",
+                "SELECT identity, topic, due, error, state FROM delayed "
+                "WHERE next IS NOT NULL AND (? IS NULL OR topic=?) ORDER BY due LIMIT ?",
                 (topic, topic, count),
             ).fetchall()
-        return [WaitingMessage(identity, where, due / 1000, error) for identity, where, due, error in found]
+        return [
+            WaitingMessage(identity, where, due / 1000, error, state != _WAITING)
+            for identity, where, due, error, state in found
+        ]
 
 
 logger: logging.Logger = logging.getLogger("nsqext.delays")
@@ -292,15 +361,20 @@ class DelayRelay:
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []
+        refused: list[tuple[bytes, str]] = []
         for message in batch:
             try:
                 record = decode_delay(message.body)
-            except ProtocolError:
-                if kind is DelayedMessage:
-                    logger.exception("dropped %r", message, extra={"topic": self.topic})
+            except ProtocolError as error:
+                refused.append((message.body, error.message))
                 continue
             if isinstance(record[0], kind):
                 records.append(record)
+        if refused and kind is DelayedMessage:  # each channel receives them
+            await to_thread.run_sync(self._store.refuse, refused)
+            logger.error(
+                "%d records of the topic are set aside: %s", len(refused), refused[-1][1], extra={"topic": self.topic}
+            )
         if records:
             await to_thread.run_sync(self._store.add, records)
             self._changed.wake()

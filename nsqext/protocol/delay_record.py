@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from nsqext.errors import ProtocolError
+from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.names import check_identity, check_partition, check_topic
 
 __all__ = ("DelayCancel", "DelayRecord", "DelayedMessage", "decode_delay", "encode_delay")
 
@@ -34,6 +36,8 @@ class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_f
 
 DelayRecord = DelayedMessage | DelayCancel
 
+_LATEST = 253_402_300_799_999
+"""The end of the year 9999, in milliseconds since 1970: the latest time that programs can show."""
 _decoder: msgspec.json.Decoder[DelayRecord] = msgspec.json.Decoder(DelayRecord)
 
 
@@ -50,6 +54,26 @@ def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
     """
     line, _, body = data.partition(b"\n")
     try:
-        return _decoder.decode(line), body
-    except msgspec.MsgspecError as error:
+        record = _decoder.decode(line)
+        _check(record, body)
+    except (msgspec.MsgspecError, InvalidInput) as error:
         raise ProtocolError(f"not a delayed message: {error}") from error
+    return record, body
+
+
+def _check(record: DelayRecord, body: bytes) -> None:
+    """Raise `InvalidInput` for what a store cannot keep, or no producer publishes."""
+    check_identity(record.identity)
+    when = record.due if isinstance(record, DelayedMessage) else record.time
+    if not 0 <= when <= _LATEST:
+        raise InvalidInput(f"the time {when} is not in milliseconds since 1970")
+    if isinstance(record, DelayCancel):
+        return
+    check_topic(record.topic)
+    encode_headers(record.headers, tag=record.tag, trace_id=record.trace_id)
+    if record.partition is not None:
+        check_partition(record.partition)
+    if not body:
+        raise InvalidInput("its body is empty")
+    if record.key is not None and not record.key:
+        raise InvalidInput("its key is empty")

@@ -10,17 +10,20 @@ from nsqext.errors import InvalidInput, InvalidName, InvalidPartition
 
 __all__ = (
     "DEFAULT_CHANNEL",
+    "MAX_IDENTITY",
     "MAX_NAME_LENGTH",
     "MAX_PARTITION",
     "MAX_PARTITIONS",
     "MAX_TAG_BYTES",
     "check_channel",
+    "check_identity",
     "check_partition",
     "check_tag",
     "check_topic",
     "check_topic_pattern",
     "check_trace_id",
     "is_ephemeral",
+    "is_storable",
     "is_topic_pattern",
     "is_valid_channel",
     "is_valid_tag",
@@ -32,6 +35,8 @@ DEFAULT_CHANNEL = "default"
 """Channel of a new topic without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
+MAX_IDENTITY = 200
+"""Characters of the longest identity of a message."""
 MAX_PARTITION = 1023
 """Clients of every generation and nodes refuse larger ones; clusters make fewer, see `MAX_PARTITIONS`."""
 MAX_PARTITIONS = 254
@@ -40,6 +45,7 @@ MAX_PARTITIONS = 254
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _PATTERN = re.compile(r"[.a-zA-Z0-9_*?-]+(#ephemeral)?")
 _WILDCARDS = {"*": "[.a-zA-Z0-9_-]*", "?": "[.a-zA-Z0-9_-]"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[a-zA-Z0-9_-]+")
 _RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end if wanted"
 
@@ -104,6 +110,20 @@ def check_tag(tag: str) -> str:
     if not (isinstance(tag, str) and is_valid_tag(tag)):
         raise InvalidName(f"tag {tag!r} is not valid", hint="use 1 to 100 letters, digits, '_' or '-'")
     return tag
+
+
+def check_identity(identity: str) -> str:
+    """Return the identity of a message; raise `InvalidInput` unless every database and server can keep it."""
+    if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
+        raise InvalidInput(f"identity={str(identity)[:50]!r} is not text of 1 to {MAX_IDENTITY} characters")
+    if not is_storable(identity):
+        raise InvalidInput(f"identity={identity!r} has a NUL character or half of a surrogate pair")
+    return identity
+
+
+def is_storable(text: str) -> bool:
+    """Return whether databases can store a text: it has neither NUL nor half of a surrogate pair."""
+    return "\0" not in text and _SURROGATE.search(text) is None
 
 
 def check_partition(partition: int) -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
+from hashlib import sha256
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from zlib import crc32
@@ -23,6 +24,7 @@ from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.names import MAX_IDENTITY, is_storable
 from nsqext.transactions.boundaries import (
     End,
     OpenTransaction,
@@ -390,6 +392,8 @@ class HandledRanges:
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
 """
+_DIGEST = "sha256:"
+"""Begins identities that stand for those that a database cannot store."""
 _REMOVE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity AND handled = :handled"
 _FORGET = "DELETE FROM nsqext_inbox WHERE handled < :before"
 _PROBE = "#probe"
@@ -484,7 +488,7 @@ class Inbox(HandlerTransaction[S]):
         if given is None and message.offset >= 0:
             self._unmerged[ChannelPartition(message.topic, channel, message.partition)] += 1
             return await self._ranges.add(session, channel, message, now)
-        identity = f"{message.topic}/{message.id.hex() if given is None else given}"
+        identity = f"{message.topic}/{message.id.hex() if given is None else _storable(str(given))}"
         values = {"channel": channel, "identity": identity, "handled": now}
         found: Any = await execute(session, _INSERT, values)
         return (_REMOVE, values) if found.rowcount else None
@@ -495,3 +499,13 @@ class Inbox(HandlerTransaction[S]):
     async def _remove_probe(self, session: S, name: str) -> bool:
         found: Any = await execute(session, _REMOVE_PROBE, {"channel": _PROBE, "identity": name})
         return bool(found.rowcount)
+
+
+def _storable(identity: str) -> str:
+    """Return an identity, or its digest where it is too long for an index, or has characters that are not stored.
+
+    An identity that begins as a digest does is replaced too, so that no other message has its digest.
+    """
+    if len(identity) <= MAX_IDENTITY and is_storable(identity) and not identity.startswith(_DIGEST):
+        return identity
+    return _DIGEST + sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()

@@ -20,9 +20,9 @@ from anyio import to_thread
 from attrs import frozen
 
 from nsqext.client.producer.request import key_bytes
-from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
-from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.names import check_topic
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidSetting, InvalidState
+from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
+from nsqext.protocol.names import check_identity, check_topic
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, is_postgresql, prepared, statements_of
@@ -411,7 +411,8 @@ class Outbox:
             headers: extend headers; the topic has to support them.
             key: see `nsqext.Producer.publish`.
             tag: tag for dispatch; the topic has to support extend headers.
-            identity: identity of the message within the topic, such as the number of an order; None for a random one.
+            identity: identity of the message within the topic, such as the number of an order, 200 characters at most;
+                None for a random one.
 
         Returns:
             The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
@@ -471,12 +472,13 @@ def _row(
     check_topic(topic)
     if not isinstance(body, bytes) or not body:
         raise InvalidBody("the body has to be bytes, and not empty", topic=topic)
-    encode_headers(headers, tag=tag)  # checks them
-    if identity is None:
-        identity = os.urandom(16).hex()
-    elif not isinstance(identity, str) or not identity:
-        raise InvalidInput(f"identity={identity!r} is not text, or empty", topic=topic)
+    identity = os.urandom(16).hex() if identity is None else check_identity(identity)
+    if headers and IDENTITY_HEADER in headers:
+        raise InvalidHeader(f"the header {IDENTITY_HEADER} is that of the outbox", topic=topic, hint="give identity=")
     data = None if key is None else key_bytes(key)
+    header = encode_headers({**(headers or {}), IDENTITY_HEADER: identity}, tag=tag)  # checks what the relay sends
+    if data is not None:
+        add_key(header, data)
     spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
     return identity, {
         "identity": identity,

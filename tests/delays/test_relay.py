@@ -13,8 +13,15 @@ import pytest
 
 from nsqext import App, Consumer, Message, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
-from nsqext.delays import DelayRelay, DelayStore, relay
-from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition, InvalidSetting, TopicNotFound
+from nsqext.delays import Cancellation, DelayRelay, DelayStore, relay
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidInput,
+    InvalidPartition,
+    InvalidSetting,
+    PublishFailed,
+    TopicNotFound,
+)
 from nsqext.middleware import Middleware, Publishing, SendNext
 from tests.support.machine_pauses import unless_paused
 
@@ -229,14 +236,82 @@ async def test_middleware_sees_the_message_and_its_topic(redesigned: Cluster, tm
     assert received[0][0].headers["stamp"] == "1"
 
 
-async def test_other_messages_of_the_topic_are_dropped_with_a_log(
+POISON = (
+    b"hello",
+    b'{"nsqext":"delay","identity":"i1","topic":"x","due":9223372036854775808}\nbody',
+    b'{"nsqext":"delay","identity":"i2","topic":"x","due":9223372036854775807}\nbody',
+    b'{"nsqext":"delay","identity":"i3","topic":"x","due":-1}\nbody',
+    b'{"nsqext":"delay","identity":"i4","topic":"no topic","due":1}\nbody',
+    b'{"nsqext":"delay","identity":"","topic":"x","due":1}\nbody',
+    b'{"nsqext":"delay","identity":"i6","topic":"x","due":1}\n',
+    b'{"nsqext":"delay","identity":"i7","topic":"x","due":1,"trace_id":18446744073709551616}\nbody',
+    b'{"nsqext":"delay","identity":"i8","topic":"x","due":1,"partition":-1}\nbody',
+    b'{"nsqext":"delay","identity":"i\\u0000","topic":"x","due":1}\nbody',
+    b'{"nsqext":"cancel","identity":"i9","time":9223372036854775808}\n',
+)
+
+
+async def test_other_records_of_the_topic_are_set_aside_and_hold_up_no_message(
     redesigned: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A due time of 2**63 raised OverflowError at each delivery, for the whole batch."""
     topic = make_topic(redesigned)
     with DelayStore(tmp_path / "store") as store:
         async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
             async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
-                await producer.publish(delayed, b"hello")
+                await producer.publish_many(delayed, POISON)
                 await producer.publish(topic, b"x", delay=0.05)
             await count(received, 1)
-    assert [record.name for record in caplog.records if "dropped" in record.message] == ["nsqext.delays"]
+            with anyio.fail_after(DEADLINE):
+                while len(store.refused()) < len(POISON):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+        assert {one.record for one in store.refused()} == {*POISON}
+        assert all(one.reason.startswith("not a delayed message") for one in store.refused())
+        assert store.count() == 0
+    assert "are set aside: not a delayed message" in caplog.text
+
+
+async def test_a_message_that_is_cancelled_while_its_publish_fails_is_never_delivered(
+    redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the leader of its topic is down."""
+    monkeypatch.setattr(relay, "_RETRY", 0.05)
+    topic = make_topic(redesigned)
+    trying, go = anyio.Event(), anyio.Event()
+    publish = relay.publish_record
+
+    async def fail(producer: Producer, data: bytes) -> None:
+        if b"\nnever" not in data:
+            return await publish(producer, data)
+        trying.set()
+        await go.wait()
+        raise PublishFailed("no leader")
+
+    monkeypatch.setattr(relay, "publish_record", fail)
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                await producer.publish(topic, b"never", delay=0.01, identity="never")
+                with anyio.fail_after(DEADLINE):
+                    await trying.wait()
+                assert store.cancel("never") is Cancellation.TOO_LATE
+                assert [one.publishing for one in store.waiting()] == [True]
+                go.set()
+                with anyio.fail_after(DEADLINE):
+                    while store.count():  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                await producer.publish(topic, b"after", delay=0.01)
+            await count(received, 1)
+    assert [message.body for message, _ in received] == [b"after"]
+
+
+async def test_the_partition_that_the_publisher_chose_is_kept(redesigned: Cluster, tmp_path: Path) -> None:
+    name = f"t_{token_hex(4)}"
+    redesigned.create_topic(name, partitions=3, channels=["ch"])
+    with DelayStore(tmp_path / "store") as store:
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, name) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                for _ in range(4):
+                    await producer.publish(name, b"x", delay=0.01, partition=2)
+            await count(received, 4)
+    assert {message.partition for message, _ in received} == {2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsqext.delays import DelayStore, WaitingMessage
+from nsqext.delays import Cancellation, DelayStore, WaitingMessage
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 
@@ -45,7 +47,7 @@ def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> No
 def test_a_message_that_was_taken_is_taken_again_after_the_lease(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with DelayStore(path) as one, DelayStore(path) as other:
-        one.add([(message(str(number), 1.0), b"") for number in range(5)])
+        one.add([(message(str(number), 1.0), b"x") for number in range(5)])
         taken = identities(one, 1.0, 3)
         assert len(taken) == 3
         assert not {*identities(other, 2.0)} & {*taken}
@@ -68,13 +70,66 @@ def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: 
 
 def test_messages_are_cancelled_before_and_after_they_are_added(tmp_path: Path) -> None:
     with DelayStore(tmp_path / "store") as store:
-        assert not store.cancel("early")
+        assert store.cancel("early") is Cancellation.UNKNOWN
         store.add([(message("early", 1.0), b""), (message("late", 1.0), b""), (message("other", 1.0), b"")])
-        assert store.cancel("late")
-        assert not store.cancel("late")
+        assert store.cancel("late") is Cancellation.CANCELLED
+        assert store.cancel("late") is Cancellation.UNKNOWN
         store.add([(DelayCancel(identity="other", time=5), b"")])
         assert (store.count(), store.waiting(), store.next_due()) == (0, [], None)
         assert identities(store, 100.0) == []
+
+
+def test_a_message_that_is_being_published_is_not_cancelled_and_not_repeated(tmp_path: Path) -> None:
+    """The store was empty, the answer was that it is cancelled, and the message was delivered after an outage."""
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(message(name, 1.0), b"x") for name in ("fails", "passes", "dies", "repeats")])
+        assert identities(store, 1.0) == ["dies", "fails", "passes", "repeats"]
+        assert {one.publishing for one in store.waiting()} == {True}
+        store.add([(DelayCancel(identity="fails", time=5), b"")])
+        for name in ("passes", "dies"):
+            assert store.cancel(name) is Cancellation.TOO_LATE
+            assert store.cancel(name) is Cancellation.TOO_LATE
+        store.failed("fails", "no leader", 9.0, alone=False)
+        store.failed("repeats", "no leader", 9.0, alone=False)
+        store.take(["passes"], 0, 1.0, LEASE)
+        assert {one.identity: one.publishing for one in store.waiting()} == {"dies": True, "repeats": False}
+        assert identities(store, 1.0 + LEASE) == ["repeats"]
+        assert store.cancel("dies") is Cancellation.UNKNOWN
+        store.add([(message("fails", 1.0), b"x"), (message("dies", 1.0), b"x")])
+        assert store.count() == 1
+
+
+def test_a_file_of_an_earlier_version_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute(
+            "CREATE TABLE delayed (identity TEXT PRIMARY KEY, topic TEXT NOT NULL, due INTEGER NOT NULL, "
+            "next INTEGER, record BLOB NOT NULL, error TEXT NOT NULL DEFAULT '') WITHOUT ROWID"
+        )
+        old.execute("INSERT INTO delayed (identity, topic, due, next, record) VALUES ('a', 't', 1000, 1000, 'x')")
+        old.commit()
+    for _ in range(2):
+        with DelayStore(path) as store:
+            assert store.waiting() == [WaitingMessage("a", "t", 1.0)]
+    with DelayStore(path) as store:
+        assert identities(store, 1.0) == ["a"]
+
+
+def test_a_call_that_returned_is_on_disk(tmp_path: Path) -> None:
+    """With synchronous=NORMAL a machine that loses power loses the last transactions."""
+    with DelayStore(tmp_path / "store") as store, store._transaction() as run:
+        assert run.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert run.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_records_that_are_set_aside_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.delays.relay._MOST_REFUSED", 3)
+    with DelayStore(tmp_path / "store") as store:
+        store.refuse([(b"%d" % number, f"reason {number}") for number in range(5)])
+        assert [(one.record, one.reason) for one in store.refused()] == [
+            (b"%d" % number, f"reason {number}") for number in (4, 3, 2)
+        ]
+        assert store.count() == 0
 
 
 def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
@@ -113,6 +168,8 @@ class Stores(RuleBasedStateMachine):
         self.now = 0.0
         self.waiting: dict[str, float] = {}
         self.ended: set[str] = set()
+        self.publishing: set[str] = set()
+        self.late: set[str] = set()
 
     @rule(name=names, delay=st.integers(0, 20))
     def add(self, name: str, delay: int) -> None:
@@ -122,7 +179,12 @@ class Stores(RuleBasedStateMachine):
 
     @rule(name=names)
     def cancel(self, name: str) -> None:
-        assert self.store.cancel(name) == (name in self.waiting)
+        result = self.store.cancel(name)
+        if name in self.publishing:
+            assert result is Cancellation.TOO_LATE
+            self.late.add(name)
+            return
+        assert result is (Cancellation.CANCELLED if name in self.waiting else Cancellation.UNKNOWN)
         self.waiting.pop(name, None)
         self.ended.add(name)
 
@@ -132,16 +194,35 @@ class Stores(RuleBasedStateMachine):
 
     @rule(published=st.booleans())
     def take(self, published: bool) -> None:
+        for name in [name for name in self.late if self.waiting[name] <= self.now]:
+            self._end(name)
         due = sorted(name for name, at in self.waiting.items() if at <= self.now)
         assert identities(self.store, self.now) == due
         if published:
             self.store.take(due, 0, self.now, LEASE)
         for name in due:
             if published:
-                del self.waiting[name]
-                self.ended.add(name)
+                self._end(name)
             else:
                 self.waiting[name] = self.now + LEASE
+                self.publishing.add(name)
+
+    @precondition(lambda self: self.publishing)
+    @rule(number=st.integers(0, 3))
+    def fail(self, number: int) -> None:
+        name = sorted(self.publishing)[number % len(self.publishing)]
+        self.store.failed(name, "no leader", self.now + 10, alone=True)
+        if name in self.late:
+            self._end(name)
+            return
+        self.publishing.discard(name)
+        self.waiting[name] = self.now + 10
+
+    def _end(self, name: str) -> None:
+        del self.waiting[name]
+        self.publishing.discard(name)
+        self.late.discard(name)
+        self.ended.add(name)
 
     @precondition(lambda self: self.ended)
     @rule()

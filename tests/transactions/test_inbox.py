@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,9 +172,34 @@ async def test_an_identity_in_the_body_is_that_of_a_message_without_headers(
         await eventually(lambda: consumer.statistics().finished == 3, _SECONDS)
     assert inbox.skipped == 1
     assert await effects(sessions) == ["17 paid", "18 paid"]
-    with pytest.raises(InvalidInput, match="identity='' is not text, or empty"):
+    with pytest.raises(InvalidInput, match="identity='' is not text of 1 to 200"):
         async with sessions.begin() as session:
             await outbox.add_async(session, plain, b"19", identity="")
+
+
+async def test_identities_that_a_database_cannot_store_are_digests(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    """Messages of other programs: the database refused them at each delivery."""
+    calls: list[str] = []
+    inbox = Inbox(sessions.begin)
+
+    async def handle(handling: Handling) -> None:
+        calls.append(str(handling.message.headers["nsqext_id"]))
+
+    chance = Random(7)
+    foreign = ["a\0b", "a\0c", "".join(chance.choices("0123456789abcdef", k=8000)), "x" * 201, "fine", "sha256:1"]
+    foreign.append("sha256:" + sha256(b"a\0b").hexdigest())
+    for _ in range(2):
+        for number, identity in enumerate(foreign):
+            message = make_message(RecordingOwner(), number, headers={"nsqext_id": identity})
+            await inbox.handle(Handling([message], "ch"), handle)
+    assert calls == foreign
+    assert inbox.skipped == len(foreign)
+    async with sessions() as session:
+        stored = list((await session.execute(text("SELECT identity FROM nsqext_inbox"))).scalars())
+    assert max(map(len, stored)) < 300
+    assert len({*stored}) == len(foreign)
 
 
 async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:

@@ -222,6 +222,17 @@ async def test_bad_input_is_refused_before_anything_is_added(database: str) -> N
             outbox.add(connection, "t", b"")
         with pytest.raises(InvalidHeader):
             outbox.add(connection, "t", b"x", headers={"##x": "y"})
+        for wrong in ("", "a\0b", "\ud800", "i" * 201, 5):
+            with pytest.raises(InvalidInput, match="identity="):
+                outbox.add(connection, "t", b"x", identity=wrong)  # type: ignore[arg-type]
+        for key in ("\ud800", "", b"", 1.5, "k" * 60_000):
+            with pytest.raises(InvalidInput):
+                outbox.add(connection, "t", b"x", key=key)  # type: ignore[arg-type]
+        for headers in ({"nsqext_id": "1"}, {"a": "\ud800"}, {"a": "x" * 59_990}):
+            with pytest.raises(InvalidHeader):
+                outbox.add(connection, "t", b"x", headers=headers)
+        assert len(outbox.add(connection, "t", b"x", identity="\u00e4\n\U0001f600" * 50, key="a\0b")) == 150
+        assert connection.execute("SELECT count(*) FROM nsqext_outbox").fetchone() == (1,)  # not aborted
         with pytest.raises(InvalidInput, match="is not asynchronous"):
             await outbox.add_async(connection, "t", b"x")
         with pytest.raises(InvalidInput, match="no database connection"):

@@ -63,11 +63,20 @@ def show(
     store: Store = Path(_STORE),
     topic: Annotated[str | None, typer.Option(help="Messages for this topic only.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Messages shown, the first due ones.")] = 100,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="List the records of the topic that are no delayed messages instead.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
     """List the messages that wait in the store of a relay."""
     from nsqext.delays import DelayStore
 
+    if refused:
+        with DelayStore(store, create=False) as opened:
+            found = opened.refused(limit)
+        shown = [{"received": _time(one.received), "reason": one.reason, "record": repr(one.record)} for one in found]
+        Connection(json=json).table(("received", "reason", "record"), shown)
+        return
     with DelayStore(store, create=False) as opened:
         messages = opened.waiting(topic, limit)
     connection = Connection(json=json)
@@ -75,12 +84,17 @@ def show(
         {
             "identity": one.identity,
             "topic": one.topic,
-            "due": datetime.fromtimestamp(one.due, UTC).isoformat(timespec="milliseconds"),
+            "due": _time(one.due),
+            "publishing": one.publishing,
             "error": one.error,
         }
         for one in messages
     ]
-    connection.table(("identity", "topic", "due", "error"), records)
+    connection.table(("identity", "topic", "due", "publishing", "error"), records)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 @app.command("cancel")
@@ -90,12 +104,17 @@ def cancel(
     store: Store = Path(_STORE),
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
-    """Cancel a message in the store of a relay; exit with 1 if it does not wait there."""
-    from nsqext.delays import DelayStore
+    """Cancel a message in the store of a relay; exit with 1 if it does not wait there, or is being published."""
+    from nsqext.delays import Cancellation, DelayStore
 
     with DelayStore(store, create=False) as opened:
-        done = opened.cancel(identity)
-    text = "cancelled" if done else "does not wait: unknown, published or cancelled before"
-    Connection(json=json).show({"identity": identity, "cancelled": done}, f"{identity} {text}")
+        result = opened.cancel(identity)
+    text = {
+        Cancellation.CANCELLED: "cancelled",
+        Cancellation.TOO_LATE: "is being published: too late, unless that fails; then it is not repeated",
+        Cancellation.UNKNOWN: "does not wait: unknown, published or cancelled before",
+    }[result]
+    done = result is Cancellation.CANCELLED
+    Connection(json=json).show({"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}")
     if not done:
         raise typer.Exit(1)

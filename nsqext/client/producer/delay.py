@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 from nsqext.client.producer.request import check_choice, check_delay, due_after, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
-from nsqext.protocol.names import check_topic
+from nsqext.protocol.names import check_identity, check_topic
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.request import Publishing
     from nsqext.types import TopicMeta
-
-MAX_IDENTITY = 200
-"""Characters of the longest identity of a delayed message."""
 
 
 def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
@@ -38,13 +35,6 @@ def check_way(way: object, delay: float | None, identity: str | None) -> None:
         raise InvalidInput(f"via={way!r} is neither 'consumer' nor 'relay'")
     if identity is not None and (delay is None or way != "relay"):
         raise InvalidInput("identity= is for messages that a relay delays", hint='give delay= and via="relay"')
-
-
-def check_identity(identity: str) -> str:
-    """Return the identity of a delayed message; raises InvalidInput."""
-    if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
-        raise InvalidInput(f"identity={identity!r} is not text of 1 to {MAX_IDENTITY} characters")
-    return identity
 
 
 def delayed_body(publishing: Publishing, delay: float) -> bytes:

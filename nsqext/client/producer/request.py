@@ -137,7 +137,14 @@ def key_bytes(key: str | bytes | int) -> bytes:
     if isinstance(key, (str, bytes)):
         if not key:
             raise InvalidInput("the key is empty", hint="leave out key=, or give None, for a message without a key")
-        return key.encode() if isinstance(key, str) else key
+        if isinstance(key, bytes):
+            return key
+        try:
+            return key.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(
+                f"the key {key!r} is no text: it has half of a surrogate pair", hint="give bytes"
+            ) from None
     if is_whole(key, -inf):
         return b"%d" % key
     raise InvalidInput(f"a key has to be str, bytes or int, not {type(key).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
+from nsqext.delays import DelayStore
+from nsqext.protocol.delay_record import DelayedMessage
 from tests.support.blocking_client import eventually
 from tests.support.command_line import lines, run, started
 
@@ -29,13 +32,29 @@ def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) ->
             (found,) = lines("tail", "orders", "--channel", "ch", "--count", "1", *where)
             assert found["body"] == "soon"
             eventually(lambda: len(lines("delay", "list", *store)) == 2)
-            assert lines("delay", "cancel", "never", *store) == [{"identity": "never", "cancelled": True}]
+            assert lines("delay", "cancel", "never", *store) == [
+                {"identity": "never", "cancelled": True, "result": "cancelled"}
+            ]
             assert run("delay", "cancel", "never", *store).returncode == 1
             (waiting,) = lines("delay", "list", "--topic", "orders", *store)
             assert (waiting["identity"], waiting["topic"], waiting["error"]) == ("later", "orders", "")
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         assert len(lines("delay", "list", *store)) == 1
+
+
+def test_what_is_set_aside_is_listed_and_a_late_cancel_says_so(tmp_path: Path) -> None:
+    where = ("--store", str(tmp_path / "store"))
+    with DelayStore(tmp_path / "store") as store:
+        store.refuse([(b"hello", "not a delayed message")])
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"x")])
+        store.take([], 1, 1.0, 60.0)
+        (found,) = lines("delay", "list", "--refused", *where)
+        assert (found["record"], found["reason"]) == ("b'hello'", "not a delayed message")
+        assert lines("delay", "list", *where)[0]["publishing"] is True
+        done = run("delay", "cancel", "a", *where)
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == {"identity": "a", "cancelled": False, "result": "too late"}
 
 
 def test_a_store_is_not_made_by_looking_at_it(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_the_walk_sees_imports() -> None:
 _CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position", "unpacking")}
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
-_NSQD = {"broker.nsqd", "broker.nsqd.classic", "broker.nsqd.http"}
+_NSQD = {"broker.nsqd", "broker.nsqd.original", "broker.nsqd.http"}
 _COMMANDS = ("admin", "demo", "files", "messages", "servers", "workers")
 _SPARK_BASE = {"spark.columns", "spark.option_values", "spark.options", "spark.pyspark_features"}
 

@@ -41,8 +41,8 @@ def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
 def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
     partition = int(data["topic_partition"]) if "topic_partition" in data else None
     channels = {str(channel["channel_name"]): channel for channel in data.get("channels") or ()}
-    classic = partition is None
-    start, end = (0, None) if classic else (int(data["backend_start"]), int(data["backend_depth"]))
+    original = partition is None
+    start, end = (0, None) if original else (int(data["backend_start"]), int(data["backend_depth"]))
     size = data.get("message_bytes") if end is None else end - start
     return PartitionStats(
         partition=partition,
@@ -50,7 +50,7 @@ def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
         replicas=(),
         messages=int(data["message_count"]),
         bytes=None if size is None else int(size),
-        depth=int(data.get("depth", 0)) if classic else 0,
+        depth=int(data.get("depth", 0)) if original else 0,
         paused=bool(data.get("paused", False)),
         channels={name: _read_channel(name, channel, node, partition) for name, channel in sorted(channels.items())},
         start=start,

@@ -102,9 +102,9 @@ class Cluster:
 
     async def _create_runtime(self) -> Runtime:
         try:
-            from nsqext.broker.runtimes import RuntimeClassic, RuntimeHa
+            from nsqext.broker.runtimes import RuntimeOriginal, RuntimeRedesigned
 
-            kind = RuntimeClassic if self._shape.generation == "nsq" else RuntimeHa
+            kind = RuntimeOriginal if self._shape.generation == "nsq" else RuntimeRedesigned
             return kind(self._shape, self._options)
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn", "re2"):

@@ -13,20 +13,20 @@ from nsqext.protocol.frames import RequestError
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import LookupNode
     from nsqext.broker.runtime import Runtime
-    from nsqext.broker.runtimes import RuntimeHa
+    from nsqext.broker.runtimes import RuntimeRedesigned
 
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
 
-def coordinated(runtime: Runtime) -> RuntimeHa:
+def coordinated(runtime: Runtime) -> RuntimeRedesigned:
     """Return the runtime of a cluster whose partitions have leaders.
 
     Raises:
         InvalidState: it is of the original generation.
     """
-    from nsqext.broker.runtimes import RuntimeHa
+    from nsqext.broker.runtimes import RuntimeRedesigned
 
-    if not isinstance(runtime, RuntimeHa):
+    if not isinstance(runtime, RuntimeRedesigned):
         raise InvalidState("the original NSQ has no partition leaders", hint='use generation="ha"')
     return runtime
 

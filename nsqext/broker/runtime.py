@@ -17,7 +17,7 @@ from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.listeners import Ports, listen, split_address
-from nsqext.broker.lookupd.classic import ClassicLookupd
+from nsqext.broker.lookupd.original import OriginalLookupd
 from nsqext.broker.lookupd.registry import LookupTcpServer
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.server import NsqdServer
@@ -116,7 +116,7 @@ class ManagedLookupd:
 
     async def start(self, group: TaskGroup) -> None:
         """Listen; return when requests are accepted."""
-        if isinstance(self.lookupd, ClassicLookupd):  # nsqd register at it over TCP
+        if isinstance(self.lookupd, OriginalLookupd):  # nsqd register at it over TCP
             self._tcp_server = LookupTcpServer(self.lookupd.session)
             await self._tasks.start(group, partial(self._tcp_server.serve, listen(str(self.tcp))))
         self.server = HttpServer(self.app, guard=self.guard)

@@ -15,8 +15,8 @@ from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.options import make_kind
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
-from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup, LookupNode
+from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.broker.lookupd.registry import Registry
 from nsqext.broker.runtime import ManagedLookupd, NodeChange, Runtime
@@ -47,7 +47,7 @@ _ERROR_COUNTS = (
 )
 
 
-class RuntimeHa(Runtime):
+class RuntimeRedesigned(Runtime):
     """Nodes whose partitions have leaders and replicas."""
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
@@ -212,21 +212,21 @@ def _partition_stats(coordinator: Coordinator, replicas: ReplicaSet) -> dict[str
 _REGISTRATION_TIMEOUT = 5.0  # seconds
 
 
-class RuntimeClassic(Runtime):
+class RuntimeOriginal(Runtime):
     """Nodes without a coordinator."""
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits.original())
-        self._classic: list[ClassicLookupd] = []
+        self._original: list[OriginalLookupd] = []
 
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
         options, shown = self.options, self.advertised(tcp)
         registry = Registry(self.clock.wall, options.inactive_producer_timeout, options.tombstone_lifetime)
-        lookupd = ClassicLookupd(
+        lookupd = OriginalLookupd(
             registry, self.limits.version, shown.host, name=name, tcp=shown, http=self.advertised(http)
         )
-        self._classic.append(lookupd)
-        return ManagedLookupd(lookupd, classic_app(lookupd), tcp, http, guard=self.http_guard)
+        self._original.append(lookupd)
+        return ManagedLookupd(lookupd, original_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: Member) -> RegistrationClient:
         """Open the topics of a node's data path; return the client that registers the node at lookup nodes."""
@@ -236,24 +236,24 @@ class RuntimeClassic(Runtime):
         return RegistrationClient(member.node, member.tcp, member.http, self.options.lookup_ping, known_channels=known)
 
     def _known_channels(self, topic: str) -> list[str]:
-        alive = [lookupd.registry for lookupd in self._classic if lookupd.alive]
+        alive = [lookupd.registry for lookupd in self._original if lookupd.alive]
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     async def wait_registered(self) -> None:
         """Return when every lookup node shows all nodes with their topics, or after 5 seconds."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
-            for lookupd in self._classic:
+            for lookupd in self._original:
                 while not self._shows_all_nodes(lookupd):  # noqa: ASYNC110 - registrations have no event
                     await anyio.sleep(0.002)
 
-    def _shows_all_nodes(self, lookupd: ClassicLookupd) -> bool:
+    def _shows_all_nodes(self, lookupd: OriginalLookupd) -> bool:
         registry = lookupd.registry
         shown = sum(1 + len(registry.topics_of(found.node)) for found in registry.producers("client"))
         return shown >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
 
     def lookupd_changed(self, lookupd: LookupNode) -> None:
         """Clear the registrations of a lookup node that was started again; nodes register with their next PING."""
-        for found in self._classic:
+        for found in self._original:
             if found is lookupd and found.alive:
                 found.clear()
 
@@ -269,7 +269,7 @@ class RuntimeClassic(Runtime):
             for channel in channels:
                 running.member.node.channel(hosted, channel)
         alive = sum(running.member.alive for running in self.nodes.values())
-        for lookupd in self._classic:
+        for lookupd in self._original:
             while lookupd.alive and not _shows_topic(lookupd, name, channels, alive):  # noqa: ASYNC110 - registrations have no event
                 await anyio.sleep(0.005)
 
@@ -279,7 +279,7 @@ class RuntimeClassic(Runtime):
             raise TopicNotFound("unknown topic", topic=name)
 
 
-def _shows_topic(lookupd: ClassicLookupd, name: str, channels: tuple[str, ...], nodes: int) -> bool:
+def _shows_topic(lookupd: OriginalLookupd, name: str, channels: tuple[str, ...], nodes: int) -> bool:
     registry = lookupd.registry
     counts = [len(registry.producers("channel", name, channel)) for channel in channels]
     return min([len(registry.producers("topic", name)), *counts]) >= nodes

@@ -201,7 +201,7 @@ class LookupdSettings:
 async def run_lookupd(settings: LookupdSettings) -> None:
     """Serve until cancelled; raises `InvalidSetting`, and `OSError` if an address cannot be bound."""
     from nsqext.broker.listeners import listen
-    from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app, standalone_app
+    from nsqext.broker.lookupd.original import OriginalLookupd, original_app, standalone_app
     from nsqext.broker.lookupd.registry import LookupTcpServer, Registry
     from nsqext.http.uvicorn_server import HttpServer
 
@@ -210,11 +210,11 @@ async def run_lookupd(settings: LookupdSettings) -> None:
         addresses = [Address(*sock.getsockname()[:2]) for sock in (tcp, http)]
         registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
         version = _limits(settings.generation).version
-        lookupd = ClassicLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
+        lookupd = OriginalLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(LookupTcpServer(partial(lookupd.session, partitions=ha)).serve, tcp)
-                app = standalone_app(lookupd) if ha else classic_app(lookupd)
+                app = standalone_app(lookupd) if ha else original_app(lookupd)
                 await tasks.start(HttpServer(app, guard=_guard(settings.broadcast_address, settings)).serve, http)
                 logger.info("TCP: listening on %s", addresses[0])
                 logger.info("HTTP: listening on %s", addresses[1])

@@ -33,7 +33,7 @@ def ha() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def classic() -> Iterator[Cluster]:
+def original() -> Iterator[Cluster]:
     """An original cluster of two nodes."""
     with Cluster(nodes=2, generation="nsq") as cluster:
         yield cluster
@@ -71,8 +71,8 @@ async def test_an_existing_topic_is_an_error_unless_it_may_exist(ha: Cluster) ->
         assert await admin.channels(topic) == ("late",)
 
 
-async def test_deleted_topics_do_not_exist(ha: Cluster, classic: Cluster) -> None:
-    for cluster in (ha, classic):
+async def test_deleted_topics_do_not_exist(ha: Cluster, original: Cluster) -> None:
+    for cluster in (ha, original):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
             await admin.create_topic(topic, channels=["ch"])
@@ -86,8 +86,8 @@ async def test_deleted_topics_do_not_exist(ha: Cluster, classic: Cluster) -> Non
             assert topic not in await admin.topics()
 
 
-async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluster, classic: Cluster) -> None:
-    for cluster in (ha, classic):
+async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluster, original: Cluster) -> None:
+    for cluster in (ha, original):
         topic = fresh()
         async with (
             Admin(cluster.lookupd) as admin,
@@ -112,8 +112,8 @@ async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluste
             assert not (await admin.stats(topic)).channels["ch"].paused
 
 
-async def test_empty_discards_waiting_messages(ha: Cluster, classic: Cluster) -> None:
-    for cluster in (ha, classic):
+async def test_empty_discards_waiting_messages(ha: Cluster, original: Cluster) -> None:
+    for cluster in (ha, original):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin, Producer(cluster.lookupd) as producer:
             await admin.create_topic(topic, channels=["a", "b"])
@@ -195,8 +195,8 @@ async def test_a_change_waits_for_a_new_leader(ha: Cluster) -> None:
             ha.restart(name)
 
 
-async def test_nodes_are_listed_with_their_topics(ha: Cluster, classic: Cluster) -> None:
-    for cluster, generation in ((ha, "ha"), (classic, "nsq")):
+async def test_nodes_are_listed_with_their_topics(ha: Cluster, original: Cluster) -> None:
+    for cluster, generation in ((ha, "ha"), (original, "nsq")):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
             await admin.create_topic(topic, channels=["ch"])
@@ -223,9 +223,9 @@ async def test_statistics_of_all_topics_take_one_request_per_node(ha: Cluster) -
     assert [part.partition for part in found[first].partitions] == [0, 1, 2]
 
 
-async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, classic: Cluster) -> None:
+async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, original: Cluster) -> None:
     topic = fresh()
-    async with Admin(classic.lookupd) as admin:
+    async with Admin(original.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
         await admin.pause_topic(topic)
         assert (await admin.stats(topic)).paused
@@ -245,9 +245,9 @@ async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, classic
             await admin.pause_topic(topic)
 
 
-async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(classic: Cluster) -> None:
+async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(original: Cluster) -> None:
     topic = fresh()
-    async with Admin(classic.lookupd) as admin:
+    async with Admin(original.lookupd) as admin:
         # lookup's entry of a topic whose nodes are all down
         await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
         info = await admin.topic(topic)
@@ -256,9 +256,9 @@ async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(cl
             await admin.upgrade_topic(topic)
 
 
-async def test_a_tombstoned_node_is_reported(classic: Cluster) -> None:
+async def test_a_tombstoned_node_is_reported(original: Cluster) -> None:
     topic = fresh()
-    async with Admin(classic.lookupd) as admin:
+    async with Admin(original.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
         holder = next(node for node in await admin.nodes() if topic in node.topics)
         await admin.tombstone(topic, str(holder.http))
@@ -329,9 +329,9 @@ async def test_peek_returns_the_newest_messages_and_consumes_nothing(ha: Cluster
             await admin.peek(topic, partition=5)
 
 
-async def test_peek_is_refused_on_the_original_nsq(classic: Cluster) -> None:
+async def test_peek_is_refused_on_the_original_nsq(original: Cluster) -> None:
     topic = fresh()
-    async with Admin(classic.lookupd) as admin:
+    async with Admin(original.lookupd) as admin:
         await admin.create_topic(topic)
         with pytest.raises(OperationNotSupported, match="without consuming"):
             await admin.peek(topic)

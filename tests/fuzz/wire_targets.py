@@ -10,8 +10,8 @@ from typing import Any
 
 from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.broker.lookupd.api import lookupd_app
-from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
 from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup
+from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registry import LookupSession, Registry
 from nsqext.broker.nsqd.server import application, dialect_of
 from nsqext.broker.nsqd.session import Session
@@ -231,10 +231,10 @@ def nsqlookupd_http(data: bytes) -> None:
     """Requests to nsqlookupd; the first byte chooses the generation."""
     if data[:1] == b"o":
         registry = Registry(lambda: 1)
-        classic = ClassicLookupd(registry=registry, version="1.3.0", name="l1", tcp=_HERE, http=_HERE)
-        session = classic.session("127.0.0.1:9")
+        original = OriginalLookupd(registry=registry, version="1.3.0", name="l1", tcp=_HERE, http=_HERE)
+        session = original.session("127.0.0.1:9")
         session.receive(b"  V1" + sized("IDENTIFY", NODE_INFO) + b"REGISTER t c\n")
-        _serve(classic_app(classic), data[1:])
+        _serve(original_app(original), data[1:])
         return
     coordinator, group = make_coordinator(2), LookupdGroup()
     lookupd = Lookupd(coordinator, group, name="l1", tcp=_HERE, http=_HERE)

@@ -23,7 +23,7 @@ def ha() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def classic() -> Iterator[Cluster]:
+def original() -> Iterator[Cluster]:
     with Cluster(nodes=2, generation="nsq") as cluster:
         yield cluster
 
@@ -33,8 +33,8 @@ def fresh() -> str:
     return f"web_{token_hex(4)}"
 
 
-async def test_a_topic_is_created_and_deleted(ha: Cluster, classic: Cluster) -> None:
-    for cluster in (ha, classic):
+async def test_a_topic_is_created_and_deleted(ha: Cluster, original: Cluster) -> None:
+    for cluster in (ha, original):
         topic = fresh()
         async with browsing(cluster, write=True) as browser, Admin(cluster.lookupd) as admin:
             created = await press(
@@ -72,8 +72,8 @@ async def test_irreversible_actions_ask_first(ha: Cluster) -> None:
         assert (await admin.stats(topic)).channels["ch"].lag == 1
 
 
-async def test_a_channel_is_created_paused_emptied_and_deleted(ha: Cluster, classic: Cluster) -> None:
-    for cluster in (ha, classic):
+async def test_a_channel_is_created_paused_emptied_and_deleted(ha: Cluster, original: Cluster) -> None:
+    for cluster in (ha, original):
         topic = fresh()
         async with (
             browsing(cluster, write=True) as browser,
@@ -201,13 +201,13 @@ async def test_a_topic_is_upgraded(ha: Cluster) -> None:
     assert info.meta is not None and info.meta.extend_support
 
 
-async def test_the_next_messages_of_the_original_nsq_are_shown(classic: Cluster) -> None:
+async def test_the_next_messages_of_the_original_nsq_are_shown(original: Cluster) -> None:
     topic = fresh()
-    classic.create_topic(topic, channels=["keep"])
+    original.create_topic(topic, channels=["keep"])
     path = f"/topics/{topic}/messages"
     async with (
-        browsing(classic, write=True) as browser,
-        Producer(classic.lookupd) as producer,
+        browsing(original, write=True) as browser,
+        Producer(original.lookupd) as producer,
         anyio.create_task_group() as tasks,
     ):
         form = {"token": await token_of(browser)}
@@ -223,7 +223,7 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(classic: Cluster)
         tasks.cancel_scope.cancel()
     assert refused.status_code == 403
     assert (shown.status_code, shown.text.count("&lt;b&gt;next&lt;/b&gt;")) == (200, 20)
-    async with Admin(classic.lookupd) as admin:
+    async with Admin(original.lookupd) as admin:
         kept = (await admin.stats(topic)).channels["keep"]
         assert kept.messages == kept.lag >= 20
         with anyio.fail_after(25):
@@ -231,10 +231,10 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(classic: Cluster)
                 await anyio.sleep(0.02)
 
 
-async def test_a_topic_without_channels_is_not_watched(classic: Cluster) -> None:
+async def test_a_topic_without_channels_is_not_watched(original: Cluster) -> None:
     topic = fresh()
-    classic.create_topic(topic)
-    async with browsing(classic, write=True) as browser, Admin(classic.lookupd) as admin:
+    original.create_topic(topic)
+    async with browsing(original, write=True) as browser, Admin(original.lookupd) as admin:
         form = {"token": await token_of(browser)}
         refused = await browser.post(f"/topics/{topic}/messages", data=form)
         assert await admin.channels(topic) == ()
@@ -254,10 +254,10 @@ async def test_partitions_are_added(ha: Cluster) -> None:
     assert fewer.status_code in (400, 503)
 
 
-async def test_a_topic_of_the_original_nsq_is_paused_and_a_node_hidden(classic: Cluster) -> None:
+async def test_a_topic_of_the_original_nsq_is_paused_and_a_node_hidden(original: Cluster) -> None:
     topic = fresh()
-    node = classic.nodes["n1"]
-    async with browsing(classic, write=True) as browser, Admin(classic.lookupd) as admin:
+    node = original.nodes["n1"]
+    async with browsing(original, write=True) as browser, Admin(original.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
         paused = await press(browser, "pause-topic", topic=topic)
         assert '<span class="flag warn">paused</span>' in paused.text

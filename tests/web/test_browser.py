@@ -47,7 +47,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def classic() -> Iterator[Cluster]:
+def original() -> Iterator[Cluster]:
     with Cluster(nodes=2, generation="nsq") as running:
         running.create_topic("clicks", channels=["archive"])
         yield running
@@ -174,8 +174,8 @@ def test_each_kind_of_action_of_topics_and_channels(page: Browser) -> None:
     page.wait(lambda: not page.row("made"))
 
 
-def test_actions_of_the_original_nsq(driver: Chrome, classic: Cluster) -> None:
-    with served(WebPage(classic.lookupd, WebOptions(write=True)), Address("127.0.0.1", 0)) as address:
+def test_actions_of_the_original_nsq(driver: Chrome, original: Cluster) -> None:
+    with served(WebPage(original.lookupd, WebOptions(write=True)), Address("127.0.0.1", 0)) as address:
         browser = Browser(driver, f"http://{address}")
         browser.open("/topics/clicks")
         browser.press("Pause", action="pause-topic")

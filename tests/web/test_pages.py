@@ -30,7 +30,7 @@ def ha() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def classic() -> Iterator[Cluster]:
+def original() -> Iterator[Cluster]:
     with Cluster(nodes=2, generation="nsq") as cluster:
         yield cluster
 
@@ -137,9 +137,9 @@ async def test_a_node_shows_the_partitions_that_it_leads(ha: Cluster, topic: str
     assert unknown.status_code == 503 and "lookup does not know the node" in unknown.text
 
 
-async def test_the_original_nsq_is_shown_by_node(classic: Cluster) -> None:
+async def test_the_original_nsq_is_shown_by_node(original: Cluster) -> None:
     topic = f"web_{token_hex(4)}"
-    async with Admin(classic.lookupd) as admin, browsing(classic) as browser:
+    async with Admin(original.lookupd) as admin, browsing(original) as browser:
         await admin.create_topic(topic, channels=["ch#ephemeral"])
         pages = {
             path: await browser.get(path, params={"done": ""})
@@ -147,7 +147,7 @@ async def test_the_original_nsq_is_shown_by_node(classic: Cluster) -> None:
         }
         messages = await browser.get(f"/topics/{topic}/messages")
     assert {path: page.status_code for path, page in pages.items()} == dict.fromkeys(pages, 200)
-    for node in classic.nodes.values():
+    for node in original.nodes.values():
         assert node.tcp in pages[f"/topics/{topic}"].text
     assert f"/topics/{topic}/channels/ch%23ephemeral" in pages[f"/topics/{topic}"].text
     assert messages.status_code == 200

@@ -6,8 +6,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.channel import Channel
-from nsqext.broker.engine.channel.classic import ClassicChannel
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
+from nsqext.broker.engine.channel.original import OriginalChannel
 from nsqext.broker.engine.options import PLAIN, ChannelKind, PartitionOptions
 from nsqext.broker.engine.schedule import Schedule
 from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log, MemoryBudget, Refusal
@@ -61,7 +61,7 @@ class Partition:
         # called with the name of a deleted channel; None for no callback
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._schedule = schedule or Schedule()  # ticks the partition when something is due
-        self._classic = self.options.original
+        self._original = self.options.original
         # captured: the first id of a node without a cluster is 1
         self._counter = FIRST_COUNTER if self.options.clustered else FIRST_COUNTER - 1
         self._delays: dict[int, float] = {}
@@ -94,11 +94,11 @@ class Partition:
             kind = ChannelKind(stored.dispatch, stored.key_header, stored.fixed_dispatch)
             channel = self._make_channel(stored.name, stored.offset, stored.count, kind)
             channel.restore(stored, delayed.get(stored.name, {}).values())
-        if self._classic:
+        if self._original:
             self.readable = min(max(state.readable, log.start_count), log.end_count)
             self.readable_offset = log.find_count(self.readable)
             self._stored_count = log.end_count
-            channels = [channel for channel in self._all_channels() if isinstance(channel, ClassicChannel)]
+            channels = [channel for channel in self._all_channels() if isinstance(channel, OriginalChannel)]
             for channel in channels:
                 channel.cursor.pass_over_finished()
             self._pass_to_channels()  # a killed process did not write how many it had passed
@@ -122,7 +122,7 @@ class Partition:
         entries = as_entries(messages, self.log, first, self.extend)
         self.log.append(entries)
         self._counter += len(entries)
-        if self._classic:
+        if self._original:
             self._delays.update(
                 {entry.count: new.delay for new, entry in zip(messages, entries, strict=True) if new.delay > 0}
             )
@@ -146,7 +146,7 @@ class Partition:
         self.committed = last.count
         self.message_count += len(stored.entries)
         self.message_bytes += sum([len(entry.record.body) for entry in stored.entries])
-        if self._classic:
+        if self._original:
             self._pass_to_channels()
         else:
             self.readable, self.readable_offset = last.count, last.offset + last.size
@@ -168,7 +168,7 @@ class Partition:
             return
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
-        channels = [channel for channel in self._all_channels() if isinstance(channel, ClassicChannel)]
+        channels = [channel for channel in self._all_channels() if isinstance(channel, OriginalChannel)]
         if self._delays or any(channel.ephemeral for channel in channels):
             for before in range(first, self.readable):
                 entry, delay = self.log.at(before + 1), self._delays.pop(before + 1, 0.0)
@@ -269,7 +269,7 @@ class Partition:
                 self._new_on_replica = True  # its position follows at once; the end would be a wrong one to store
             else:
                 self.note_channels()
-            if self._classic:
+            if self._original:
                 self._pass_to_channels()
         return channel
 
@@ -282,8 +282,8 @@ class Partition:
 
     def _make_channel(self, name: str, offset: int, count: int, kind: ChannelKind) -> Channel:
         channel: Channel
-        if self._classic:
-            channel = ClassicChannel(self, name, offset, count)
+        if self._original:
+            channel = OriginalChannel(self, name, offset, count)
         elif kind.type == KEY_FAILOVER:
             channel = KeyFailoverChannel(self, name, offset, count, kind)
         else:
@@ -378,7 +378,7 @@ class Partition:
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
         for channel in self._all_channels():
-            if isinstance(channel, ClassicChannel):
+            if isinstance(channel, OriginalChannel):
                 channel.discard_after(first)
         self.note_channels()
 

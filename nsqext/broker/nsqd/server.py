@@ -13,8 +13,6 @@ import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.broker.listeners import listen, peer_name
-from nsqext.broker.nsqd.classic.commands import CLASSIC
-from nsqext.broker.nsqd.classic.http_routes import ClassicRoutes, refusing_route
 from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.connection import Connection
 from nsqext.broker.nsqd.http.admin import AdminRoutes
@@ -22,6 +20,8 @@ from nsqext.broker.nsqd.http.common import CommonRoutes
 from nsqext.broker.nsqd.http.publish import PublishRoutes
 from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.broker.nsqd.node import SHORTEST_TICK
+from nsqext.broker.nsqd.original.commands import ORIGINAL
+from nsqext.broker.nsqd.original.http_routes import OriginalRoutes, refusing_route
 from nsqext.broker.nsqd.session import Dialect, Session
 from nsqext.http import api as web
 from nsqext.http.api import at_first_request
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
-_CLASSIC = (ClassicRoutes, CommonRoutes)
+_ORIGINAL = (OriginalRoutes, CommonRoutes)
 _REDESIGNED = (AdminRoutes, PublishRoutes, StatsRoutes, CommonRoutes)
 _DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
 _ACCEPTS = 64  # connections that are accepted in one turn of the event loop
@@ -49,13 +49,13 @@ def application(node: Node, addresses: Mapping[str, str], *, secure: bool = Fals
     original = node.options.original
     if original and node.options.https_only and not secure:
         return web.application([refusing_route(addresses)], original=True)
-    kinds = _CLASSIC if original else _REDESIGNED
+    kinds = _ORIGINAL if original else _REDESIGNED
     return web.application([found for kind in kinds for found in kind(node, addresses).table()], original=original)
 
 
 def dialect_of(node: Node) -> Dialect:
     """Return the commands and checks of the node's generation."""
-    return CLASSIC if node.options.original else REDESIGNED
+    return ORIGINAL if node.options.original else REDESIGNED
 
 
 class NsqdServer:

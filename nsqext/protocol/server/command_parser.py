@@ -235,7 +235,7 @@ MAX_LINE = 4 * 1024
 A server closes the connection without an error frame after as many bytes without a newline.
 """
 
-MAX_LINE_CLASSIC = 16 * 1024
+MAX_LINE_ORIGINAL = 16 * 1024
 """Longest command line of the original server."""
 
 
@@ -274,7 +274,7 @@ class CommandParser:
         # FIN, REQ and TOUCH have 16 raw bytes, found by position (redesigned server); otherwise their line ends at the
         # first newline like any other (original server)
         self._raw_ids = raw_ids
-        self._max_line = MAX_LINE if raw_ids else MAX_LINE_CLASSIC
+        self._max_line = MAX_LINE if raw_ids else MAX_LINE_ORIGINAL
         self._buffer = bytearray()
         self._position = 0
         self._need = 0

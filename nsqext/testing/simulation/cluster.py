@@ -11,7 +11,7 @@ from attrs import evolve
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
-from nsqext.broker.runtimes import RuntimeHa
+from nsqext.broker.runtimes import RuntimeRedesigned
 from nsqext.errors import NsqError
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.private_parts import run_by_anyio
@@ -35,7 +35,7 @@ def as_server() -> Iterator[None]:
         current_host.reset(host)
 
 
-class _Runtime(RuntimeHa):
+class _Runtime(RuntimeRedesigned):
     """Servers that use their disks as the simulation says."""
 
     files: DiskOptions
@@ -65,7 +65,7 @@ class SimulatedCluster:
         shape = ClusterShape(nodes, lookupds, "ha", disk.root if disk is not None else None)
         runtime = _Runtime(shape, ClusterOptions(seed=seed))
         runtime.files = files or DiskOptions(fsync="always")
-        self.runtime: RuntimeHa = runtime
+        self.runtime: RuntimeRedesigned = runtime
         self.disk: SimulatedDisk | None = disk
         self.topics: dict[str, int] = {}
         self.down: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nsqext.broker.lookupd.classic import ClassicLookupd, standalone_app
+from nsqext.broker.lookupd.original import OriginalLookupd, standalone_app
 from nsqext.broker.lookupd.registry import LookupSession, Registry
 from nsqext.protocol.lookupd_tcp import PeerInfo
 from tests.broker.lookupd.test_tcp_server import NODE, answers, identify
@@ -22,7 +22,7 @@ HIDDEN_BODY = {"channels": ["c1"], "partitions": {}, "producers": []}
 
 @asynccontextmanager
 async def talk() -> AsyncIterator[tuple[LookupSession, httpx.AsyncClient]]:
-    lookupd = ClassicLookupd(Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
+    lookupd = OriginalLookupd(Registry(lambda: 1_000), "0.3.7-HA.1.13.0")
     session = lookupd.session("127.0.0.1:99", partitions=True)
     session.receive(b"  V1" + identify(NODE) + b"REGISTER ta 0\nREGISTER ta 1\nREGISTER tb 0 c1\n")
     transport = httpx.ASGITransport(standalone_app(lookupd))

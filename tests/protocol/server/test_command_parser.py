@@ -6,7 +6,7 @@ import pytest
 
 from nsqext.protocol.client import commands
 from nsqext.protocol.frames import RequestError
-from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_CLASSIC, Command, CommandParser
+from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_ORIGINAL, Command, CommandParser
 from tests.support.command_reader import OpenRules, read_commands
 from tests.support.commands import ext_body, multi_body
 from tests.support.tables import table
@@ -127,7 +127,7 @@ def test_an_endless_line_ends_the_connection_silently(start: bytes, piece: int) 
     assert not reading.commands
 
 
-@pytest.mark.parametrize(("longest", "raw_ids"), [(MAX_LINE, True), (MAX_LINE_CLASSIC, False)])
+@pytest.mark.parametrize(("longest", "raw_ids"), [(MAX_LINE, True), (MAX_LINE_ORIGINAL, False)])
 def test_a_line_may_take_all_of_the_servers_buffer(longest: int, raw_ids: bool) -> None:
     line = b"x" * (longest - 1) + b"\n"
     assert [command.words for command in read_commands([line], raw_ids=raw_ids).commands] == [[line[:-1]]]

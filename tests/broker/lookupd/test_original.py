@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from nsqext.broker.lookupd.classic import ClassicLookupd, classic_app
+from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registry import Registry
 from tests.broker.lookupd.test_tcp_server import NODE, identify
 
@@ -37,12 +37,12 @@ class Time:
 
 
 @asynccontextmanager
-async def talk() -> AsyncIterator[tuple[ClassicLookupd, Time, httpx.AsyncClient]]:
+async def talk() -> AsyncIterator[tuple[OriginalLookupd, Time, httpx.AsyncClient]]:
     time = Time()
-    lookupd = ClassicLookupd(Registry(time), "1.3.0")
+    lookupd = OriginalLookupd(Registry(time), "1.3.0")
     session = lookupd.session("127.0.0.1:99")
     session.receive(b"  V1" + identify(NODE) + b"REGISTER t1 c1\nREGISTER t1 c2\nREGISTER t2\n")
-    transport = httpx.ASGITransport(classic_app(lookupd))
+    transport = httpx.ASGITransport(original_app(lookupd))
     async with httpx.AsyncClient(transport=transport, base_url="http://lookup") as client:
         yield lookupd, time, client
 

@@ -53,7 +53,7 @@ _MEMORY = (
 )
 
 
-class ClassicRoutes(RequestArgs):
+class OriginalRoutes(RequestArgs):
     """Routes except options."""
 
     # Publishing

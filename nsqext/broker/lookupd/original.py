@@ -28,7 +28,7 @@ _NO_TOPIC = "MISSING_ARG_TOPIC"
 
 
 @define(eq=False)
-class ClassicLookupd(LookupNode):
+class OriginalLookupd(LookupNode):
     """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster."""
 
     registry: Registry  # the registrations
@@ -66,7 +66,7 @@ def _topic_and_channel(call: Call) -> tuple[str, str]:
 class _Routes:
     """The handlers of one lookup node."""
 
-    lookupd: ClassicLookupd
+    lookupd: OriginalLookupd
 
     def info(self, call: Call) -> object:
         return {"version": self.lookupd.version}
@@ -146,7 +146,7 @@ class _Routes:
         return dict(sorted(data.items()))
 
 
-def classic_app(lookupd: ClassicLookupd) -> Starlette:
+def original_app(lookupd: OriginalLookupd) -> Starlette:
     """Return the HTTP application of a lookup node."""
     routes = _Routes(lookupd)
     table: list[tuple[str, str, Handler]] = [
@@ -172,7 +172,7 @@ def classic_app(lookupd: ClassicLookupd) -> Starlette:
 class _StandaloneRoutes:
     """The handlers; captured on a real nsqlookupd without a cluster id and a registered standalone nsqd."""
 
-    lookupd: ClassicLookupd
+    lookupd: OriginalLookupd
 
     def _partitions(self, topic: str) -> dict[str, list[Producer]]:
         view = self.lookupd.view
@@ -280,7 +280,7 @@ def _selects(number: str, partition: str) -> bool:
     return partition in ("", "*", number)
 
 
-def standalone_app(lookupd: ClassicLookupd) -> Starlette:
+def standalone_app(lookupd: OriginalLookupd) -> Starlette:
     """Return the HTTP application of a lookup node without a cluster."""
     routes = _StandaloneRoutes(lookupd)
     queries: list[tuple[str, Handler]] = [

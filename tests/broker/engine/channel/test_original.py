@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqext.broker.engine.channel.classic import ClassicChannel
+from nsqext.broker.engine.channel.original import OriginalChannel
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -287,7 +287,7 @@ def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
 def test_depth_counts_waiting_messages() -> None:
     bench = original(mem_queue_size=1)
     channel = bench.channel()
-    assert isinstance(channel, ClassicChannel)
+    assert isinstance(channel, OriginalChannel)
     bench.publish("m0", "m1", "m2")
     stats = channel.stats()
     assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 2, 3)

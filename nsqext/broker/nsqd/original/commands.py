@@ -29,7 +29,7 @@ _SINGLE = frozenset((b"PUB", b"DPUB"))
 _MS = 1_000_000
 
 
-class ClassicSubscriber(SessionSubscriber):
+class OriginalSubscriber(SessionSubscriber):
     """The client of a channel that a session is."""
 
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
@@ -83,7 +83,7 @@ def _sub(session: Session, command: Command) -> Awaitable[None] | None:
 def _subscribe(session: Session, topic: str, name: str) -> None:
     hosted = session.node.create_topic(topic)
     channel = session.node.channel(hosted, name)
-    subscriber = ClassicSubscriber(session, channel, hosted.deliveries)
+    subscriber = OriginalSubscriber(session, channel, hosted.deliveries)
     try:
         channel.subscribe(subscriber)
     except Refusal as refusal:
@@ -121,7 +121,7 @@ def parse_delay(word: bytes, text: str) -> int:
     return wrap(base10(word, text) * _MS) // _MS
 
 
-class ClassicValidator(CommandValidator):
+class OriginalValidator(CommandValidator):
     """The checks for one session."""
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
@@ -162,7 +162,7 @@ class ClassicValidator(CommandValidator):
         return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None
 
 
-CLASSIC = Dialect(
+ORIGINAL = Dialect(
     {
         b"PUB": _publish,
         b"MPUB": _publish,
@@ -177,7 +177,7 @@ CLASSIC = Dialect(
         b"IDENTIFY": identify,
         b"AUTH": auth,
     },
-    ClassicValidator,
+    OriginalValidator,
     missed_heartbeats=2,
 )
 """The original generation."""

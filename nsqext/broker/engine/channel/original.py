@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
 
 
-class ClassicCursor(Cursor):
+class OriginalCursor(Cursor):
     """The messages of a channel of the original server."""
 
     count: int
     offset: int
 
-    def __init__(self, partition: PartitionView, position: tuple[int, int], channel: ClassicChannel) -> None:
+    def __init__(self, partition: PartitionView, position: tuple[int, int], channel: OriginalChannel) -> None:
         super().__init__(partition, channel.name, position, channel.release)
         self._passed_over: set[int] = set()  # numbers ahead that must not be read: deferred or discarded messages
 
@@ -71,10 +71,10 @@ class ClassicCursor(Cursor):
         super().jump(offset, count)
 
 
-class ClassicChannel(Channel):
+class OriginalChannel(Channel):
     """One channel of a topic of the original server."""
 
-    cursor: ClassicCursor
+    cursor: OriginalCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
@@ -83,8 +83,8 @@ class ClassicChannel(Channel):
         self._stored_count = 0  # messages that were stored when the server was started, at this clock time
         self._started = 0.0
 
-    def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> ClassicCursor:
-        return ClassicCursor(partition, position, self)
+    def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> OriginalCursor:
+        return OriginalCursor(partition, position, self)
 
     def release(self, delivery: Delivery) -> None:
         """Take a message from its client, because the channel is emptied."""

@@ -75,8 +75,13 @@ def check_counts(options: object, *names: str) -> None:
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:
     """Check that a setting is a time in seconds, 0 if ``zero``; infinity is one. Raises InvalidSetting."""
-    if not is_number(value) or not (zero or value):
-        raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
+    if is_number(value) and (zero or value):
+        return
+    if isinstance(value, (str, bytes)):
+        raise InvalidSetting(
+            f"{name}={value!r} is text", hint="give a number of seconds; only a URL and the environment have text"
+        )
+    raise InvalidSetting(f"{name}={value!r} is not a {'' if zero else 'positive '}time in seconds")
 
 
 def check_times(options: object, *names: str, zero: bool = True) -> None:
@@ -126,9 +131,17 @@ def is_coroutine_function(function: object) -> bool:
 
 def check_handler_function(function: object) -> None:
     """Check that a handler is a coroutine function, and not a method without its object; raises InvalidSetting."""
-    if not is_coroutine_function(function):
+    name = getattr(function, "__qualname__", None) or repr(function)
+    if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__):
         raise InvalidSetting(
-            f"the handler {function!r} is not a coroutine function", hint="declare it with 'async def'"
+            f"the handler {name} is an asynchronous generator",
+            hint="remove 'yield' from it; publish what it yields with a producer",
+        )
+    if not is_coroutine_function(function):
+        hint = "declare it with 'async def'; a blocking function runs in a thread: use nsqext.sync.Consumer, or await "
+        raise InvalidSetting(
+            f"the handler {name} is not a coroutine function",
+            hint=f"{hint}anyio.to_thread.run_sync(function, ...) in the handler",
         )
     if callable(function):
         plain = inspect.unwrap(function, stop=inspect.ismethod)

@@ -495,3 +495,10 @@ def test_a_value_of_another_kind_is_refused(entry: str) -> None:
         with pytest.raises(InvalidSetting, match=rf"^{name}(='no' is not True or False| is a int)"):
             make("nsq://h", **{name: wrong[settings[name].kind]})
     assert len(refused) > 5
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout", "5"), ("close_timeout", "5")])
+def test_a_time_given_as_text_is_named_as_text(name: str, value: str) -> None:
+    keywords: Any = {name: value}
+    with pytest.raises(InvalidSetting, match=f"{name}='5' is text: give a number of seconds"):
+        nsqext.Producer("h:1", **keywords)

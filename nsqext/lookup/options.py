@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict
 
@@ -245,6 +246,18 @@ def _parse_address(text: str, setting: str, http_port: int | None = None) -> Add
     return Address(host, port) if scheme == "http" and not path else LookupUrl(host, port, scheme, path)
 
 
+def _is_bare_ipv6(text: str) -> bool:
+    """Return whether a text is an IPv6 address without brackets, with or without a port."""
+    import ipaddress  # imported lazily: it is needed only for errors
+
+    for host in (text, text.rpartition(":")[0]):
+        with suppress(ValueError):
+            return ipaddress.ip_address(host).version == 6
+    return False
+
+
 def _not_an_address(text: object, setting: str, hint: str) -> InvalidSetting:
     shown = redact_url(text) if isinstance(text, str) else text
+    if isinstance(text, str) and _is_bare_ipv6(text.strip()):
+        shown, hint = text, f"an IPv6 address needs brackets; {hint}"
     return InvalidSetting(f"{setting}: {shown!r} is not an address", hint=hint)

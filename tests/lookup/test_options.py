@@ -133,7 +133,7 @@ def test_lookup_addresses(text: str, address: Address, url: str | None) -> None:
     ],
 )
 def test_invalid_lookup_addresses_are_refused(text: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"lookupd: .* is not an address: write host"):
+    with pytest.raises(InvalidSetting, match=r"lookupd: .* is not an address: .*write host"):
         parse(text)
 
 
@@ -141,6 +141,18 @@ def test_invalid_lookup_addresses_are_refused(text: str) -> None:
 def test_invalid_node_addresses_are_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"nsqd: .* is not an address: write host:port"):
         parse_addresses([text], "nsqd")
+
+
+@pytest.mark.parametrize("text", ["::1:4150", "fe80::2:4150", "2001:db8::1"])
+def test_ipv6_without_brackets_is_shown_with_a_hint(text: str) -> None:
+    with pytest.raises(InvalidSetting, match=rf"nsqd: '{text}' is not an address: an IPv6 address needs brackets"):
+        parse_addresses([text], "nsqd")
+
+
+def test_what_may_be_a_secret_without_a_host_is_not_shown() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        parse_addresses([":swordfish"], "nsqd")
+    assert "swordfish" not in str(caught.value)
 
 
 def test_a_value_that_is_not_text_is_refused() -> None:

@@ -193,7 +193,10 @@ def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int
         overhead: bytes of trace id and header, which count against the limit.
     """
     if not isinstance(body, bytes):
-        raise InvalidBody(f"a body must be bytes, not {type(body).__name__}", hint="encode it first")
+        hint = "encode it first"
+        if hasattr(body, "body"):
+            hint = "give its body, and headers, tag, trace_id and key as keywords, or use publish_many"
+        raise InvalidBody(f"a body must be bytes, not {type(body).__name__}", hint=hint)
     if not body:
         raise InvalidBody("a body cannot be empty", hint="servers refuse empty messages")
     if len(body) + overhead > limit:

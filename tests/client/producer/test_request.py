@@ -471,3 +471,9 @@ def test_a_leader_that_refuses_a_single_message_may_have_written_it() -> None:
     assert (type(refined), str(refined)) == (LeaderLost, str(refused))
     other = PubRefused("E_PUB_FAILED")
     assert _request().refined(other) is other
+
+
+def test_a_message_object_as_body_is_refused_with_the_way_to_publish_it() -> None:
+    body: Any = OutgoingMessage(b"x")
+    with pytest.raises(InvalidBody, match=r"not OutgoingMessage: give its body, .* or use publish_many"):
+        encode_message(ProducerOptions(), TopicMeta(), OutgoingMessage(body))

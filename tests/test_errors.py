@@ -6,6 +6,8 @@ import inspect
 import pickle
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nsqext import errors
 from nsqext.errors import NsqError, ServerError
@@ -110,6 +112,14 @@ def test_unknown_frames_become_plain_server_errors(frame: bytes) -> None:
     assert type(error) is ServerError
     assert _flags(type(error)) == "-----"
     assert str(error) == frame.decode(errors="backslashreplace").strip()
+
+
+@given(st.binary(max_size=2000))
+@example(b"E_INVALID a\nERROR forged\x1b[2J \xe2\x80\xae")
+def test_the_text_of_a_frame_is_printable_and_bounded(frame: bytes) -> None:
+    text = str(server_error(frame).message)
+    assert text.isprintable()
+    assert len(text) <= 500 + len(f"… ({len(frame)} bytes)")
 
 
 def test_an_error_without_a_code() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from nsqext.errors import ServerError
+from nsqext.errors.outside_text import MAX_TEXT, outside_text
 
 __all__ = (
     "SERVER_ERRORS",
@@ -254,7 +255,6 @@ SERVER_ERRORS: dict[str, type[ServerError]] = {code: kind for kind in _classes(S
 _RECORD_SIZE = re.compile(r"invalid message write size \((\d{1,10})\)")
 _REFUSED = re.compile(r"((M|D)?PUB failed )?exiting|pub to wait channel timeout|pub timeout while pop wait queue")
 _TOO_MANY = "too much client connections"
-_MAX_TEXT = 500
 
 
 def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
@@ -262,11 +262,11 @@ def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
 
     The first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour). Only
     failed publishes have texts that say whether anything was written. Unknown codes, empty frames and bytes other than
-    UTF-8 become a plain `ServerError`. The text is cut, because errors are kept in ``attempts`` and logged.
+    UTF-8 become a plain `ServerError`. The text is cut and escaped, because errors are kept in ``attempts`` and logged.
     """
-    text = frame[:_MAX_TEXT].decode("utf-8", "backslashreplace")
-    if len(frame) > _MAX_TEXT:
-        text = f"{text}… ({len(frame)} bytes)"
+    text = outside_text(frame[:MAX_TEXT].decode("utf-8", "backslashreplace"))
+    if len(frame) > MAX_TEXT:
+        text = f"{text.removesuffix('…')}… ({len(frame)} bytes)"
     if text.startswith(_TOO_MANY):
         return TooManyConnections(text, node=node)
     code, _, description = text.partition(" ")

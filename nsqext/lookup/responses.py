@@ -24,6 +24,7 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
+from nsqext.errors.outside_text import outside_text
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.options import url_of
 from nsqext.protocol.names import MAX_PARTITION
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 
 MapAddress = Callable[[Address], Address]
 _SHOWN = 120  # bytes of an unexpected response that an error quotes
+_MAX_HOST = 255  # characters of the longest host name
 _MAX_CHANNELS = 10_000  # channels of a topic that are read; they are only listed to the user
 _SHARED_NODES = 4096
 """Nodes without topics that all responses share, so that many lookup nodes that list the same nodes cost little."""
-_SHARED_TEXT = 512  # longest text of a shared node
+_SHARED_TEXT = 500  # longest text of a shared node
 _GATEWAY_ERRORS = (502, 503, 504)  # status codes of proxies whose server is down
 
 
@@ -112,12 +114,12 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
     elif isinstance(data, dict) and not text:
         text = str(data.get("message", ""))
     if code != 200:
-        raise _refusal(code, text[:_SHOWN], source)
+        raise _refusal(outside_text(str(code), _SHOWN) if type(code) is not int else code, text, source)
     return {} if data is None else data
 
 
 def _refusal(code: Any, text: str, source: Address) -> NsqError:
-    node = str(source)
+    node, text = str(source), outside_text(text, _SHOWN)
     if text in ("TOPIC_NOT_FOUND", "Key not found"):
         return TopicNotFound(
             "the lookup service does not know the topic", node=node, hint="create it, or check its name"
@@ -165,7 +167,7 @@ def read_lookup(
         listed_nodes = islice(data.get("producers") or (), max_nodes + len(led))
         producers = [read_node(node, source, mapped) for node in listed_nodes]
         nodes = tuple(dict.fromkeys(node for node in producers if node.tcp not in led))[:max_nodes]
-        channels = tuple(map(str, islice(data.get("channels") or (), _MAX_CHANNELS)))
+        channels = tuple(outside_text(str(name)) for name in islice(data.get("channels") or (), _MAX_CHANNELS))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
     maybe_unknown = "partitions" in data or not data
@@ -174,9 +176,11 @@ def read_lookup(
     return LookupAnswer(source, epoch, meta, partitions, nodes, channels)
 
 
-def _number(value: Any, most: int = MAX_PARTITION) -> int:
+def _number(value: Any, most: int = MAX_PARTITION, least: int = 0) -> int:
+    if type(value) is not int and not (isinstance(value, str) and value.isascii() and value.isdecimal()):
+        raise ValueError(f"{str(value)[:_SHOWN]!r} is not a whole number")
     number = int(value)
-    if not 0 <= number <= most:
+    if not least <= number <= most:
         raise ValueError(f"{number} is out of range")
     return number
 
@@ -200,14 +204,14 @@ def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> N
     tcp, http = _address(host, data["tcp_port"], source, mapped), None
     if data.get("http_port"):
         http = _address(host, data["http_port"], source, mapped)
-    version, hostname = str(data.get("version", "")), str(data.get("hostname", ""))
+    version, hostname = outside_text(str(data.get("version", ""))), outside_text(str(data.get("hostname", "")))
     partitions = data.get("partitions") or {}
     topics = {
-        str(name): tuple(sorted(_number(number) for number in partitions.get(name) or ()))
+        outside_text(str(name)): tuple(sorted(_number(number) for number in partitions.get(name) or ()))
         for name in data.get("topics") or ()
     }
     marks = zip(data.get("topics") or (), data.get("tombstones") or (), strict=False)
-    tombstoned = tuple(str(name) for name, hidden in marks if hidden)
+    tombstoned = tuple(outside_text(str(name)) for name, hidden in marks if hidden)
     if topics or tombstoned or len(tcp.host) + len(version) + len(hostname) > _SHARED_TEXT:
         return NodeInfo(tcp, http, version, hostname, topics, tombstoned)
     return _shared_node(tcp, http, version, hostname)
@@ -219,9 +223,9 @@ def _shared_node(tcp: Address, http: Address | None, version: str, hostname: str
 
 
 def _address(host: Any, port: Any, source: Address, mapped: MapAddress | None) -> Address:
-    number = int(port)
-    if not isinstance(host, str) or not host or not 1 <= number <= 65535:
-        raise ValueError(f"{host!r}:{port!r} is not an address")
+    number = _number(port, 65535, 1)
+    if not isinstance(host, str) or not host or outside_text(host, _MAX_HOST) != host:
+        raise ValueError(f"{str(host)[:_SHOWN]!r}:{number} is not an address")
     listed = Address(host, number, listed_by=str(source))
     return listed if mapped is None else mapped(listed)
 

@@ -156,6 +156,13 @@ def test_unexpected_responses_are_refused_with_a_hint(status: int, body: bytes, 
         {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 0}}},
         {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 65536}}},
         {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 4150, "http_port": -1}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 28899.7}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": True}}},
+        {"partitions": {"0": {"broadcast_address": "n1", "tcp_port": 4150, "http_port": True}}},
+        {"partitions": {"0": {"broadcast_address": "n\n1", "tcp_port": 4150}}},
+        {"partitions": {"0": {"broadcast_address": "n\x1b[2J", "tcp_port": 4150}}},
+        {"partitions": {"0": {"broadcast_address": "n\u202e1", "tcp_port": 4150}}},
+        {"partitions": {"0": {"broadcast_address": "n" * 1_000_000, "tcp_port": 4150}}},
         {"partitions": [1]},
         {"producers": "x"},
         {"producers": [None]},
@@ -166,8 +173,19 @@ def test_unexpected_responses_are_refused_with_a_hint(status: int, body: bytes, 
     ],
 )
 def test_nonsense_inside_an_answer_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(LookupFailed, match="not a response of nsqlookupd"):
+    with pytest.raises(LookupFailed, match="not a response of nsqlookupd") as caught:
         read_lookup(lookup_json({0: "n1:4150"}, num=1) | change, SOURCE)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@given(status=st.sampled_from([200, 400, 404, 500]), text=st.text(), field=st.sampled_from(["status_txt", "message"]))
+def test_texts_of_lookup_nodes_are_printable_and_bounded(status: int, text: str, field: str) -> None:
+    body = orjson.dumps({field: text.encode(errors="replace").decode() * 50, "status_code": 500})
+    with pytest.raises(LookupFailed) as caught:
+        unwrap(status, body, SOURCE)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(

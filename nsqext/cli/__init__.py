@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "channel": ("nsqext.cli.admin.channel:app", "List, create, change, move and delete channels."),
     "node": ("nsqext.cli.admin.node:app", "List nodes, remove one, disable writes, set log levels and options."),
     "stats": ("nsqext.cli.admin.stats:run", "Show depth, lag, messages and consumers of topics and channels."),
+    "lag": ("nsqext.cli.admin.lag:run", "Show the messages that channels have not finished; check a limit."),
     "top": ("nsqext.cli.admin.stats:top", "Watch channels in a table that is sorted by key press."),
     "doctor": ("nsqext.cli.admin.doctor:run", "Diagnose a cluster: report problems and how to solve them."),
     "check": ("nsqext.cli.admin.doctor:check", "Probe the health of a cluster, topic or channel: exit code 0 or 1."),
@@ -69,6 +70,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 PROGRAMS: dict[str, str] = {"nsqd": "nsqext.cli.servers.nsqd", "nsqlookupd": "nsqext.cli.servers.nsqlookupd"}
 """Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments itself."""
 
+_OTHER_NAMES = {
+    "produce": "pub",
+    "publish": "pub",
+    "send": "pub",
+    "consume": "tail",
+    "read": "tail",
+    "subscribe": "tail",
+}
+"""Names of commands in other programs."""
+
 _PANELS = {
     "messages": "Messages",
     "files": "Recorded messages",
@@ -103,6 +114,15 @@ _EXTRAS = {
     "opentelemetry": "otel",
 }
 """The extra of the package that installs each module."""
+
+
+def _unknown(name: str) -> NoReturn:
+    """End with an error that suggests a command."""
+    from nsqext.arguments import suggest
+
+    likely = _OTHER_NAMES.get(name.lower()) or suggest(name, (*COMMANDS, *PROGRAMS))
+    guess = f"did you mean `nsqext {likely}`? " if likely else ""
+    _fail(f"there is no command {name!r}: {guess}`nsqext --help` lists all")
 
 
 def _fail(text: str) -> NoReturn:
@@ -209,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(f"nsqext {__version__}")
         return
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        _unknown(words[0])
     from nsqext.errors import NsqError
 
     try:

@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
@@ -23,6 +23,7 @@ import typer
 from attrs import define, field, frozen
 
 from nsqext.arguments import is_number
+from nsqext.cli.waiting import waits
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -103,6 +104,7 @@ def save_contexts(contexts: Contexts) -> None:
 
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     """Print a result as a line of JSON, or as text with control characters escaped."""
+    waits.spoke()
     if not json:
         print("\n".join(map(printable, text.split("\n"))), flush=True)
         return
@@ -259,8 +261,18 @@ class Connection:
             )
         return found
 
-    def admin(self) -> Admin:
-        """Return an administration client."""
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[Admin]:
+        """Open an administration client."""
+        with waits.waiting(f"a response of lookup at {self._lookup_text()}, or of its nodes"):
+            async with self._new_admin() as admin:
+                yield admin
+
+    def _lookup_text(self) -> str:
+        found = self.lookup()
+        return found if isinstance(found, str) else ", ".join(map(str, found))
+
+    def _new_admin(self) -> Admin:
         from nsqext import Admin
         from nsqext.admin.options import admin_settings
         from nsqext.client.settings import settings_for
@@ -316,11 +328,12 @@ class Connection:
 
     async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
         """Run a consumer until a signal or its end; with ``until_end``, until its channel has no messages left."""
-        async with anyio.create_task_group() as tasks:
-            if until_end:
-                tasks.start_soon(self.stop_when_drained, consumer)
-            await consumer.serve(signals=signals)
-            tasks.cancel_scope.cancel()
+        with waits.waiting(wait_of(consumer)):
+            async with anyio.create_task_group() as tasks:
+                if until_end:
+                    tasks.start_soon(self.stop_when_drained, consumer)
+                await consumer.serve(signals=signals)
+                tasks.cancel_scope.cancel()
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred.
@@ -329,7 +342,7 @@ class Connection:
         before it counts as connected. The redesigned NSQ moves it after it has responded: so the lag is read twice.
         """
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
-        async with self.admin() as admin:
+        async with self._new_admin() as admin:
             while looks < 2:
                 await anyio.sleep(_FIRST_POLL if looks else pauses.next())
                 drained = False
@@ -358,6 +371,7 @@ class Connection:
             return
         from rich.console import Console
 
+        waits.spoke()
         Console().print(make_table(columns, records))
 
     @contextmanager
@@ -372,6 +386,18 @@ class Connection:
 
         with Live(auto_refresh=False) as live:
             yield lambda value: live.update(table(value), refresh=True)
+
+
+def wait_of(consumer: Consumer) -> Callable[[], str]:
+    """Return what a command with a consumer waits for."""
+
+    def text() -> str:
+        topics = ", ".join(consumer.topics)
+        if not consumer.connections:
+            return f"a partition of {topics} to consume: no node is connected"
+        return f"messages of {topics}, channel {consumer.channel}"
+
+    return text
 
 
 def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:

@@ -82,6 +82,7 @@ ENDING = {
     "record": ("record {topic} --to {folder} --channel ch --until-end", "1 message of {topic} recorded"),
     "replay": ("replay {folder}/one.jsonl --topic {topic}", "1 message replayed"),
     "stats": ("stats {topic}", "per second"),
+    "lag": ("lag {topic} --max 1", "deferred"),
     "doctor": ("doctor", "accepts connections"),
     "check": ("check {topic} ch", "healthy"),
     "lookup": ("lookup {topic}", "partition 0:"),

@@ -60,9 +60,33 @@ def test_the_help_of_a_command_imports_neither_clients_nor_what_only_its_call_ne
     assert f"Usage: nsqext {command}" in shown
 
 
-def test_an_unknown_command() -> None:
-    done = run("topics")
-    assert (done.returncode, b"topics" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [
+        ("topics", "topic"),
+        ("doctr", "doctor"),
+        ("publish", "pub"),
+        ("consume", "tail"),
+        ("lags", "lag"),
+        ("nsq-lookupd", "nsqlookupd"),
+        ("deadletter", "deadletters"),
+    ],
+)
+def test_an_unknown_command_suggests_the_right_one(word: str, suggested: str) -> None:
+    done = run(word, "orders")
+    assert (done.returncode, done.stdout) == (2, b"")
+    expected = f"nsqext: there is no command '{word}': did you mean `nsqext {suggested}`? `nsqext --help` lists all\n"
+    assert done.stderr.decode() == expected
+
+
+def test_an_unknown_command_that_resembles_no_other_names_the_help() -> None:
+    done = run("xyzzy")
+    assert (done.returncode, done.stderr) == (2, b"nsqext: there is no command 'xyzzy': `nsqext --help` lists all\n")
+
+
+def test_an_unknown_command_of_a_group_suggests_the_right_one() -> None:
+    done = run("topic", "lst")
+    assert (done.returncode, b"Did you mean 'list'" in done.stderr) == (2, True), done.stderr
 
 
 def complete(line: str, **variables: Any) -> list[str]:

@@ -16,6 +16,7 @@ from attrs import asdict, frozen
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import Connection, counted, printable
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.client import LookupClient
@@ -73,7 +74,8 @@ async def examine(connection: Connection) -> list[Finding]:
     """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
     for address in parse_lookup_addresses(connection.lookup()):
-        findings += await _examine_address("lookup", address)
+        with waits.waiting(f"a response of lookup at {address}"):
+            findings += await _examine_address("lookup", address)
     if all(finding.status == "error" for finding in findings):
         return findings
     async with LookupClient(connection.lookup(), connection.options().lookup) as client, connection.admin() as admin:
@@ -83,7 +85,8 @@ async def examine(connection: Connection) -> list[Finding]:
         for node in nodes or ():
             findings += await _examine_node(node)
         await _collect(findings, "topics", lambda: _examine_topics(findings, admin))
-    findings += await _examine_client(connection)
+    with waits.waiting("a node to connect to"):
+        findings += await _examine_client(connection)
     return findings
 
 

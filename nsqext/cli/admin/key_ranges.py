@@ -16,6 +16,7 @@ from rich.table import Table
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import Connection, printable
+from nsqext.cli.waiting import waits
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
@@ -94,7 +95,8 @@ async def run(
         with connection.live(lambda found: make_table(name, found, console.width), records) as show:
             show(found)
             while not once:
-                await anyio.sleep(interval)
+                with waits.waiting(None):
+                    await anyio.sleep(interval)
                 found = await _look_again(admin, topic, channel, found)
                 show(found)
 

@@ -10,6 +10,7 @@ import typer
 from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import Connection, confirm
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
 from nsqext.spark.cluster.admin import MARK, Admin
@@ -68,7 +69,8 @@ def run(
                     f"channel {name} of {topic}, partition {partition} is deleted",
                 )
 
-    perform(act)
+    with waits.waiting(f"responses of the leaders of {topic}"):
+        perform(act)
 
 
 def _processed(stats: PartitionChannelStats) -> int:

@@ -19,6 +19,7 @@ from attrs import define
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import Connection, make_table, printable
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ async def run(
                 number += 1
                 if number == count:
                     return
-                await anyio.sleep(interval)
+                with waits.waiting(None):
+                    await anyio.sleep(interval)
 
 
 KEYS = {
@@ -174,7 +176,7 @@ async def top(
     view = View([])
     descriptor = sys.stdin.fileno()
     async with connection.admin() as admin:
-        with _single_keys(descriptor), Live(auto_refresh=False, screen=True) as live:
+        with waits.waiting(None), _single_keys(descriptor), Live(auto_refresh=False, screen=True) as live:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_refresh, view, live, admin, topic, interval)
                 while True:

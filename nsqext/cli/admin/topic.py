@@ -10,6 +10,7 @@ from attrs import asdict, frozen
 
 from nsqext.cli.command import Topic, changes, command, examples
 from nsqext.cli.connection import Connection, counted
+from nsqext.cli.waiting import waits
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ async def create(
     partitions nor options.
     """
     async with connection.admin() as admin:
-        await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
+        with waits.waiting(f"all partitions of {topic} to accept publishes"):
+            await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
         connection.show({"topic": topic, "created": True}, f"{topic} is created")
         info = await admin.topic(topic)
         needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
@@ -262,6 +264,11 @@ async def lookup(
     access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
+    with waits.waiting("a response of lookup"):
+        await _look_up(connection, topic, access)
+
+
+async def _look_up(connection: Connection, topic: str | None, access: str) -> None:
     from nsqext.lookup.client import LookupClient
     from nsqext.lookup.partition_map import merged
 

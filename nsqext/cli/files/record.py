@@ -13,8 +13,9 @@ from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.command import Topic, UntilEnd, command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import Connection, counted, wait_of
 from nsqext.cli.message_files import MessageFiles, message_record
+from nsqext.cli.waiting import waits
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 
@@ -57,7 +58,7 @@ async def run(
     if await connection.has_positions(topic):
         settings["start"] = Position.earliest()
     consumer, count = connection.consumer(topic, channel, **settings), 0
-    with closing(files):
+    with closing(files), waits.waiting(wait_of(consumer)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signals, consumer.stop, logger)
             async with consumer:

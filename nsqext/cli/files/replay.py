@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import Connection, counted
 from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
@@ -119,12 +120,14 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: Plan, pro
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
     entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
     async with connection.producer() as producer:
-        await producer.ping()  # so that the time to connect does not delay the first message
+        with waits.waiting("a node to connect to"):
+            await producer.ping()  # so that the time to connect does not delay the first message
         clock = _Clock(plan.speed)
         waiting = await run_sync(next, entries, None)
         while waiting is not None:
             if (pause := clock.wait(waiting)) > 0:
-                await anyio.sleep(pause)
+                with waits.waiting(f"the recorded time of the next message, in {pause:.1f} s"):
+                    await anyio.sleep(pause)
             due: list[Entry] = []
             file = waiting.file
             while waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0:
@@ -151,4 +154,5 @@ async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None
         return topic, partition if isinstance(partition, int) and partition >= 0 else None
 
     for (topic, partition), group in groupby(due, target):
-        await producer.publish_many(topic, [outgoing_message(entry.record) for entry in group], partition=partition)
+        with waits.waiting(f"{topic} to store messages"):
+            await producer.publish_many(topic, [outgoing_message(entry.record) for entry in group], partition=partition)

@@ -14,6 +14,7 @@ from attrs import define, field
 from nsqext import Consumer, Message, Producer
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import Connection
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting
 
 _clock = time.perf_counter
@@ -67,12 +68,13 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
 
 async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     async with producer:
-        await producer.publish(load.topic, load.body)  # connect first
-        started = _clock()
-        if load.batch > 1:
-            await _publish_in_batches(load, producer)
-        else:
-            await _publish_one_by_one(load, producer)
+        with waits.waiting(f"{load.topic} to store messages"):
+            await producer.publish(load.topic, load.body)  # connect first
+            started = _clock()
+            if load.batch > 1:
+                await _publish_in_batches(load, producer)
+            else:
+                await _publish_one_by_one(load, producer)
         _report("publish", load.count, _clock() - started, load.seconds)
     taken = 0
     ended = 0.0
@@ -87,7 +89,9 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 
     # from before the connection: whole batches are received before the first message is handled, which takes time
     begun = _clock()
-    await consumer.serve(signals=False)
+    place = f"messages of {load.topic}, channel {load.channel}"
+    with waits.waiting(lambda: f"{place}: {taken} of {load.count + 1} received"):
+        await consumer.serve(signals=False)
     if ended:
         _report("consume", load.count, ended - begun, [])
 
@@ -99,7 +103,7 @@ def run(
     topic: Annotated[
         str | None, typer.Argument(help="A topic created for the benchmark. (default: start a cluster)")
     ] = None,
-    channel: Annotated[str, typer.Option(help="Channel to consume; it must exist.")] = "bench",
+    channel: Annotated[str, typer.Option(help="Channel to consume; it is created.")] = "bench",
     count: Annotated[int, typer.Option(min=1, help="Messages.")] = 10_000,
     size: Annotated[int, typer.Option(min=1, help="Size of each message in bytes.")] = 200,
     in_flight: Annotated[int, typer.Option(min=1, help="Concurrent publishes.")] = 64,
@@ -115,7 +119,14 @@ def run(
     def measure(cluster: Connection) -> None:
         producer = cluster.producer()
         consumer = cluster.consumer(load.topic, load.channel, max_in_flight=2500)
-        perform(lambda: _measure(load, producer, consumer))
+
+        async def run() -> None:
+            if cluster.load().lookupd:
+                async with cluster.admin() as admin:  # without the channel, messages would be stored before it exists
+                    await admin.create_channel(load.topic, load.channel)
+            await _measure(load, producer, consumer)
+
+        perform(run)
 
     if topic is not None:
         measure(connection)

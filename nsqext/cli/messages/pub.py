@@ -22,6 +22,7 @@ from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.command import Topic, command, examples, parse_headers
 from nsqext.cli.connection import Connection, counted
 from nsqext.cli.message_files import outgoing_message
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.names import topic_and_partition
 
@@ -261,7 +262,8 @@ async def _publish_arguments(
     async with sending.producer(connection) as producer:
         for text in bodies:
             await pace.wait()
-            receipt = await producer.publish(topic, text.encode(), **options)
+            with waits.waiting(f"{topic} to store the message"):
+                receipt = await producer.publish(topic, text.encode(), **options)
             place = topic_and_partition(receipt.topic, receipt.partition)
             connection.show(receipt._asdict(), f"stored in {place} at {receipt.node}")
 
@@ -286,7 +288,8 @@ async def _publish_input(
             async with producer.batcher(topic) as batcher:
                 async for message in messages:
                     await pace.wait()
-                    await batcher.add(_with_options(message, given))
+                    with waits.waiting(f"{topic} to store messages"):
+                        await batcher.add(_with_options(message, given))
                     count += 1
                     progress(count - batcher.pending)
         except BatchFailed as error:

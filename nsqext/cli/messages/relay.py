@@ -13,6 +13,7 @@ from attrs import frozen
 
 from nsqext.cli.command import UntilEnd, command, examples
 from nsqext.cli.connection import Connection, counted
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
 from nsqext.protocol.headers import KEY_HEADER
 
@@ -122,7 +123,8 @@ async def _to_topic(
         )
 
     async with producer:
-        with suppress(TopicNotReady):  # the first publishes wait for its channel
+        # the first publishes wait for its channel
+        with suppress(TopicNotReady), waits.waiting(f"a leader of {topic}"):
             await producer.meta(topic)  # raises if there is no such topic
         await _relay(connection, consumer, send, until_end=until_end)
 
@@ -204,5 +206,6 @@ async def replay(
     values = connection.load().values
     lookup = Lookup(connection.lookup(), **settings_for(lookup_schema().own, values))
     own = settings_for(connection_settings(), values)
-    count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
+    with waits.waiting(f"dead letters of {topic}, channel {channel}"):
+        count = await replay_dead_letters(topic, lookupd=lookup, channel=channel, idle=idle, **own)
     connection.show({"topic": topic, "replayed": count}, f"{counted(count, 'dead letter')} of {topic} replayed")

@@ -24,6 +24,7 @@ from nsqext.cli.command import (
 )
 from nsqext.cli.connection import Connection, printable
 from nsqext.cli.message_files import message_record
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, OperationNotSupported
 from nsqext.protocol.names import topic_and_partition
 
@@ -188,6 +189,7 @@ async def run(
         if not wanted.takes(record):
             return
         try:
+            waits.spoke()
             show(message, record)
         except BrokenPipeError as error:
             broken.append(error)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
-from tests.support.command_line import ROOT, lines, run
+from tests.support.command_line import ROOT, lines, run, unexpected
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -61,7 +61,7 @@ def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     program = f"{sys.executable} -m nsqext tail {topic} --channel ch --lookupd {address} | head -n 1"
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(program, shell=True, env=environment, capture_output=True, timeout=_PATIENCE, check=False)  # noqa: S602
-    assert (done.stderr, len(done.stdout.splitlines())) == (b"", 1)
+    assert (unexpected(done.stderr), len(done.stdout.splitlines())) == (b"", 1)
 
 
 def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
@@ -76,7 +76,7 @@ def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
         tail.send_signal(signal.SIGCONT)
         lines("pub", topic, "one", "--lookupd", address)
         output, errors = tail.communicate(timeout=_PATIENCE)
-    assert (json.loads(output)["body"], errors) == ("one", b"")
+    assert (json.loads(output)["body"], unexpected(errors)) == ("one", b"")
 
 
 def clients(cluster: Cluster, topic: str, channel: str) -> int:

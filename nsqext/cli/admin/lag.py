@@ -1,0 +1,85 @@
+"""``nsqext lag``: how many messages channels have not finished."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import typer
+
+from nsqext.cli.admin.channel import channel_record
+from nsqext.cli.admin.stats import look
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import Connection, make_table
+from nsqext.cli.waiting import waits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqext.admin import TopicStats
+
+_COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
+
+
+def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
+    """Return a record for each channel, the longest lag first."""
+    records: list[dict[str, Any]] = []
+    for name, topic in found.items():
+        unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
+        for channel in topic.channels.values():
+            record = channel_record(name, channel)
+            records.append({column: record[column] for column in _COLUMNS} | unreachable)
+    return sorted(records, key=lambda record: (-record["lag"], record["topic"], record["channel"]))
+
+
+def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
+    """Return why a limit does not hold, a text for each channel."""
+    if highest is None:
+        return []
+    problems = []
+    for record in records:
+        place = f"{record['topic']}/{record['channel']}"
+        if record["lag"] > highest:
+            problems.append(f"the lag of {place} is {record['lag']}, more than {highest}")
+        elif record.get("unreachable"):
+            problems.append(f"the lag of {place} is not known: no response of {', '.join(record['unreachable'])}")
+    return problems
+
+
+@examples("nsqext lag", "nsqext lag orders --max 1000", "nsqext lag orders --watch | jq .lag")
+@command
+async def run(
+    connection: Connection,
+    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
+    channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
+    highest: Annotated[
+        int | None, typer.Option("--max", min=0, help="Exit with 1 if the lag of a channel is above.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, or until a lag is above --max.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between refreshes.")] = 2.0,
+) -> None:
+    """Show the messages that channels have not finished, the longest lag first.
+
+    With --max, the exit code is 1 if a lag is above it, or is not known because a node does not respond.
+    """
+    async with connection.admin() as admin:
+        if not watch:
+            records = lag_records(await look(admin, topic, channel))
+            connection.table(_COLUMNS, records)
+        else:
+            timed = partial(map, lambda record: {"time": time.time(), **record})
+            with connection.live(partial(make_table, _COLUMNS), timed) as show:
+                while True:
+                    records = lag_records(await look(admin, topic, channel))
+                    show(records)
+                    if excess(records, highest):
+                        break
+                    with waits.waiting(None):
+                        await anyio.sleep(interval)
+    problems = excess(records, highest)
+    for problem in problems:
+        typer.echo(problem, err=True)
+    if problems:
+        raise typer.Exit(1)

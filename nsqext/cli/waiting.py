@@ -1,0 +1,72 @@
+"""Say on standard error what a command waits for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, Timer
+
+What = str | Callable[[], str] | None
+"""Text behind "waiting for", or a function that returns it; None where a pause is intended."""
+
+_SILENCE = 2.0
+"""Seconds without output after which the command says what it waits for."""
+
+
+class Waits:
+    """The waits of a command, the innermost last. Each text is printed once."""
+
+    def __init__(self) -> None:
+        self._waits: list[list[What]] = []  # lists of one element, which are removed by identity
+        self._said: set[str] = set()
+        self._since = time.monotonic()
+        self._timer: Timer | None = None
+        self._lock = Lock()
+
+    @contextmanager
+    def waiting(self, what: What) -> Iterator[None]:
+        """Say what the command waits for, if the block takes two seconds without output."""
+        one = [what]
+        with self._lock:
+            self._waits.append(one)
+            self._since = time.monotonic()
+            if self._timer is None:
+                self._start_timer(_SILENCE)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits[:] = [other for other in self._waits if other is not one]
+                self._since = time.monotonic()
+                if not self._waits and self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+
+    def spoke(self) -> None:
+        """Record that the command printed something."""
+        self._since = time.monotonic()
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = Timer(seconds, self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            if not self._waits:
+                self._timer = None
+                return
+            left = self._since + _SILENCE - time.monotonic()
+            self._start_timer(left if left > 0 else _SILENCE)
+            what = self._waits[-1][0] if left <= 0 else None
+        text = what() if callable(what) else what
+        if text is not None and text not in self._said:
+            self._said.add(text)
+            shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+            print(f"nsqext: waiting for {shown}", file=sys.stderr, flush=True)
+
+
+waits = Waits()
+"""The waits of this process."""

@@ -1,0 +1,68 @@
+"""`nsqext lag`: records, the limit, and --watch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from secrets import token_hex
+
+import pytest
+
+from nsqext.broker import Cluster
+from nsqext.cli.admin.lag import excess
+from nsqext.sync import Producer
+from tests.support.command_line import lines, run, started
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Lookup address of a cluster."""
+    with Cluster(nodes=1) as cluster:
+        yield cluster.lookupd[0]
+
+
+@pytest.fixture
+def topic(address: str) -> str:
+    """A topic with two channels."""
+    name = f"t_{token_hex(4)}"
+    lines("topic", "create", name, "--channel", "slow", "--channel", "other", "--lookupd", address)
+    return name
+
+
+def publish(address: str, topic: str, count: int) -> None:
+    with Producer(address) as producer:
+        producer.publish_many(topic, [b"x"] * count)
+
+
+def test_the_lag_of_channels_and_a_limit_for_the_exit_code(address: str, topic: str) -> None:
+    publish(address, topic, 3)
+    lines("tail", topic, "--channel", "other", "--count", "2", "--lookupd", address)
+    where = ("--lookupd", address)
+    found = lines("lag", topic, *where)
+    assert [(one["topic"], one["channel"], one["lag"]) for one in found] == [(topic, "slow", 3), (topic, "other", 1)]
+    assert [one["channel"] for one in lines("lag", topic, "other", *where)] == ["other"]
+    assert lines("lag", topic, "--max", "3", *where) == found
+    above = run("lag", topic, "--max", "2", *where)
+    assert [json.loads(line) for line in above.stdout.splitlines()] == found
+    assert (above.returncode, above.stderr.decode()) == (1, f"the lag of {topic}/slow is 3, more than 2\n")
+    assert run("lag", "missing", *where).returncode == 2
+
+
+def test_watch_repeats_until_a_lag_is_above_the_limit(address: str, topic: str) -> None:
+    words = ("lag", topic, "--watch", "--interval", "0.1", "--max", "2", "--lookupd", address)
+    with started(*words) as process:
+        assert process.stdout is not None
+        records = [json.loads(process.stdout.readline()) for _ in range(4)]  # two refreshes
+        assert {record["lag"] for record in records} == {0}
+        assert all(record["time"] > 0 for record in records)
+        publish(address, topic, 3)
+        output, errors = process.communicate()
+        assert process.wait() == 1
+    assert json.loads(output.splitlines()[-1])["lag"] == 3
+    assert b"is 3, more than 2" in errors
+
+
+def test_a_lag_that_is_not_known_is_above_a_limit() -> None:
+    record = {"topic": "orders", "channel": "billing", "lag": 1, "unreachable": ["n1:4150"]}
+    assert excess([record], None) == []
+    assert excess([record], 5) == ["the lag of orders/billing is not known: no response of n1:4150"]

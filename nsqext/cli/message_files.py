@@ -106,7 +106,9 @@ class MessageFiles:
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write records and synchronize the file with the disk, so that they survive a power loss."""
         file = self._file or self._open()
-        data = gzip.compress(b"".join(msgspec.json.encode(record) + b"\n" for record in records), compresslevel=6)
+        data = gzip.compress(
+            b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
+        )
         written = 0
         while written < len(data):  # a write to an almost full disk may be partial
             written += file.write(data[written:])

@@ -26,6 +26,7 @@ from nsqext.cli.connection import Connection, printable
 from nsqext.cli.message_files import message_record
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, OperationNotSupported
+from nsqext.protocol.headers import header_json
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Filter:
             and (self.tag is None or record["tag"] == self.tag)
             and (self.key is None or record["key"] == self.key)
             and (self.trace_id is None or record["trace_id"] == self.trace_id)
-            and all(str(headers.get(name)) == value for name, value in self.headers.items())
+            and all(header_json(headers.get(name)) == value for name, value in self.headers.items())
         )
 
 
@@ -121,12 +122,12 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
 
     def print_formatted(message: Message, record: dict[str, Any]) -> None:
         text = message.body.decode(errors="backslashreplace")
-        headers = defaultdict(str, record["headers"])
+        headers = defaultdict(str, {name: header_json(value) or "" for name, value in record["headers"].items()})
         values = {name: "" if value is None else value for name, value in record.items()}
         print_line((output.template or "").format_map({**values, "body": text, "headers": headers}))
 
     def print_message(message: Message, record: dict[str, Any]) -> None:
-        headers = "".join(f" {name}={value}" for name, value in record["headers"].items())
+        headers = "".join(f" {name}={header_json(value)}" for name, value in record["headers"].items())
         marks = "".join(f" {name}={record[name]}" for name in ("key", "tag") if record[name] is not None)
         text = message.body.decode(errors="backslashreplace")
         place = topic_and_partition(message.topic, message.partition)

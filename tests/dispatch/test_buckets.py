@@ -128,3 +128,11 @@ def test_a_consumer_that_releases_waits_before_it_releases_more() -> None:
     assert len(plan_moves("a", tags, owners, ("a", "b")).release) == 4
     assert len(plan_moves("a", tags, owners, ("a", "b"), releasing=3).release) == 1
     assert plan_moves("a", tags, owners, ("a", "b"), releasing=4).release == ()
+
+
+def test_no_bucket_is_released_while_others_are_free() -> None:
+    """They go to the consumer with the fewest; a move would stop keys for nothing."""
+    tags = bucket_tags(8)
+    owners = dict.fromkeys(tags[:6], ("a",))
+    assert plan_moves("a", tags, owners, ("a", "b")) == ((), ())
+    assert plan_moves("b", tags, owners, ("a", "b")) == (tuple(tags[6:]), ())

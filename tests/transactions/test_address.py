@@ -99,3 +99,22 @@ def test_commands_do_not_print_a_password(words: tuple[str, ...], tmp_path: Path
         assert done.returncode != 0
         assert b"Zq7" not in done.stdout + done.stderr
         assert b"kV9" not in done.stdout + done.stderr
+
+
+@table(
+    "address",
+    [
+        "postgresql://bob:Zq7kV9@db/shop",
+        "postgresql://bob:Zq7%6BV9@db/shop",
+        "postgresql://db/shop?password=Zq7kV9",
+        "host=db password=Zq7kV9",
+        "host=db password = 'Zq7kV9'",
+    ],
+)
+def test_an_error_of_the_driver_is_shown_without_the_password(address: str) -> None:
+    """None of today's libpq contains it."""
+    shown = parse_address(address).shown(ValueError(f"cannot read Zq7kV9 in {address}, or on db"))
+    assert "Zq7" not in shown
+    assert "kV9" not in shown
+    assert shown.startswith("cannot read ***")
+    assert shown.endswith("or on db")

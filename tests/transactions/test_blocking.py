@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,8 +12,10 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from nsqext import Consumer, Message, Producer, sync
+from nsqext.client.middleware import Handling
 from nsqext.transactions import Inbox, Positions
 from tests.support.consumers import eventually
+from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.databases import url_of
 
 if TYPE_CHECKING:
@@ -90,3 +93,23 @@ async def test_blocking_connections_are_used_in_threads(
         await eventually(lambda: consumer.statistics().finished == 5, _SECONDS)
     expected = ["0", "1", "2", "3"] if kind == "inbox" else ["0", "1", "2", "3", "4"]
     assert effects(sessions) == expected
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("kind", ["inbox", "positions"])
+@pytest.mark.anyio
+async def test_a_commit_is_not_cancelled(sessions: Sessions, kind: str) -> None:
+    """A consumer that stops while a blocking session commits has committed, or rolled back."""
+    middleware = once(kind, sessions)
+    message = make_message(RecordingOwner(in_order=True), offset=100)
+    for body, fails in (("rolled back", True), ("committed", False)):
+        with anyio.CancelScope() as scope, suppress(ValueError):
+
+            async def handle(_: Handling, body: str = body, fails: bool = fails, scope: Any = scope) -> None:
+                middleware.session().execute(INSERT, {"body": body})
+                scope.cancel()
+                if fails:
+                    raise ValueError("the effect is rolled back")
+
+            await middleware.handle(Handling([message], "ch"), handle)
+        assert effects(sessions) == ([] if fails else ["committed"])

@@ -17,7 +17,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from nsqext import Consumer, Position, Producer
+from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
+from nsqext.errors import BatchFailed, PublishFailed
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
 from nsqext.transactions.relay import Pace
@@ -25,7 +26,7 @@ from nsqext.transactions.store import OutboxRow
 from tests.support.consumers import eventually
 from tests.support.programs import ROOT
 from tests.support.tcp_relay import relaying
-from tests.transactions.test_outbox import add_with_driver, connect
+from tests.transactions.test_outbox import add_with_driver, add_with_sqlalchemy, connect
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -233,6 +234,66 @@ def test_the_pace_follows_the_link() -> None:
     for _ in range(30):
         pace.took(pace.part(rows), 10.0, 10.0, failed=True)
     assert len(pace.part(rows)) == 1
+
+
+# What a failed publish leaves
+
+
+async def test_messages_of_a_failed_batch_stay_and_stored_ones_are_deleted(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay that deleted them all lost 23 of 600."""
+    bodies = fill(database, topic, 12, 10)
+    failures = 3
+
+    async with Producer(cluster.lookupd) as producer:
+        publish_many = producer.publish_many
+
+        async def fail(name: str, messages: list[OutgoingMessage]) -> list[Receipt]:
+            nonlocal failures
+            if not failures:
+                return await publish_many(name, messages)
+            failures -= 1
+            half = len(messages) // 2
+            receipts = await publish_many(name, messages[:half]) if half else []
+            raise BatchFailed([*receipts, *[PublishFailed("no leader")] * (len(messages) - half)])
+
+        monkeypatch.setattr(producer, "publish_many", fail)
+        monkeypatch.setattr("nsqext.transactions.relay._RETRY", 0.05)
+        with OutboxStore(database) as store:
+            relay = OutboxRelay(store, poll=0.02)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay.run, producer)
+                await eventually(lambda: relay.statistics().published == 12, _SECONDS)
+                tasks.cancel_scope.cancel()
+            assert store.summary(time.time()).waiting == 0
+            assert relay.statistics().failed == 3
+    assert await all_stored(cluster, topic) == dict.fromkeys(bodies, 1)
+
+
+@on_postgresql
+def test_a_call_behind_a_lost_connection_is_a_transaction(database: str) -> None:
+    with OutboxStore(database) as store:
+        store.lease("first", now=1.0, until=2.0)
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(_END_OTHERS)
+        with pytest.raises(ZeroDivisionError), store._transaction():
+            store._run("UPDATE nsqext_outbox_shard SET owner = 'second'", {})
+            raise ZeroDivisionError
+        with store._transaction():
+            assert store._run("SELECT DISTINCT owner FROM nsqext_outbox_shard", {}) == [("first",)]
+
+
+@on_postgresql
+@pytest.mark.parametrize("way", ["psycopg", "session"])
+def test_a_commit_notifies_relays_and_a_rollback_does_not(database: str, way: str) -> None:
+    with psycopg.connect(database, autocommit=True) as listener:
+        listener.execute("LISTEN nsqext_outbox")
+        add = {"psycopg": add_with_driver, "session": add_with_sqlalchemy}[way]
+        add(database, "t", commit=False)
+        assert list(listener.notifies(timeout=0.1, stop_after=1)) == []
+        add(database, "t", commit=True)
+        assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1
 
 
 # Outages

@@ -477,3 +477,11 @@ def test_a_message_object_as_body_is_refused_with_the_way_to_publish_it() -> Non
     body: Any = OutgoingMessage(b"x")
     with pytest.raises(InvalidBody, match=r"not OutgoingMessage: give its body, .* or use publish_many"):
         encode_message(ProducerOptions(), TopicMeta(), OutgoingMessage(body))
+
+
+def test_all_attempts_of_a_message_have_one_trace_id() -> None:
+    """It is settled by it: the log is searched for the first attempt too."""
+    request = MessageRequest(evolve(_OPTIONS, on_unknown="settle"), "t", OutgoingMessage(b"x"))
+    sent = {request.encoded(TopicMeta(partition_num=1))[2] for _ in range(3)}
+    assert len(sent) == 1
+    assert sent.pop()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Handling:
     """A call of a handler."""
 
-    #: the message, or those of a batch. A middleware may remove messages of a batch, which the handler then does not
-    #: receive; they are finished with the others, unless the middleware finishes or requeues them itself.
+    #: the message, or the messages of a batch. A middleware may remove messages of a batch, which the handler then does
+    #: not receive; they are finished with the others, unless the middleware finishes or requeues them itself.
     messages: list[Message]
     channel: str  #: the channel of the messages
     batch: bool = False  #: whether the handler receives a batch
@@ -99,7 +99,7 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
 
 
 def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | None:
-    """Return a publish that is surrounded by the middleware, the first one outermost; None if it surrounds nothing."""
+    """Return a publish that is surrounded by the middleware, the first outermost; None if it surrounds nothing."""
     around = [one for one in middleware if type(one).publish is not Middleware.publish]
     for one in reversed(around):
         send = partial(one.publish, send_next=send)
@@ -136,7 +136,7 @@ def _surrounded(
     call: CallNext,
     handling_of: Callable[[Any], Handling],
 ) -> Callable[[object], Awaitable[object]]:
-    """Return a handler whose call, with a `Handling`, is surrounded by the middleware, the first one outermost."""
+    """Return a handler whose call, with a `Handling`, is surrounded by the middleware, the first outermost."""
     around = [one for one in middleware if type(one).handle is not Middleware.handle]
     if not around:
         return handler

@@ -151,7 +151,7 @@ class Pulse:
             self._wake_first()
 
     def leave(self, member: PulseMember) -> None:
-        """Remove a consumer that ends; the next one keeps the time."""
+        """Remove a consumer that ends; the next keeps the time."""
         del self.members[member]
         self.due_at = inf
         self._wake_first()

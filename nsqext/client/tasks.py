@@ -68,8 +68,8 @@ class BackgroundTasks:
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.error: BaseException | None = None  # the first error of a task; None while there is none
         self.loop: object = None  # the native event loop of `start`; None before
+        # the thread that the loop runs in; 0 before `start`, and in a forked process, where it does not run
         self._thread = 0
-        """The thread that the loop runs in; 0 before `start`, and in a forked process, where it does not run."""
         self._loop_runs: Callable[[], bool] = _never
         self._owner = owner  # what the tasks belong to, for error messages: ``producer``
         # called once when the object is to end, in the host task, while all tasks still run: sends what is pending and
@@ -83,8 +83,8 @@ class BackgroundTasks:
         self._ready = anyio.Event()
         self._closing = anyio.Event()
         self._ended = anyio.Event()
+        # whether the tasks are being cancelled, or have ended: the task group may be closed at any moment
         self._cancelling = False
-        """Whether the tasks are being cancelled, or have ended: the task group may be closed at any moment."""
         self._cancelled: type[BaseException] = BaseException
         self._reported = False
 
@@ -240,19 +240,19 @@ if hasattr(os, "register_at_fork"):
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REPEATED: Final = 1.0
-"""Seconds after the first signal in which further ones are ignored."""
+"""Seconds after the first signal in which further signals are ignored."""
 
 
 class _Signals:
     """Calls functions on the first SIGTERM or SIGINT: both are received until the last function was removed.
 
     Further signals are ignored for a second, because ``timeout`` and some init programs send a signal to the process
-    and again to its group. A later one has its former effect.
+    and again to its group. A later signal has its former effect.
     """
 
     def __init__(self) -> None:
         self.stops: list[Callable[[], None]] = []
-        self.received: int = 0  # number of the first one; 0 before
+        self.received: int = 0  # number of the first signal; 0 before
         self._ignored_until = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -324,7 +324,7 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
 def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
 
-    Further signals within a second are ignored; a later one has its former effect. In another thread than the main one
+    Further signals within a second are ignored; a later signal has its former effect. Outside of the main thread
     no signal is received. The function must not wait, and must not take a lock that the main thread may hold.
     """
     if not _in_main_thread():

@@ -53,15 +53,16 @@ _CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before t
 class Consumer(Runnable):
     """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
-    With a handler: `run` it, or `serve` it in an event loop, or `start` it and `aclose` it later. Without one: open it
-    with ``async with`` (or `start`) and iterate over it.
+    With a handler: `run` it, `serve` it in an event loop, or `start` it and `aclose` it later. Without a handler: open
+    it with ``async with`` (or `start`) and iterate over it.
 
-    Several topics share ``max_in_flight``, the handlers and the backoff. Those that match a pattern are consumed as
+    Several topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed as
     soon as the lookup service lists them, within ``lookup_poll_interval``, and left when they are deleted.
 
     Args:
-        topics: name of the topic; or a pattern, where ``*`` stands for any characters and ``?`` for one (``orders.*``);
-            or a sequence of both. Patterns need ``lookupd``, and do not match the topic of ``dead_letter``.
+        topics: name of the topic; or a pattern (``orders.*``), where ``*`` stands for any characters and ``?`` for
+            a single character; or a sequence of both. Patterns need ``lookupd``, and do not match the topic of
+            ``dead_letter``.
         channel: name of the channel, the same for all topics.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
             addresses and settings: ``nsq://lookupd:4161?max_in_flight=50``. Or a `nsqext.Lookup` that is shared with
@@ -69,7 +70,7 @@ class Consumer(Runnable):
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
         env: prefix of the environment variables with further settings. Without any address, they are read from
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every call of the handler, of messages or batches; the first one is the outermost. Iteration
+        middleware: around every call of the handler, of messages or batches; the first is the outermost. Iteration
             is not surrounded.
         settings: see `ConsumerSettings`.
 
@@ -107,10 +108,10 @@ class Consumer(Runnable):
         self._tasks = BackgroundTasks("consumer", self._close)
         self._events = ClientEvents()
         self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
+        #: The backoff of the consumer, read-only. Its level increases while handlers fail.
         self.backoff: Backoff = self._group.backoff
-        """The backoff of the consumer, read-only: its level increases while handlers fail."""
+        #: Whether its start warns of ``max_attempts`` without ``dead_letter``; an app warns once for its consumers.
         self.warns_of_drops: bool = self._options.failure.drops
-        """Whether its start warns of ``max_attempts`` without ``dead_letter``; an app warns once for its consumers."""
         self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
         self._iteration: MessageIteration | None = None
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
@@ -214,7 +215,7 @@ class Consumer(Runnable):
 
         Args:
             max_count: messages of a batch, at most; see `batches`.
-            max_wait: seconds that the first message of a batch waits for further ones.
+            max_wait: seconds that the first message of a batch waits for further messages.
 
         Raises:
             InvalidSetting: the function is not a coroutine function, the consumer has a handler already, or a limit is
@@ -584,11 +585,11 @@ class Consumer(Runnable):
         servers send the next batch while one is processed. The caller answers the messages, see `MessageBatch`; they
         are touched until then. Leaving the loop requeues the rest of its batch, see `MessageBatches`.
 
-        On ordered channels each partition delivers one message at a time, so a batch has at most one of each.
+        On ordered channels each partition delivers one message at a time: a batch has at most one message of each.
 
         Args:
             max_count: messages of a batch, at most.
-            max_wait: seconds that the first message of a batch waits for further ones.
+            max_wait: seconds that the first message of a batch waits for further messages.
 
         Raises:
             InvalidSetting: a limit is invalid, or the options require the order of keys.

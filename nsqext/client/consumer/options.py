@@ -76,7 +76,7 @@ class HandlerSettings(TypedDict, total=False):
     ordered: bool | None
     """Subscribe in order (SUB_ORDERED); None follows the topic's meta."""
     queue_position: bool
-    """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered ones always have."""
+    """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered messages always have."""
     partitions: tuple[int, ...] | None
     """The partitions to consume; None for all."""
     start: Position | str | Mapping[int, Position] | StartPositions | None
@@ -91,7 +91,7 @@ class HandlerSettings(TypedDict, total=False):
     sample_rate: int
     """Percentage of the messages that is delivered, 1 to 99; 0 for all."""
     output_buffer_timeout: float | None
-    """How long the server may keep a message back to send it together with others, up to 1; a shorter one is raised
+    """How long the server may keep a message back to send it together with others, up to 1; a shorter time is raised
     to the minimum of servers (0.01 at the redesigned NSQ, 0.025 at the original). None for the server's default
     (0.05 and 0.25); 0 sends each message at once, which costs throughput.
     """
@@ -102,10 +102,10 @@ class HandlerSettings(TypedDict, total=False):
     ext_filter: ExtFilter | None
     """A filter on an extend header, applied by the server."""
     key: str | KeyOf | None
-    """The key of a message, as the name of the extend header that carries it (``##key`` is the one that
+    """The key of a message, as the name of the extend header that carries it (``##key`` is what
     ``publish(key=…)`` writes), or as a function of the message. `Consumer.serve` then keeps the messages of a key in
     their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is requeued
-    waits in the consumer, in front of later ones of its key, while other keys continue; backoff has no effect.
+    waits in the consumer, in front of later messages of its key, while other keys continue; backoff has no effect.
     Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
     """
     dispatch: str | None
@@ -124,7 +124,7 @@ class HandlerSettings(TypedDict, total=False):
     have this dispatch too; 0 never uses tags, and a server without this dispatch is an error.
     """
     initial_ready: int
-    """The RDY count of a new connection, and of one that was idle for 10 s. It doubles, up to the share of
+    """The RDY count of a new connection, and of a connection that was idle for 10 s. It doubles, up to the share of
     ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its messages
     when handlers are slow.
     """

@@ -64,7 +64,7 @@ class MessageSequence(Sequence[M]):
 class MessageBatch(MessageSequence[Message]):
     """Messages that are handled together, in the order received.
 
-    Each message is answered once: all at once with `finish`, from the front with `finish_up_to`, or one by one with
+    Each message is answered once: all at once with `finish`, from the front with `finish_up_to`, or separately with
     `Message.finish` and `Message.requeue`. Until then they are touched before they time out. Answers are sent together
     in the next turn of the event loop; awaiting them does not wait for the server.
     """
@@ -83,7 +83,7 @@ class MessageBatch(MessageSequence[Message]):
         _answer(self._messages)
 
     async def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge the messages up to and including one, except for those that are answered.
+        """Acknowledge the messages up to and including a message; answered messages are skipped.
 
         Args:
             last: a message of the batch, or its index.
@@ -100,7 +100,7 @@ class MessageBatch(MessageSequence[Message]):
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
     ) -> None:
-        """Requeue messages: they will be delivered again, with one attempt more.
+        """Requeue messages: they are delivered again, which counts as another attempt.
 
         Args:
             messages: messages of the batch; by default all that are not answered.
@@ -255,7 +255,7 @@ class MessageBatches:
         return batch
 
     async def take(self, timeout: float | None = None) -> MessageBatch:
-        """Return the next batch, which the caller keeps; an empty one after the timeout in seconds."""
+        """Return the next batch, which the caller keeps; it is empty after the timeout in seconds."""
         return MessageBatch(await self._iteration.next_batch(self._limits, timeout))
 
     async def aclose(self) -> None:

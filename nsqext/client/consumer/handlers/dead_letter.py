@@ -35,7 +35,7 @@ class DeadLetterTopic:
     """Publishes rejected messages.
 
     Body, trace id, key, headers and tag are kept, and the headers of `DEAD_LETTER_PREFIX` are added. A topic without
-    extend support stores body and trace id alone (the original NSQ only the body): such letters cannot be replayed.
+    extend support stores body and trace id alone (the original NSQ only the body), which cannot be replayed.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class DeadLetterTopic:
             await anyio.sleep_forever()
 
     async def _check_topic(self) -> None:
-        """Warn if letters cannot be published, or would lose their headers."""
+        """Warn if dead letters cannot be published, or would lose their headers."""
         try:
             meta = await self._producer.meta(self.topic)
         except (TopicNotFound, TopicNotReady) as error:

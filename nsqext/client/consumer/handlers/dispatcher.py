@@ -30,7 +30,7 @@ _clock = time.monotonic
 
 
 class MessageDispatcher:
-    """Queues received messages, in one queue or in one for each worker, and runs the workers."""
+    """Queues received messages, for all workers or by lane, and runs the workers."""
 
     def __init__(self, group: SubscriptionGroup, state: ConsumerState, failed: Callable[[NsqError], None]) -> None:
         # what all workers, or the program, take messages from; empty with lanes
@@ -189,7 +189,7 @@ class MessageDispatcher:
         return lanes.lanes
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget the messages of a bucket of keys whose subscription ended, except for those whose handlers run."""
+        """Forget the messages of a bucket of keys whose subscription ended, unless their handlers run."""
         if self._lanes is not None:
             self._lanes.forget(subscription)
 
@@ -218,7 +218,7 @@ class MessageDispatcher:
             self.requeue_unstarted()
 
     def requeue_unstarted(self) -> None:
-        """Requeue messages that no handler began with, and those received from now on; call it after `stop` and RDY 0.
+        """Requeue messages that no handler began with, and later reads; call it after `stop` and RDY 0.
 
         The original NSQ would redeliver them only when they have timed out.
         """
@@ -229,11 +229,11 @@ class MessageDispatcher:
                 message.requeue_now(0.0, backoff=False)
 
     def requeue_remaining(self) -> None:
-        """Requeue the messages of cancelled handlers, held ones, and those that wait in lanes; call `stop` first.
+        """Requeue messages of cancelled handlers, held messages, and messages in lanes; call `stop` first.
 
-        On the original NSQ, which would redeliver them only when they have timed out, those that the iteration has
-        handed out too. Messages of ordered channels are not requeued, because the end of the connection keeps their
-        order.
+        On the original NSQ, which would redeliver them only when they have timed out, messages that the iteration has
+        handed out are requeued too. Messages of ordered channels are not, because the end of the connection keeps
+        their order.
         """
         for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.in_order or not message.in_flight:

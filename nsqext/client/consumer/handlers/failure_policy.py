@@ -82,7 +82,7 @@ class FailurePolicy:
         return True
 
     def requeue(self, message: Message, delay: float | None, *, backoff: bool) -> None:
-        """Requeue a message after so many seconds; None stands for the delay of failed messages."""
+        """Requeue a message after a delay in seconds; None stands for the delay of failed messages."""
         wait = self.delay(message) if delay is None else delay
         if not message.in_order or not wait:
             message.requeue_now(wait, backoff=backoff)
@@ -127,8 +127,8 @@ class FailurePolicy:
     async def dead_letter_all(self, messages: Sequence[Message], error: Exception | None) -> None:
         """Call `dead_letter` for messages of a batch.
 
-        Several are published to a topic at the same time, those of a key one after the other. A function of the user is
-        called for one message after the other, because it need not expect concurrent calls.
+        Messages are published to a topic concurrently, but in order for each key. A function of the user is
+        called for each message in turn, because it need not expect concurrent calls.
         """
         if not isinstance(self._options.dead_letter, str):
             for message in messages:

@@ -24,7 +24,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _SLICE = 0.02  # seconds after which an iteration that never waits yields to the event loop
-_FULL_WAIT = 0.005  # seconds that a batch waits for other connections after one has used up its RDY
+_FULL_WAIT = 0.005  # seconds that a batch waits for other connections after a connection has used up its RDY
 _DRAIN_LOOK = 0.01  # seconds between two looks whether all held messages were answered, while the consumer closes
 _SPARE = 16
 """Groups of messages that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
@@ -41,8 +41,8 @@ class _Holding:
 class MessageIteration:
     """Source of messages for a loop over a consumer, of batches for loops and handlers, and keeper of both.
 
-    The program answers a message of a batch, or one that its handler left unanswered, at any time. Such messages are
-    held: they are touched for as long as the server allows, and an error is logged when it takes one back. A consumer
+    The program answers messages of a batch, and messages that its handler left unanswered, at any time. They are held:
+    touched for as long as the server allows, and an error is logged when the server takes a message back. A consumer
     that closes waits for their answers and then requeues the others.
     """
 
@@ -230,7 +230,7 @@ class MessageIteration:
         return found
 
     def requeue_held(self, task: int | None = None) -> None:
-        """Requeue the messages that one task holds, or all."""
+        """Requeue the messages that a task holds, or all."""
         holdings, self._holdings = self._holdings, []
         for holding in holdings:
             if task is None or holding.task == task:

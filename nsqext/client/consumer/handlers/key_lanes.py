@@ -30,13 +30,13 @@ _FULL = 1.0  # seconds for which messages that wait for others may use up RDY, b
 _SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
 _SETTLE_OWNED = 0.8  # the same, for a bucket of keys that another consumer may have left with many messages in flight
 _RETURN = 0.5
-"""Delay in seconds of the REQ for a message that waits for a lost one, times its requeues; original NSQ only."""
+"""Delay in seconds of the REQ for a message that waits for a lost message, times its requeues; original NSQ only."""
 _MOST_RETURNED = 10_000
 _MOST_RETURNED_BYTES = 64 << 20
 """Most messages and bytes of a partition that are requeued and keep their places; with more, the order is given up."""
 _FAILOVER_WAIT = 2.0
-"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier one of their key, before
-the connection is ended: the server then redelivers all of them in order."""
+"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key
+before the connection is ended: the server then redelivers all of them in order."""
 
 
 class KeyLanes:
@@ -54,7 +54,7 @@ class KeyLanes:
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
         self._delayed: dict[bytes, Wait] = {}  # keys whose first message was requeued
         self._unstarted: list[Message] = []
-        # messages of the batches that handlers have, and when those that were requeued are due
+        # messages of the batches that handlers have, and when requeued messages are due
         self._handed_out: dict[Message, float | None] = {}
         # the same messages by lane, in their order, with their keys
         self._batches: dict[MessageQueue, dict[Message, bytes]] = {}
@@ -71,9 +71,9 @@ class KeyLanes:
     # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription; raises InvalidInput if the key of one cannot be read.
+        """Queue the messages of one read of a subscription; raises InvalidInput if a key cannot be read.
 
-        The messages before that one are queued; it and those after it are kept for `requeue_remaining`.
+        Messages before that key are queued; the others are kept for `requeue_remaining`.
         """
         if not messages:
             return
@@ -175,7 +175,7 @@ class KeyLanes:
             self._end(key, order.lost)
 
     def forget(self, owner: Owner) -> None:
-        """Forget the messages of a connection that ended, except for those whose handlers run.
+        """Forget the messages of a connection that ended, unless their handlers run.
 
         The server redelivers them to any consumer, which handles them from the first unfinished one.
         """
@@ -187,7 +187,7 @@ class KeyLanes:
     # Waiting
 
     def delay(self, message: Message, delay: float) -> None:
-        """Handle a message again after a delay in seconds, and the later ones of its key after it.
+        """Handle a message again after a delay in seconds, and later messages of its key after it.
 
         One of a batch waits from the end of its handler on: that may answer further messages of the key.
         """
@@ -198,14 +198,14 @@ class KeyLanes:
             self.delay_all(key, [message], self._lane(key), due)
 
     def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
-        """Handle messages of a key again at a time, in their order, and the later ones of the key after them."""
+        """Handle messages of a key again at a time, in their order, and later messages of the key after them."""
         kept = [message for message in messages if not self._is_forgotten(message)]
         if not kept:
             return
         first, *behind = kept
         behind += _take(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
-        if before is not None:  # of another partition, whose messages do not wait for those of this one
+        if before is not None:  # of another partition: messages wait for messages of their own partition only
             behind += before.messages()
             due = max(due, before.due)
         self._delayed[key] = Wait(first, lane, due, behind)
@@ -281,10 +281,10 @@ class KeyLanes:
         wait.lane.wake()
 
     def _end_failover_wait(self, wait: Wait) -> None:
-        """End the connection if messages wait for one that was not redelivered.
+        """End the connection if messages wait for a message that was not redelivered.
 
-        Another consumer may have the key, but this one cannot know: the server may have sent the messages that wait,
-        and further ones that are still to be received, before it noticed the timeout. On a new connection it starts
+        Another consumer may have the key, but this consumer cannot know: the server may have sent the messages that
+        wait, and messages that are still to be received, before it noticed the timeout. On a new connection it starts
         with the first unfinished message of each key. While nothing waits, the place is kept.
         """
         wait.due = inf
@@ -369,7 +369,7 @@ class KeyLanes:
         message.mark_returned()
 
     def _forget_replaced(self, order: PartitionOrder, known: Message, message: Message) -> None:
-        """Forget a message whose id the server has given to another one, and those that were behind it in the queue."""
+        """Forget a message whose id the server has given to another one, and what was behind it in the queue."""
         logger.warning(
             "the server has lost %r and stored another message in its place", known, extra={"topic": known.topic}
         )
@@ -379,7 +379,7 @@ class KeyLanes:
         order.unfinished.pop(known.id, None)  # its handler may run; the message that replaced it may be lost, too
 
     def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
-        """Remove the lost messages of a partition behind an offset, except for those whose handlers run."""
+        """Remove the lost messages of a partition behind an offset, unless their handlers run."""
 
         def gone(message: Message) -> bool:
             return owner_of(message).order is order and message.lost and message.offset >= offset
@@ -415,7 +415,7 @@ class KeyLanes:
         while messages and len(keys) < count:
             message = messages.popleft()
             if not message.may_begin(now):
-                self.expired(message)  # takes the later ones of its key out of the lane
+                self.expired(message)  # takes later messages of its key out of the lane
             elif message.budget is not None and not message.try_unpack():
                 messages.appendleft(message)
                 break
@@ -438,14 +438,14 @@ class KeyLanes:
         return list(rows.values())
 
     def held_back(self, lane: MessageQueue) -> set[Message]:
-        """Return the messages of the batch of a lane that wait for an earlier one of their key, which was requeued."""
+        """Return the messages of the batch of a lane that wait for an earlier, requeued message of their key."""
         due = self._handed_out
         return {message for row in self._rows(lane) for message in row if due[message] is None}
 
     def end_batch(self, lane: MessageQueue) -> None:
         """Let requeued messages of a batch, and those that are held back, wait for the longest delay of their key.
 
-        Messages that were requeued are handed out with one attempt more.
+        Requeued messages are handed out with another attempt.
         """
         rows, keys = self._rows(lane), self._batches.pop(lane, {})
         due = {message: self._handed_out.pop(message) for message in keys}
@@ -454,7 +454,7 @@ class KeyLanes:
                 if due[message] is not None:
                     message.answered = False
                     if message is not row[0] and not message.lost:
-                        message.attempts += 1  # that of the first one is counted at the end of the wait
+                        message.attempts += 1  # the attempt of the first is counted at the end of the wait
                 elif message.budget is not None:
                     message.budget.release(message)
             self.delay_all(keys[row[0]], row, lane, max(due[message] or 0.0 for message in row))
@@ -468,7 +468,7 @@ class KeyLanes:
             lane.stop()
 
     def requeue_remaining(self) -> None:
-        """Send REQ for messages that were not handled, delayed ones with the rest of their delay; call `stop` first.
+        """Send REQ for messages that were not handled, with the rest of their delay; call `stop` first.
 
         On the original NSQ only: the redesigned redelivers them when the connection ends.
         """
@@ -492,7 +492,7 @@ class KeyLanes:
         owner_of(message).send_requeue(message)
 
     def queued(self) -> Iterator[Message]:
-        """Return the messages in the lanes, without those that wait for their key."""
+        """Return the messages in the lanes; messages that wait for their key are in no lane."""
         for lane in self.lanes:
             yield from lane.messages
 
@@ -523,7 +523,7 @@ def _take(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message
 def lane_number(key: bytes, count: int) -> int:
     """Return the lane of a key.
 
-    The hash is independent of the one that divides keys among consumers (MurmurHash3). Otherwise a consumer whose keys
+    The hash is independent of the hash that divides keys among consumers (MurmurHash3). Otherwise a consumer whose keys
     are a range of hashes would use only a part of its lanes.
     """
     return (crc32(key) * 0x9E3779B1 >> 8) % count

@@ -6,14 +6,13 @@ messages (measured on the redesigned NSQ); the original NSQ does so when they ha
 * *received* messages, which were not finished: their ids are known;
 * *unseen* messages, which the server had sent and this process never received: at most as many as RDY allowed, and all
   directly behind the last message received, because a server reads its queue from front to back. Queue offsets show
-  their places: a message begins where the one before it ends.
+  their places: a message begins where its predecessor ends.
 
 A leader of the redesigned NSQ that was killed may have lost the newest messages of its queue, and gives their ids and
 offsets to other messages. The timestamp distinguishes a redelivery from another message with the same id.
 
 Keys whose first message cannot be handled yet wait: it was requeued, or the server has to redeliver it. A message that
-was received and not handled is in its lane, or it waits in one place; the messages of a key keep their order on the way
-from one to the other.
+was received and not handled is in its lane, or waits in one place; a key keeps its order on the way between them.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ class Wait:
 
     message: Message  # the first message
     lane: MessageQueue  # the lane of the key
-    # when the message is handled again, or for a lost one, when the wait for its redelivery ends. Infinite for a lost
-    # message of a key_failover channel while no other message waits behind it.
+    # when the message is handled again, or for a lost message, when the wait for its redelivery ends; infinite for a
+    # lost message of a key_failover channel while no other message waits behind it
     due: float
     behind: list[Message] = field(factory=list)
 
     def messages(self) -> Iterator[Message]:
-        """Return all messages that wait, the first one first."""
+        """Return all messages that wait, in order."""
         yield self.message
         yield from self.behind
 
@@ -54,18 +53,18 @@ class PartitionOrder:
     """The unfinished messages of one partition (or node of the original NSQ), across its subscriptions.
 
     RDY bounds its memory: it holds the messages that are in flight, or were when a connection ended, and as many ids of
-    finished messages as could be in flight; those of earlier subscriptions until `forget_handled`.
+    finished messages as could be in flight; ids of earlier subscriptions until `forget_handled`.
     """
 
     # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across connections,
     # so that nothing is expected to return to this consumer.
     key_sharing: KeySharing = KeySharing.NONE
-    redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost one
+    redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost message
     lost: dict[bytes, Wait] = field(factory=dict, init=False)  # keys whose first message the server has to redeliver
     owner: Owner | None = field(default=None, init=False)  # the current subscription
-    # messages that were received and not finished, lost ones included, by id
+    # messages that were received and not finished, by id; lost messages too
     unfinished: dict[bytes, Message] = field(factory=dict, init=False)
-    early: dict[int, Message] = field(factory=dict, init=False)  # messages received ahead of unseen ones, by offset
+    early: dict[int, Message] = field(factory=dict, init=False)  # messages received ahead of unseen messages, by offset
     gap_due: float | None = field(
         default=None, init=False
     )  # when the wait for unseen messages ends; None before the first early message
@@ -82,7 +81,7 @@ class PartitionOrder:
         factory=dict, init=False
     )  # how often messages were requeued without being handled, by id
     # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
-    # ones of an earlier consumer, in any order
+    # messages of an earlier consumer, in any order
     settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, and when they were stored
     _finished: dict[bytes, int] = field(factory=dict, init=False)
@@ -98,7 +97,7 @@ class PartitionOrder:
         return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
-        """Continue with a new subscription; return whether lost messages of earlier ones must be forgotten.
+        """Continue with a new subscription; return whether lost messages of earlier subscriptions must be forgotten.
 
         They must where the channel was moved, or the server keeps the order itself.
         """
@@ -131,8 +130,8 @@ class PartitionOrder:
     def finish(self, message: Message) -> None:
         """Record that FIN was sent.
 
-        FIN is not acknowledged. The server has read every FIN except for at most the last RDY ones, because otherwise
-        it would not have sent further messages. The ids of those are kept.
+        FIN is not acknowledged. The server has read every FIN but the last, as many as RDY at most: otherwise it would
+        not have sent further messages. The ids of these are kept.
         """
         if self.unfinished.get(message.id) is message:
             del self.unfinished[message.id]
@@ -186,7 +185,7 @@ class PartitionOrder:
         return self.settling or self._unseen > 0 or bool(self.early) or self._frontier < self._last_end
 
     def end_gap(self) -> list[Message]:
-        """Stop waiting for unseen messages; return the early ones in order."""
+        """Stop waiting for unseen messages; return the early messages in order."""
         early = [self.early[offset] for offset in sorted(self.early)]
         self.early.clear()
         self._frontier, self._unseen, self.gap_due, self.settling = self._last_end, 0, None, False
@@ -233,12 +232,12 @@ class PartitionOrder:
         return self.in_flight() < owner.ready or self.count_blocked() * 2 >= owner.ready
 
     def count_blocked(self) -> int:
-        """Return how many messages in flight wait for unseen or lost ones."""
+        """Return how many messages in flight wait for unseen or lost messages."""
         behind = (message for wait in self.lost.values() for message in wait.behind)
         return len(self.early) + sum(not message.lost for message in behind)
 
     def lacks_room(self, now: float, longest: float) -> bool:
-        """Return whether messages that wait for others have used up RDY for so many seconds."""
+        """Return whether messages that wait for others have used up RDY for a time in seconds."""
         if self.owner is None or self.settling or not self.count_blocked() or self.in_flight() < self.owner.ready:
             self.full_since = None
         elif self.full_since is None:
@@ -270,7 +269,7 @@ class KeyLaneOwner:
         self.msg_timeout: float = owner.msg_timeout
         self.max_msg_timeout: float = owner.max_msg_timeout
         self.ignore_lost: bool = owner.ignore_lost
-        self._delay = delay  # keeps a requeued message in its lane for so many seconds
+        self._delay = delay  # keeps a requeued message in its lane for a time in seconds
 
     @property
     def horizon(self) -> float:
@@ -297,7 +296,7 @@ class KeyLaneOwner:
         self.order.finish(message)
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Delay the message in this process, and the later ones of its key; other keys continue."""
+        """Delay the message and later messages of its key in this process; other keys continue."""
         self._delay(message, delay)
 
     def send_requeue(self, message: Message, delay: float = 0.0) -> None:

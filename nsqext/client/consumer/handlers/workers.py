@@ -77,14 +77,14 @@ class MessageQueue:
         messages = self.messages
         taken: list[Message] = []
         most = len(messages) if count is None else min(count, len(messages))
-        with suppress(IndexError):  # the list keeps those before
+        with suppress(IndexError):  # the list keeps what was taken before
             taken.extend(messages.popleft() for _ in range(most))
         return taken
 
     def take(self, count: int) -> list[Message]:
         """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
 
-        Those that do not fit into the budget for unpacked bytes stay.
+        Messages that do not fit into the budget for unpacked bytes stay.
         """
         messages, now = self.messages, _clock()
         taken = [message for message in self.take_all(count) if message.may_begin(now)]
@@ -105,7 +105,7 @@ class MessageQueue:
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `put`, `wake` or `stop`; return immediately if there was one since."""
+        """Wait for the next call of `put`, `wake` or `stop`; return immediately if there was a call since."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()
@@ -136,7 +136,7 @@ class BatchLimits:
     """When a batch is complete."""
 
     max_count: int = 500  # messages of a batch, at most; ``max_in_flight`` bounds it too
-    max_wait: float = 0.2  # seconds that its first message waits for further ones
+    max_wait: float = 0.2  # seconds that its first message waits for further messages
 
     def __attrs_post_init__(self) -> None:
         check_number("max_count", self.max_count, 1)
@@ -149,8 +149,8 @@ class MessageHandler:
 
     function: Handler
     auto_finish: bool = True  # whether a message is finished when it returns; otherwise the program finishes it later
-    # called instead of the function, for one that blocks. It handles the message of the slot and, while they succeed,
-    # the next ones of the queue; the slot always has the one that it handles, and the last one is left to the worker.
+    # called instead of a function that blocks. It handles the message of the slot and, while they succeed,
+    # the next messages of the queue; the slot always has the message that it handles, the last is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -45,11 +45,11 @@ class EarlyMessages:
         self.kept: dict[Message, None] = {}  # messages in flight that are requeued when they are due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
+        # deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
+        # refused one, or the clocks of two consumers differ
         self._uncounted: dict[Name, int] = {}
-        """Deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
-        refused one, or the clocks of two consumers differ."""
+        # when messages are due that were requeued for long, on the monotonic clock, and their early deliveries
         self.postponed: dict[Name, tuple[float, int]] = {}
-        """When messages are due that were requeued for long, on the monotonic clock, and their early deliveries."""
 
     def postpone(self, message: Message, delay: float) -> None:
         """Remember a message that is requeued, if a server may deliver it before so many seconds have passed."""

@@ -231,8 +231,8 @@ class PartitionReader:
         # largest RDY count. The server may redeliver them shortly before this client notices that they timed out.
         self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
+        # set when CLS was acknowledged, or is not awaited any more; None before CLS
         self._closing: anyio.Event | None = None
-        """Set when CLS was acknowledged, or is not awaited any more; None before CLS."""
 
     @classmethod
     async def open(cls, request: SubscribeRequest, *, read_size: int = _READ_SIZE, **members: Any) -> Self:

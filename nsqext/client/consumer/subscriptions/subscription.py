@@ -152,22 +152,22 @@ class Subscription(PartitionReader):
         self.timed_out: int = 0
         self.live: bool = True  # whether the connection is open
         self.stopped: bool = False  # whether this client ended it, so that its end is not an error
+        # messages received before this time are not in flight any more: timed out, or the connection was closed
         self.horizon: float = float("-inf")
-        """Messages received before this time are not in flight any more: timed out, or the connection was closed."""
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
         self.number: int = 1  # which of the subscriptions to its partition that were opened, counted from 1
         self.moved: bool = False  # whether the channel was moved on this subscription
+        # whether the server may not have redelivered yet what another consumer had in flight before
         self.taking_over: bool = False
-        """Whether the server may not have redelivered yet what another consumer had in flight before."""
+        # where the channel was moved to; earlier messages are finished without being delivered
         self.start: Position | None = None
-        """Where the channel was moved to; earlier messages are finished without being delivered."""
         self._deliver = deliver  # called with the messages of each read
         self._monitor = monitor  # what it reports to
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
         self._recorded = (0, 0)  # what `take_unrecorded` has returned so far
         # on a key_failover channel, later messages of its key wait for a message that was requeued
+        # whether messages that are due soon stay in flight
         self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
-        """Whether messages that are due soon stay in flight."""
         self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
         # an nsqd of the original NSQ that was killed reads messages of its queue again. One that is in flight twice is
         # answered once, and stays in the count that nsqd compares with RDY.
@@ -314,7 +314,7 @@ class Subscription(PartitionReader):
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush; raises MessageNotInFlight."""
-        # as `_answer` and `commands.fin`, without two calls: 3 % of what a message costs
+        # as `_answer` and `commands.fin`, without two calls, which would be 5 % of the bytecode that a message runs
         if message.received < self.horizon:
             raise self._lost(message)
         pending = self.pending

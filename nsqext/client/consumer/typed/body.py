@@ -209,7 +209,7 @@ def _check_finite(value: object) -> None:
 
 
 def _members(value: object) -> list[object]:
-    """Return the values of an object's fields, those of its base classes included."""
+    """Return the values of an object's fields, its base classes included."""
     kind: Any = type(value)
     names = [name for kinds in _FIELDS for name in getattr(kind, kinds, ())]
     names += [field.name for field in getattr(kind, "__attrs_attrs__", ())]

@@ -49,7 +49,7 @@ class Header:
     A message without the header is rejected, unless the parameter has a default.
     """
 
-    name: str | None = None  #: name of the header; by default that of the parameter
+    name: str | None = None  #: name of the header; by default the name of the parameter
 
 
 @frozen
@@ -77,7 +77,7 @@ class _Dependency:
 
     @property
     def managed(self) -> bool:
-        """Whether this or one that it depends on is resumed after the handler ended."""
+        """Whether this or a dependency of it is resumed after the handler ended."""
         return self.manager is not None or any(other.managed for other in self.arguments.dependencies)
 
 
@@ -146,7 +146,7 @@ class CallPlan:
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.
 
-        A message that does not decode is rejected where the failure policy has dead letters; otherwise it is requeued
+        A message that does not decode is sent to the dead letters, if there are any; otherwise it is requeued
         with the longest delay of the policy, without backoff: it is neither lost nor redelivered in a loop.
         """
         call = self._with_dependencies() if self._arguments.dependencies else self._plain()
@@ -223,7 +223,7 @@ class _Planner:
         self._planning: set[Callable[..., Any]] = set()
 
     def _check_annotated(self, parameters: list[inspect.Parameter]) -> None:
-        """Refuse a parameter without annotation beside another one that receives the message."""
+        """Refuse a parameter without annotation beside another that receives the message."""
         messages = [one for one in parameters if is_message(one.annotation)]
         bare = [one for one in messages if one.annotation is inspect.Parameter.empty]
         if bare and len(messages) > 1:
@@ -315,7 +315,7 @@ def _constant(value: Any) -> _Source:
 
 
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
-    """Return the names that are visible where the handler is defined, the innermost ones first."""
+    """Return the names that are visible where the handler is defined, innermost first."""
     while frame is not None and in_package(str(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return dict(frame.f_locals) if frame is not None else {}

@@ -11,7 +11,7 @@ from nsqext.errors.server import SERVER_ERRORS
 from nsqext.protocol.frames import RequestError
 
 if TYPE_CHECKING:
-    from nsqext.broker.lookupd.lookupd import LookupNode
+    from nsqext.broker.lookupd.lookupd import LookupServer
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtimes import RuntimeRedesigned
 
@@ -174,7 +174,7 @@ class ClusterFaults:
 
     # Lookup
 
-    def _lookups(self, name: str | None, change: Callable[[LookupNode], None]) -> None:
+    def _lookups(self, name: str | None, change: Callable[[LookupServer], None]) -> None:
         def act(runtime: Runtime) -> None:
             for lookupd in runtime.lookupds_named(name):
                 change(lookupd)
@@ -196,7 +196,7 @@ class ClusterFaults:
     def slow_lookup(self, seconds: float, name: str | None = None) -> None:
         """Delay each response of lookup nodes by some seconds."""
 
-        def slow_down(lookupd: LookupNode) -> None:
+        def slow_down(lookupd: LookupServer) -> None:
             lookupd.delay = seconds
 
         self._lookups(name, slow_down)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.applications import Starlette
 
-    from nsqext.broker.lookupd.lookupd import LookupNode
+    from nsqext.broker.lookupd.lookupd import LookupServer
     from nsqext.broker.lookupd.registration_client import RegistrationClient
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.protocol.server.negotiate import ServerLimits
@@ -105,7 +105,7 @@ class ManagedNode:
 class ManagedLookupd:
     """One nsqlookupd of the cluster and, while it is alive, its servers."""
 
-    lookupd: LookupNode
+    lookupd: LookupServer
     app: Starlette  # its HTTP API
     tcp: Address  # address that it listens on for nsqd
     http: Address  # address that its HTTP API listens on
@@ -307,7 +307,7 @@ class Runtime(ABC):
         """React to a change of a node."""
 
     @abstractmethod
-    def lookupd_changed(self, lookupd: LookupNode) -> None:
+    def lookupd_changed(self, lookupd: LookupServer) -> None:
         """React to a lookup node that was killed or started."""
 
     # Nodes
@@ -332,7 +332,7 @@ class Runtime(ABC):
                 found.setdefault(topic, set()).update(hosted.partition.channels)
         return {topic: sorted(found[topic]) for topic in sorted(found)}
 
-    def lookupds_named(self, name: str | None) -> list[LookupNode]:
+    def lookupds_named(self, name: str | None) -> list[LookupServer]:
         """Return one lookup node; all of them without a name."""
         if name is None:
             return [running.lookupd for running in self.lookupds.values()]

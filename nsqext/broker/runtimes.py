@@ -15,7 +15,7 @@ from nsqext.broker.coordinator.state_file import StateFile
 from nsqext.broker.engine.options import make_kind
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
-from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup, LookupNode
+from nsqext.broker.lookupd.lookupd import Lookupd, LookupdGroup, LookupServer
 from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registration_client import RegistrationClient
 from nsqext.broker.lookupd.registry import Registry
@@ -175,7 +175,7 @@ class RuntimeRedesigned(Runtime):
             if member.reachable:
                 self.node_changed(member, NodeChange.THAWED)
 
-    def lookupd_changed(self, lookupd: LookupNode) -> None:
+    def lookupd_changed(self, lookupd: LookupServer) -> None:
         self.group.elect()
 
 
@@ -251,7 +251,7 @@ class RuntimeOriginal(Runtime):
         shown = sum(1 + len(registry.topics_of(found.node)) for found in registry.producers("client"))
         return shown >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
 
-    def lookupd_changed(self, lookupd: LookupNode) -> None:
+    def lookupd_changed(self, lookupd: LookupServer) -> None:
         """Clear the registrations of a lookup node that was started again; nodes register with their next PING."""
         for found in self._original:
             if found is lookupd and found.alive:

@@ -29,7 +29,7 @@ _LISTED_FOR_ONE = 10
 """A list of this many topics costs a lookup node less than the lookup of one topic costs it and the client."""
 
 
-class Pace:
+class PollPace:
     """Pauses between rounds that errors request, as long as the rounds do not change the map.
 
     The first round is not delayed, then pauses double up to ``max_pause``. A change, or a period without errors, resets
@@ -112,7 +112,7 @@ class Refresher:
         self._ask = ask
         self._options = options
         self._changed = changed  # called with each new map
-        self._pace = Pace(options.max_pause)
+        self._pace = PollPace(options.max_pause)
         self._budget = budget
         self._rounds = 0
         self._running = anyio.Lock()
@@ -146,7 +146,7 @@ class Refresher:
         """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
         self._ask = ask
         self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version, self._admits)
-        self._pace = Pace(self._options.max_pause)
+        self._pace = PollPace(self._options.max_pause)
         self.poll_at = float("-inf")
 
     async def _run_round(self, after_error: bool) -> None:

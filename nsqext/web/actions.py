@@ -25,7 +25,7 @@ _TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
 
 
 @frozen
-class Target:
+class ActionTarget:
     """Clients that actions use."""
 
     admin: Admin
@@ -40,7 +40,7 @@ class Target:
 
 
 @frozen
-class Form:
+class ActionForm:
     """The fields of a form, or of the query of a page."""
 
     fields: Mapping[str, str]
@@ -70,7 +70,7 @@ class Form:
         return self.number(name) if self.given(name) else None
 
 
-Perform = Callable[[Target, Form], Awaitable[str]]
+Perform = Callable[[ActionTarget, ActionForm], Awaitable[str]]
 """Performs an action and returns the address of the page to show next."""
 
 
@@ -92,7 +92,7 @@ def topic_page(topic: str) -> str:
 # Topics
 
 
-async def _create_topic(target: Target, form: Form) -> str:
+async def _create_topic(target: ActionTarget, form: ActionForm) -> str:
     topic = form.needed("topic")
     channel = form.given("channel")
     partitions, replicas = form.number("partitions", 1), form.number("replicas", 1)
@@ -111,8 +111,8 @@ async def _create_topic(target: Target, form: Form) -> str:
     return topic_page(topic)
 
 
-def _on_topic(change: Callable[[Target, str, Form], Awaitable[object]], *, last: bool = False) -> Perform:
-    async def perform(target: Target, form: Form) -> str:
+def _on_topic(change: Callable[[ActionTarget, str, ActionForm], Awaitable[object]], *, last: bool = False) -> Perform:
+    async def perform(target: ActionTarget, form: ActionForm) -> str:
         topic = form.needed("topic")
         await change(target, topic, form)
         return "/" if last else topic_page(topic)
@@ -124,7 +124,7 @@ def _topic_change(method: Callable[[Admin, str], Awaitable[None]], *, last: bool
     return _on_topic(lambda target, topic, form: method(target.admin, topic), last=last)
 
 
-async def _set_topic(target: Target, topic: str, form: Form) -> None:
+async def _set_topic(target: ActionTarget, topic: str, form: ActionForm) -> None:
     await target.admin.set_topic(
         topic,
         replicas=form.optional("replicas"),
@@ -133,7 +133,7 @@ async def _set_topic(target: Target, topic: str, form: Form) -> None:
     )
 
 
-async def _tombstone(target: Target, topic: str, form: Form, *, restore: bool = False) -> None:
+async def _tombstone(target: ActionTarget, topic: str, form: ActionForm, *, restore: bool = False) -> None:
     await target.admin.tombstone(topic, form.needed("node"), restore=restore)
 
 
@@ -147,7 +147,7 @@ def _headers(text: str) -> dict[str, str] | None:
     return found or None
 
 
-async def _publish(target: Target, topic: str, form: Form) -> None:
+async def _publish(target: ActionTarget, topic: str, form: ActionForm) -> None:
     body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send lines of a text area with CRLF
     await target.producer.publish(
         topic,
@@ -163,8 +163,8 @@ async def _publish(target: Target, topic: str, form: Form) -> None:
 # Channels
 
 
-def _on_channel(change: Callable[[Admin, str, str, Form], Awaitable[object]], *, last: bool = False) -> Perform:
-    async def perform(target: Target, form: Form) -> str:
+def _on_channel(change: Callable[[Admin, str, str, ActionForm], Awaitable[object]], *, last: bool = False) -> Perform:
+    async def perform(target: ActionTarget, form: ActionForm) -> str:
         topic, channel = form.needed("topic"), form.needed("channel")
         await change(target.admin, topic, channel, form)
         return topic_page(topic) + ("" if last else f"/channels/{quote(channel, safe='')}")
@@ -176,7 +176,7 @@ def _channel_change(method: Callable[[Admin, str, str], Awaitable[None]], *, las
     return _on_channel(lambda admin, topic, channel, form: method(admin, topic, channel), last=last)
 
 
-def _position(form: Form) -> Position:
+def _position(form: ActionForm) -> Position:
     kind = form.needed("position")
     if kind == "earliest":
         return Position.earliest()
@@ -195,14 +195,14 @@ def _position(form: Form) -> Position:
 
 
 def _on_node(change: Callable[[Cluster, str], None]) -> Perform:
-    async def perform(target: Target, form: Form) -> str:
+    async def perform(target: ActionTarget, form: ActionForm) -> str:
         await anyio.to_thread.run_sync(change, target.embedded(), form.needed("name"))
         return "/"
 
     return perform
 
 
-async def _move_leader(target: Target, topic: str, form: Form) -> None:
+async def _move_leader(target: ActionTarget, topic: str, form: ActionForm) -> None:
     move = target.embedded().move_leader
     await anyio.to_thread.run_sync(move, topic, form.number("partition"), form.needed("name"), abandon_on_cancel=True)
 

@@ -29,7 +29,7 @@ from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.protocol.headers import header_json
 from nsqext.types import Address
-from nsqext.web.actions import ACTIONS, Action, Form, Target, topic_page
+from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
 from nsqext.web.pages import Page, Pages, age, count, key_ranges, moment, per_second, size, sparkline
 from nsqext.web.security import Refused, Security, WebOptions
@@ -258,7 +258,7 @@ class WebPage:
             raise Refused(404, f"the action {name} does not exist", "use the buttons of the page")
         if action.question and fields.pop("sure", "") != "yes":
             return self._question(request, name, action, fields)
-        page = await action.perform(Target(self._admin, self._producer, self._cluster), Form(fields))
+        page = await action.perform(ActionTarget(self._admin, self._producer, self._cluster), ActionForm(fields))
         return Response(status_code=303, headers={"Location": f"{page}?done={name}"})
 
     def _question(self, request: Request, name: str, action: Action, fields: Mapping[str, str]) -> Response:

@@ -16,7 +16,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
-from nsqext.web.actions import Form
+from nsqext.web.actions import ActionForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -174,7 +174,7 @@ class Pages:
     async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a topic's newest messages."""
         name = _known_topic(snapshot, path["topic"])
-        form = Form(query)
+        form = ActionForm(query)
         count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
         topic = snapshot.topics[name]
         found = () if topic.generation == "nsq" else await self._admin.peek(name, count=count, partition=partition)

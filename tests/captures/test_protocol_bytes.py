@@ -24,7 +24,7 @@ from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message
 from nsqext.protocol.record import decode_record, encode_record, raw_size
-from nsqext.protocol.server.command_parser import PublishItem, Target, parse_publish
+from nsqext.protocol.server.command_parser import CommandTarget, PublishItem, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
 from tests.support.command_reader import OpenRules, read_commands, write_command
@@ -151,7 +151,9 @@ def _publish(sent: bytes, extend: bool) -> list[PublishItem] | RequestError:
         return command.items
     assert command.body is not None
     try:
-        return parse_publish(command.words[0], command.body, rules.limits, Target(command.words[1].decode(), extend))
+        return parse_publish(
+            command.words[0], command.body, rules.limits, CommandTarget(command.words[1].decode(), extend)
+        )
     except RequestError as error:
         return error
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.partition_map import PartitionMap
-from nsqext.lookup.poller import Pace, Poller, RefreshBudget, Refresher
+from nsqext.lookup.poller import Poller, PollPace, RefreshBudget, Refresher
 from tests.support.fake_lookupd import eventually, failed, listing, tcp, unknown
 
 if TYPE_CHECKING:
@@ -231,9 +231,9 @@ async def test_added_partitions_are_polled_more_often_than_lost_ones(answer: Loo
     assert most >= delay
 
 
-def full(pause: float = 1.0) -> Pace:
+def full(pause: float = 1.0) -> PollPace:
     """Return a pace without jitter."""
-    return Pace(pause, lambda: 1.0)
+    return PollPace(pause, lambda: 1.0)
 
 
 def test_the_first_round_after_an_error_is_not_waited_for() -> None:
@@ -276,7 +276,7 @@ def test_polls_do_not_lengthen_the_pause() -> None:
 
 @given(rounds=st.lists(st.tuples(st.floats(0, 5), st.booleans(), st.booleans()), max_size=20), longest=st.floats(0, 2))
 def test_no_pause_is_longer_than_allowed(rounds: list[tuple[float, bool, bool]], longest: float) -> None:
-    pace, now = Pace(longest), 0.0
+    pace, now = PollPace(longest), 0.0
     for later, changed, after_error in rounds:
         now += later
         assert 0 <= pace.wait(now) <= longest

@@ -21,7 +21,7 @@ from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.messages import RawMessage, decode_into, encode_message, message_id
 from nsqext.protocol.names import is_valid_tag, is_valid_topic
 from nsqext.protocol.record import Record, decode_record, encode_record
-from nsqext.protocol.server.command_parser import PUBLISH_VERBS, Target, parse_publish
+from nsqext.protocol.server.command_parser import PUBLISH_VERBS, CommandTarget, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from tests.support.commands import ext_body, multi_body
 from tests.support.strategies import (
@@ -40,7 +40,7 @@ def test_any_body_is_messages_or_an_error(verb: bytes, data: st.DataObject, exte
     good = multi_body([header, b"\x00\x00x"]) if verb.startswith(b"M") else header
     body = data.draw(st.binary(max_size=80) | damaged(good))
     try:
-        items = parse_publish(verb, body, SMALL, Target("t", extend, lenient))
+        items = parse_publish(verb, body, SMALL, CommandTarget("t", extend, lenient))
     except RequestError as error:
         assert error.frame()
     else:
@@ -176,7 +176,7 @@ def test_headers_survive_a_round_trip_and_servers_read_them(
     decoded = decode_headers(encoded)
     assert tag_of(decoded) == tag
     assert {name: value for name, value in decoded.items() if not name.startswith("##")} == headers
-    (item,) = parse_publish(b"PUB_EXT", ext_body(encoded, b"x"), ServerLimits(), Target("t", extend=True))
+    (item,) = parse_publish(b"PUB_EXT", ext_body(encoded, b"x"), ServerLimits(), CommandTarget("t", extend=True))
     assert (item.header, item.trace_id, item.traced) == (encoded, trace_id or 0, trace_id is not None)
 
 

@@ -15,7 +15,7 @@ from nsqext.protocol.frames import HEARTBEAT, RequestError, encode_frame
 from nsqext.protocol.lookupd_tcp import LookupdCommandParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record
-from nsqext.protocol.server.command_parser import MAX_LINE, BatchReader, Target
+from nsqext.protocol.server.command_parser import MAX_LINE, BatchReader, CommandTarget
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.command_reader import OpenRules, read_commands, write_command
 from tests.support.strategies import (
@@ -179,7 +179,7 @@ def test_announced_sizes_take_no_memory_anywhere() -> None:
             decode_into(RawMessage(), head + b"\x04\xff\xff", extend=True)
         with pytest.raises(ProtocolError):
             decode_record(b"\xff\xff\xff\xff" + bytes(26) + b"x")
-        BatchReader(b"MPUB", ServerLimits(), Target("t")).read(b"\x00\x0f\xff\xf0\x00\x0f\xff\xff", 0)
+        BatchReader(b"MPUB", ServerLimits(), CommandTarget("t")).read(b"\x00\x0f\xff\xf0\x00\x0f\xff\xff", 0)
         lookup = LookupdCommandParser()
         lookup.receive(b"  V1IDENTIFY\n\x00\x4f\xff\xff")
         assert lookup.next_command() is None

@@ -12,8 +12,8 @@ from nsqext.protocol.server.command_parser import (
     BatchReader,
     Command,
     CommandParser,
+    CommandTarget,
     PublishItem,
-    Target,
     check_publish_size,
     check_room,
 )
@@ -48,7 +48,7 @@ class OpenRules:
         check_publish_size(verb, size, self.limits)
         check_room(verb, size)
         topic = words[1].decode("latin-1") if len(words) > 1 else ""
-        return BatchReader(verb, self.limits, Target(topic, self.extend)) if verb in BATCH_VERBS else None
+        return BatchReader(verb, self.limits, CommandTarget(topic, self.extend)) if verb in BATCH_VERBS else None
 
 
 class Reading:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nsqext.broker.engine.channel.in_flight import Client
+from nsqext.broker.engine.channel.in_flight import SubscribedClient
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
@@ -24,7 +24,7 @@ __all__ = ("Bench", "Consumer", "original", "tagged")
 START = 1_700_000_000_000_000_000
 
 
-class Consumer(Client):
+class Consumer(SubscribedClient):
     """A client that records its messages."""
 
     def __init__(self, number: int = 1, **settings: Any) -> None:

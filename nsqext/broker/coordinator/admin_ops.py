@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
+from nsqext.broker.coordinator.topics import CoordinatedPartition, TopicSpec, TopicState
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import is_valid_topic
@@ -56,7 +56,7 @@ def _place(coordinator: Coordinator, topic: TopicState) -> None:
         raise Refusal(_NO_NODE)
     for partition, nodes in placed.items():
         with _hosting():
-            coordinator.open_partition(topic, partition, PartitionState(nodes[0], list(nodes), list(nodes)))
+            coordinator.open_partition(topic, partition, CoordinatedPartition(nodes[0], list(nodes), list(nodes)))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
-    from nsqext.broker.coordinator.topics import Member, PartitionState, TopicState
+    from nsqext.broker.coordinator.topics import CoordinatedPartition, Member, TopicState
 
 _MIRROR = 0.2
 """Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
@@ -142,7 +142,7 @@ class Coordinator:
 
     # Topics and replicas
 
-    def open_partition(self, topic: TopicState, partition: int, state: PartitionState) -> None:
+    def open_partition(self, topic: TopicState, partition: int, state: CoordinatedPartition) -> None:
         """Host a partition on its nodes; on none if a disk cannot be used (`InvalidSetting`)."""
         replicas = ReplicaSet(topic.name, partition, state, self.connected)
         try:

@@ -14,7 +14,7 @@ from nsqext.protocol.frames import RequestError
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
-    from nsqext.broker.coordinator.topics import PartitionState
+    from nsqext.broker.coordinator.topics import CoordinatedPartition
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
@@ -104,7 +104,7 @@ class ReplicaSet:
 
     topic: str
     partition: int
-    state: PartitionState  # leader, replicas and in-sync replicas, as the coordinator decided
+    state: CoordinatedPartition  # leader, replicas and in-sync replicas, as the coordinator decided
     # tells whether a node answers another one; both are given by name, first the one that asks
     reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)  # the replica of each node

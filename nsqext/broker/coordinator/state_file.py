@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from attrs import asdict
 
-from nsqext.broker.coordinator.topics import PartitionState, TopicSpec, TopicState
+from nsqext.broker.coordinator.topics import CoordinatedPartition, TopicSpec, TopicState
 from nsqext.broker.engine.storage.files import decode_checked, keep_aside, with_checksum, write_atomically
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.errors import InvalidSetting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RETRY = 1.0  # seconds until a failed write is repeated
 logger: logging.Logger = logging.getLogger(__name__)
 
-_Partitions = dict[tuple[str, int], PartitionState]
+_Partitions = dict[tuple[str, int], CoordinatedPartition]
 
 
 class StateFile:
@@ -138,7 +138,7 @@ class StateFile:
             )
         return topics, partitions
 
-    def _open(self, name: str, number: int, state: PartitionState) -> None:
+    def _open(self, name: str, number: int, state: CoordinatedPartition) -> None:
         """Open a partition; an in-sync node leads it, with a higher epoch than before."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
@@ -152,13 +152,13 @@ class StateFile:
         self._coordinator.open_partition(self._coordinator.topics[name], number, state)
 
 
-def _derive_partition(held: dict[str, StoredPartition]) -> PartitionState:
+def _derive_partition(held: dict[str, StoredPartition]) -> CoordinatedPartition:
     """Return a partition whose leader is the replica that knows best what consumers have finished.
 
     Another replica that has more messages becomes the leader when the partition is opened, and the others copy it.
     """
     leader = max(held, key=lambda name: sum(channel.count for channel in held[name].channels))
-    return PartitionState(leader, list(held), list(held))
+    return CoordinatedPartition(leader, list(held), list(held))
 
 
 def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredPartition]]) -> TopicState:
@@ -220,7 +220,7 @@ def _load_number(text: str, topic: TopicState) -> int:
     return int(text)
 
 
-def _load_partition(kept: _Partition) -> PartitionState:
+def _load_partition(kept: _Partition) -> CoordinatedPartition:
     if not set(kept.in_sync) <= set(kept.replicas) or len(set(kept.replicas)) < len(kept.replicas):
         raise ValueError(f"replicas {kept.replicas} of a partition, of which {kept.in_sync} are in sync")
-    return PartitionState(kept.leader, kept.replicas, kept.in_sync, kept.epoch)
+    return CoordinatedPartition(kept.leader, kept.replicas, kept.in_sync, kept.epoch)

@@ -43,7 +43,7 @@ class TopicSpec:
         return self.replica if self.shares_nodes else self.replica * self.partition_num
 
     def place(
-        self, load: Mapping[str, tuple[int, int]], existing: Mapping[int, PartitionState]
+        self, load: Mapping[str, tuple[int, int]], existing: Mapping[int, CoordinatedPartition]
     ) -> dict[int, list[str]] | None:
         """Choose nodes for the partitions that are not placed yet, the leader first; None when there are too few nodes.
 
@@ -87,7 +87,7 @@ class TopicSpec:
 
 
 @define
-class PartitionState:
+class CoordinatedPartition:
     """One partition."""
 
     leader: str  # the node that was elected last; it may be dead
@@ -136,7 +136,7 @@ class TopicState:
 
     name: str
     spec: TopicSpec
-    partitions: dict[int, PartitionState] = field(factory=dict)
+    partitions: dict[int, CoordinatedPartition] = field(factory=dict)
     registered: list[str] = field(factory=list)
 
     def change(self, **changes: Any) -> None:

@@ -10,7 +10,7 @@ from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
 from nsqext.broker.engine.channel.original import OriginalChannel
 from nsqext.broker.engine.options import PLAIN, ChannelKind, PartitionOptions
 from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry, Log, MemoryBudget, Refusal
+from nsqext.broker.engine.storage.log import FIRST_COUNTER, Log, LogEntry, MemoryBudget, Refusal
 from nsqext.broker.engine.storage.partition_store import (
     NewMessage,
     PartitionStore,
@@ -183,7 +183,7 @@ class Partition:
         if stored.entries[0].count > self.committed:
             self.truncate(stored.offset)
 
-    def append_replica(self, entries: list[Entry], *, leader_start: int | None = None) -> None:
+    def append_replica(self, entries: list[LogEntry], *, leader_start: int | None = None) -> None:
         """Append records of the leader, in order; a jump between them is a gap of its queue.
 
         If the leader's queue starts (at ``leader_start``; None for the first record) behind the end of this one, this

@@ -37,7 +37,7 @@ _BASE_LOAD = 0.8
 _MEBIBYTE = 1024 * 1024
 
 
-class _Routes:
+class _RedesignedRoutes:
     """The handlers of one lookup node."""
 
     def __init__(self, lookupd: Lookupd) -> None:
@@ -336,4 +336,4 @@ def _load(size: int) -> float:
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
     """Return the HTTP application of a lookup node."""
-    return application(_Routes(lookupd).table())
+    return application(_RedesignedRoutes(lookupd).table())

@@ -31,7 +31,7 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 
 @frozen
-class PartitionView:
+class ListedPartition:
     """One partition."""
 
     registered: str | None  # the connected node that registered as its leader; it accepts writes
@@ -45,7 +45,7 @@ class TopicView:
 
     name: str
     spec: TopicSpec
-    partitions: Mapping[int, PartitionView] = field(factory=dict)
+    partitions: Mapping[int, ListedPartition] = field(factory=dict)
 
 
 class LiveView:
@@ -68,17 +68,17 @@ class LiveView:
         partitions = {number: self._partition(name, number) for number in topic.partitions}
         return TopicView(name, topic.spec, partitions)
 
-    def _partition(self, topic: str, number: int) -> PartitionView:
+    def _partition(self, topic: str, number: int) -> ListedPartition:
         replicas = self.coordinator.replica_sets[topic, number]
         leader = replicas.state.leader
         if not self.coordinator.members[leader].alive:
-            return PartitionView(None, None, ())
+            return ListedPartition(None, None, ())
         if not self.coordinator.writable(replicas):  # its leader withdraws its registrations, channels included
-            return PartitionView(None, leader, ())
-        return PartitionView(leader, leader, tuple(replicas.leader.channels))
+            return ListedPartition(None, leader, ())
+        return ListedPartition(leader, leader, tuple(replicas.leader.channels))
 
 
-class Snapshot:
+class ClusterSnapshot:
     """A copy of a view, or an empty one; later changes are not shown."""
 
     def __init__(self, view: ClusterView | None = None) -> None:
@@ -98,11 +98,11 @@ class Snapshot:
         self._topics[topic.name] = topic
 
 
-ClusterView = LiveView | Snapshot
+ClusterView = LiveView | ClusterSnapshot
 
 
 @define(eq=False, kw_only=True)
-class LookupNode(ABC):
+class LookupServer(ABC):
     """One lookup node without its sockets."""
 
     name: str = "nsqlookupd"  # its name in the cluster, ``l1`` for example
@@ -135,7 +135,7 @@ class LookupNode(ABC):
 
 
 @define(eq=False)
-class Lookupd(LookupNode):
+class Lookupd(LookupServer):
     """One lookup node."""
 
     coordinator: Coordinator  # coordinator of its cluster
@@ -171,10 +171,10 @@ class Lookupd(LookupNode):
         self.delay: float = 0.0
 
     def show_nothing(self) -> None:
-        self.view = Snapshot()
+        self.view = ClusterSnapshot()
 
     def show_snapshot(self) -> None:
-        self.view = Snapshot(LiveView(self.coordinator))
+        self.view = ClusterSnapshot(LiveView(self.coordinator))
 
 
 @define(eq=False)

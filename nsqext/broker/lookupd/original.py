@@ -10,14 +10,14 @@ from attrs import Factory, define, field
 
 from nsqext.broker.lookupd.lookupd import (
     NO_CHANNEL,
-    LookupNode,
+    LookupServer,
     check_log_level,
     read_channel,
     read_deletion,
     read_topic,
     registry_metrics,
 )
-from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, LookupSession, Producer, Registration, Registry
+from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS, ListedProducer, LookupSession, Registration, Registry
 from nsqext.http.api import Call, Form, Handler, HttpFault, application, route, valid_channel, valid_topic
 from nsqext.protocol.lookupd_tcp import PeerInfo
 
@@ -28,7 +28,7 @@ _NO_TOPIC = "MISSING_ARG_TOPIC"
 
 
 @define(eq=False)
-class OriginalLookupd(LookupNode):
+class OriginalLookupd(LookupServer):
     """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster."""
 
     registry: Registry  # the registrations
@@ -63,7 +63,7 @@ def _topic_and_channel(call: Call) -> tuple[str, str]:
 
 
 @define(eq=False)
-class _Routes:
+class _OriginalRoutes:
     """The handlers of one lookup node."""
 
     lookupd: OriginalLookupd
@@ -148,7 +148,7 @@ class _Routes:
 
 def original_app(lookupd: OriginalLookupd) -> Starlette:
     """Return the HTTP application of a lookup node."""
-    routes = _Routes(lookupd)
+    routes = _OriginalRoutes(lookupd)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/info", routes.info),
         ("GET", "/debug", routes.debug),
@@ -174,7 +174,7 @@ class _StandaloneRoutes:
 
     lookupd: OriginalLookupd
 
-    def _partitions(self, topic: str) -> dict[str, list[Producer]]:
+    def _partitions(self, topic: str) -> dict[str, list[ListedProducer]]:
         view = self.lookupd.view
         found = {each.subkey: view.producers("topic", topic, each.subkey) for each in view.find("topic", topic, "*")}
         return {name: [one for one in held if view.is_active(one)] for name, held in sorted(found.items())}

@@ -58,7 +58,7 @@ class RegisteredNode:
 
 
 @define(eq=False)
-class Producer:
+class ListedProducer:
     """A node in one registration."""
 
     node: RegisteredNode  # the nsqd
@@ -72,7 +72,7 @@ class Registry:
     wall: Callable[[], int]  # nanoseconds since 1970
     inactive_timeout: float = 300.0  # seconds without PING after which a node is not shown
     tombstone_lifetime: float = 45.0  # seconds that a tombstone hides a node
-    _table: dict[Registration, dict[str, Producer]] = field(factory=dict, init=False)
+    _table: dict[Registration, dict[str, ListedProducer]] = field(factory=dict, init=False)
     _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
     def snapshot(self) -> Registry:
@@ -93,7 +93,7 @@ class Registry:
         producers = self._table.setdefault(registration, {})
         self._by_key.setdefault(registration[:2], {})[registration] = None
         if node is not None:
-            producers.setdefault(node.id, Producer(node))
+            producers.setdefault(node.id, ListedProducer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
         """Remove a registration, or one node from it; without nodes it stays, unless it is of an ephemeral name."""
@@ -136,29 +136,29 @@ class Registry:
         candidates = self._table if key == "*" else self._by_key.get((category, key), ())
         return [registration for registration in candidates if registration.matches(category, key, subkey)]
 
-    def producers(self, category: str, key: str = "", subkey: str = "") -> list[Producer]:
+    def producers(self, category: str, key: str = "", subkey: str = "") -> list[ListedProducer]:
         """Return the nodes of all registrations that match, without duplicates."""
-        found: dict[str, Producer] = {}
+        found: dict[str, ListedProducer] = {}
         for registration in self.find(category, key, subkey):
             for name, producer in self._table[registration].items():
                 found.setdefault(name, producer)
         return list(found.values())
 
-    def topics_of(self, node: RegisteredNode) -> list[tuple[str, Producer]]:
+    def topics_of(self, node: RegisteredNode) -> list[tuple[str, ListedProducer]]:
         return [
             (registration.key, producers[node.id])
             for registration, producers in self._table.items()
             if registration.category == "topic" and node.id in producers
         ]
 
-    def is_active(self, producer: Producer) -> bool:
+    def is_active(self, producer: ListedProducer) -> bool:
         """Return whether a node sent PING within the inactive timeout."""
         return self.wall() - producer.node.last_seen <= self.inactive_timeout * 1e9
 
-    def is_hidden(self, producer: Producer) -> bool:
+    def is_hidden(self, producer: ListedProducer) -> bool:
         return producer.hidden_at is not None and self.wall() - producer.hidden_at < self.tombstone_lifetime * 1e9
 
-    def __iter__(self) -> Iterator[tuple[Registration, list[Producer]]]:
+    def __iter__(self) -> Iterator[tuple[Registration, list[ListedProducer]]]:
         return iter([(registration, list(producers.values())) for registration, producers in self._table.items()])
 
 

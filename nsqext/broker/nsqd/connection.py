@@ -1,9 +1,9 @@
 """A session on a TCP socket: large reads, joined writes, and bounds for a client that sends much or reads little.
 
-A connection has no task. The event loop calls it when its socket is readable, and the server calls `Connection.send`
-when its session has output. Only a command that waits (for replicas, for an auth server) and injected faults run in a
-task. After a turn of commands the other connections run first. A client that does not read its replies is not read
-from.
+A connection has no task. The event loop calls it when its socket is readable, and the server calls
+`ServerConnection.send` when its session has output. Only a command that waits (for replicas, for an auth server) and
+injected faults run in a task. After a turn of commands the other connections run first. A client that does not read its
+replies is not read from.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Host(Protocol):
 
     def flush(self) -> None: ...
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None: ...
-    def gone(self, connection: Connection) -> None: ...
+    def gone(self, connection: ServerConnection) -> None: ...
 
 
-class Connection:
+class ServerConnection:
     """One client."""
 
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:

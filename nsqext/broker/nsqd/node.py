@@ -45,7 +45,7 @@ _ID_SHIFT = 22
 
 
 @define(eq=False)
-class Publisher:
+class NodePublisher:
     """Publishes of one client to one partition."""
 
     peer: str  # ``host:port`` of the client
@@ -62,7 +62,7 @@ class PublishStats:
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
     # messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    publishers: dict[str, Publisher] = field(factory=dict)  # clients that published over TCP, by ``host:port``
+    publishers: dict[str, NodePublisher] = field(factory=dict)  # clients that published over TCP, by ``host:port``
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:
@@ -78,10 +78,10 @@ class PublishStats:
         if len(self._hours) > _DAY:
             del self._hours[min(self._hours)]
 
-    def publisher(self, peer: str, user_agent: str) -> Publisher:
+    def publisher(self, peer: str, user_agent: str) -> NodePublisher:
         found = self.publishers.get(peer)
         if found is None:
-            found = self.publishers[peer] = Publisher(peer, user_agent)
+            found = self.publishers[peer] = NodePublisher(peer, user_agent)
         return found
 
     def hours(self, now: int) -> list[int]:
@@ -138,7 +138,7 @@ class ConnectedClient(Protocol):
     state: State
     authorizations: Authorizations | None
     connected: int
-    published: dict[str, Publisher]
+    published: dict[str, NodePublisher]
     ready: int
 
     @property

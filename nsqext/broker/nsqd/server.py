@@ -14,7 +14,7 @@ from anyio.lowlevel import current_token
 
 from nsqext.broker.listeners import listen, peer_name
 from nsqext.broker.nsqd.commands import REDESIGNED
-from nsqext.broker.nsqd.connection import Connection
+from nsqext.broker.nsqd.connection import ServerConnection
 from nsqext.broker.nsqd.http.admin import AdminRoutes
 from nsqext.broker.nsqd.http.common import CommonRoutes
 from nsqext.broker.nsqd.http.publish import PublishRoutes
@@ -76,7 +76,7 @@ class NsqdServer:
         self._https_context = https_context  # certificate of HTTPS
         self.addresses: dict[str, str] = {}  # ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._https: list[HttpServer] = []  # the same for HTTPS; None without HTTPS
         self._scope = anyio.CancelScope()
         self._flushing = Wakeup()
@@ -119,7 +119,7 @@ class NsqdServer:
         if self._tasks is not None and not self._scope.cancel_called:
             self._tasks.start_soon(work)
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ServerConnection) -> None:
         self._connections.pop(connection.session.id, None)
 
     def _listen(self) -> dict[str, socket.socket]:
@@ -256,6 +256,6 @@ class NsqdServer:
         name = peer_name(peer)
         logger.info("TCP: new client(%s)", name)
         session = Session(self.node, name, self._dialect)
-        connection = Connection(sock, session, self.node.faults, self._loop, self)
+        connection = ServerConnection(sock, session, self.node.faults, self._loop, self)
         self._connections[session.id] = connection
         connection.read_on()

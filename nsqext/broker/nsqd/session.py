@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
-from nsqext.broker.engine.channel.in_flight import Client
+from nsqext.broker.engine.channel.in_flight import SubscribedClient
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
 from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, RequestError, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser, State
@@ -25,7 +25,7 @@ from nsqext.protocol.tls_layer import TlsLayer
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.nsqd.auth_server import Authorizations
-    from nsqext.broker.nsqd.node import Hosted, Node, Publisher
+    from nsqext.broker.nsqd.node import Hosted, Node, NodePublisher
     from nsqext.broker.nsqd.validation import CommandValidator
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.messages import RawMessage
@@ -74,7 +74,7 @@ class Session:
         self.closed: bool = False  # the connection is to be closed now
         self.pending: bool = False  # commands were received that `step` has not run yet
         self.connected: int = options.wall()  # time of the connection, in nanoseconds since 1970
-        self.published: dict[str, Publisher] = {}  # what it published, by topic
+        self.published: dict[str, NodePublisher] = {}  # what it published, by topic
         self.ready: int = 0  # its last RDY count
         # frames to send
         self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
@@ -377,7 +377,7 @@ class Session:
         logger.info("PROTOCOL(V2): [%s] exiting ioloop", self.peer)
 
 
-class SessionSubscriber(Client):
+class SessionSubscriber(SubscribedClient):
     """The client of a channel that a session is."""
 
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:

@@ -12,7 +12,7 @@ from nsqext.protocol.server.command_parser import (
     BATCH_VERBS,
     BatchReader,
     Command,
-    Target,
+    CommandTarget,
     check_publish_size,
     check_room,
     check_state,
@@ -122,7 +122,7 @@ class CommandValidator:
         # commands other than IDENTIFY are refused until the handshake of TLS is complete
         self.tls_missing: bool = self._limits.tls_required
         self.hosted: Hosted | None = None  # partition of the publish that is being read
-        self.target: Target = Target("")  # how its body is to be read
+        self.target: CommandTarget = CommandTarget("")  # how its body is to be read
         self.topic: str = ""  # topic of the publish that is being read (original generation)
         self.delay: float = 0.0  # seconds of its DPUB (original generation)
         self.stale_auth: bool = False  # the auth server has to be asked again before it is stored
@@ -200,5 +200,5 @@ class CommandValidator:
         if waiting > self._node.switches.max_pub_waiting:
             raise RequestError("E_PUB_TOO_MUCH_WAITING", f"pub too much waiting in the queue: {waiting}")
         self.hosted = hosted
-        self.target = Target(topic, hosted.partition.extend, self._node.switches.allow_ext_compatible)
+        self.target = CommandTarget(topic, hosted.partition.extend, self._node.switches.allow_ext_compatible)
         return BatchReader(verb, self._limits, self.target) if verb in BATCH_VERBS else None

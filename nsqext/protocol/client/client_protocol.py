@@ -9,15 +9,27 @@ from math import inf
 from nsqext.errors import ConnectionLost, NotSent, NsqError, ProtocolError, RequestTimeout, ServerError
 from nsqext.errors.server import FinishFailed, RequeueFailed, TouchFailed, server_error
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import DEFAULT_MAX_FRAME_SIZE, FRAME_HEAD, HEARTBEAT, TRACE_REPLY_SIZE, Frame, encode_frame
+from nsqext.protocol.frames import (
+    DEFAULT_MAX_FRAME_SIZE,
+    FRAME_HEAD,
+    HEARTBEAT,
+    TRACE_REPLY_SIZE,
+    Frame,
+    FrameType,
+    encode_frame,
+)
 
 __all__ = ("MAX_NOTICES", "ClientProtocol", "FrameParser", "Reply")
 
 MAX_NOTICES = 10_000
 """Most rejections of FIN, REQ and TOUCH that are kept until they are read; one more ends the connection."""
 
-_LONE_OK = encode_frame(0, b"OK")
-_LONE_TRACE_HEAD = encode_frame(0, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
+# plain numbers: the loop over frames compares them
+_RESPONSE = int(FrameType.RESPONSE)
+_ERROR = int(FrameType.ERROR)
+_MESSAGE = int(FrameType.MESSAGE)
+_LONE_OK = encode_frame(_RESPONSE, b"OK")
+_LONE_TRACE_HEAD = encode_frame(_RESPONSE, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 _LARGE = 65536
 """Bytes of a frame that is read by itself: below, further frames of the same read save more than copies cost."""
@@ -79,14 +91,14 @@ class FrameParser:
         end = len(data)
         while end - position >= 8:
             size, kind = FRAME_HEAD.unpack_from(data, position)
-            if not (4 <= size <= self._max and 0 <= kind <= 2):
+            if not (4 <= size <= self._max and _RESPONSE <= kind <= _MESSAGE):
                 self._fail(data[position : position + 16], size, kind)
                 return frames
             stop = position + 4 + size
             if stop > end:
                 need = stop - position
                 break
-            if kind == 2 and messages is not None:
+            if kind == _MESSAGE and messages is not None:
                 messages.append(data[position + 8 : stop])
             else:
                 frames.append((kind, data[position + 8 : stop]))
@@ -120,7 +132,7 @@ class FrameParser:
         pieces[0] = pieces[0][8:]
         payload = b"".join((*pieces, data))
         self._forget()
-        if kind == 2 and messages is not None:
+        if kind == _MESSAGE and messages is not None:
             messages.append(payload)
         else:
             frames.append((kind, payload))
@@ -230,7 +242,7 @@ class ClientProtocol:
         if parser.single:
             frames = self._skip_heartbeats(frames, messages)
         for kind, payload in frames:
-            if kind == 1:
+            if kind == _ERROR:
                 self._receive_error(server_error(payload, node=self.node))
             elif payload == HEARTBEAT:
                 self.heartbeats += 1
@@ -248,7 +260,7 @@ class ClientProtocol:
 
     def _skip_heartbeats(self, frames: list[Frame], messages: list[bytes]) -> list[Frame]:
         """Answer heartbeats between two frames of the handshake, which are parsed one at a time."""
-        while frames == [(0, HEARTBEAT)]:
+        while frames == [(_RESPONSE, HEARTBEAT)]:
             self.heartbeats += 1
             self.out.append(NOP)
             frames = self._parser.feed(b"", messages)

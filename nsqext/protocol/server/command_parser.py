@@ -39,7 +39,7 @@ _TRACE_SIZE = 8
 _LENGTH_SIZE = 2
 
 
-class Target(NamedTuple):
+class CommandTarget(NamedTuple):
     """The topic of a publish, with the settings that affect parsing."""
 
     topic: str  # its name, for error texts
@@ -86,7 +86,7 @@ def check_room(verb: bytes, size: int) -> None:
         raise RequestError("E_BAD_BODY", f"invalid body size {size} with ext json header enabled")
 
 
-def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Target) -> list[PublishItem]:
+def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: CommandTarget) -> list[PublishItem]:
     """Return the messages in a complete body; raises `RequestError` with the server's text, which may not be fatal."""
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
@@ -128,11 +128,11 @@ def _read(header: bytes) -> tuple[int | None, bool]:
     return number, internal
 
 
-def _not_supported(target: Target) -> RequestError:
+def _not_supported(target: CommandTarget) -> RequestError:
     return RequestError("E_EXT_NOT_SUPPORT", f"ext content not supported in topic {target.topic}", fatal=False)
 
 
-def _read_ext(body: bytes, target: Target, *, batch: bool) -> PublishItem:
+def _read_ext(body: bytes, target: CommandTarget, *, batch: bool) -> PublishItem:
     """Return the message of PUB_EXT, or of an item of MPUB_EXT, whose header may be empty and requests no trace."""
     header = _cut_header(body)
     rest = body[_LENGTH_SIZE + len(header) :]
@@ -154,7 +154,7 @@ class BatchReader:
 
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
 
-    def __init__(self, verb: bytes, limits: ServerLimits, target: Target) -> None:
+    def __init__(self, verb: bytes, limits: ServerLimits, target: CommandTarget) -> None:
         self._verb = verb  # one of the MPUB family
         self._limits = limits  # limits of the server
         self._target = target

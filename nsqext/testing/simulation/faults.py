@@ -11,7 +11,7 @@ import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.broker.fault_injection import Rule
-from nsqext.broker.lookupd.lookupd import PartitionView, Snapshot
+from nsqext.broker.lookupd.lookupd import ClusterSnapshot, ListedPartition
 from nsqext.errors import InvalidSetting
 from nsqext.testing.simulation.cluster import COORDINATOR, SimulatedCluster, as_server
 
@@ -229,11 +229,11 @@ def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
 
 def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
     """Name another node as the leader of each partition."""
-    view = Snapshot(lookupd.view)
+    view = ClusterSnapshot(lookupd.view)
     names = list(view.peers())
     following = dict(zip(names, names[1:] + names[:1], strict=True))
 
-    def shifted(partition: PartitionView) -> PartitionView:
+    def shifted(partition: ListedPartition) -> ListedPartition:
         registered, reader = (following.get(name or "") for name in (partition.registered, partition.reader))
         return evolve(partition, registered=registered, reader=reader)
 

@@ -11,7 +11,7 @@ import pytest
 from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.schedule import Schedule
-from nsqext.broker.engine.storage.log import Entry, MemoryBudget, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, MemoryBudget, Refusal
 from nsqext.broker.engine.storage.partition_store import ChannelState, NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.engine_partition import Bench, original
@@ -20,7 +20,7 @@ COST = 32 + 512
 """Bytes of memory of a message with a body of two bytes."""
 
 
-def records(*counts: int) -> list[Entry]:
+def records(*counts: int) -> list[LogEntry]:
     """Return messages of another partition, each of 32 bytes, without those between the counts."""
     bench = Bench()
     bench.publish(*(f"{number:02}" for number in range(max(counts))))

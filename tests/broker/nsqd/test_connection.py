@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from nsqext.broker.fault_injection import NodeFaults
-from nsqext.broker.nsqd.connection import Connection
+from nsqext.broker.nsqd.connection import ServerConnection
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser
@@ -64,7 +64,7 @@ class _Loop:
 class _Host:
     def __init__(self, node: Node) -> None:
         self.busy = False
-        self.connections: dict[Session, Connection] = {}
+        self.connections: dict[Session, ServerConnection] = {}
         self._node = node
 
     def flush(self) -> None:
@@ -79,7 +79,7 @@ class _Host:
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise AssertionError("nothing here waits")
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ServerConnection) -> None:
         raise AssertionError("nothing here ends")
 
 
@@ -95,7 +95,7 @@ def test_a_client_that_keeps_reading_receives_more_than_one_send(room: int) -> N
     host(node)
     sock, loop, server = _Socket(room), _Loop(), _Host(node)
     session = Session(node, "127.0.0.1:1000", dialect_of(node))
-    connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
+    connection = ServerConnection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
     server.connections[session] = connection
     connection.read_on()
     _send(sock, loop, b"  V2SUB t ch 0\n")
@@ -112,9 +112,9 @@ def test_a_client_that_keeps_reading_receives_more_than_one_send(room: int) -> N
     assert (writes > 0) is (room < 1 << 30)
 
 
-def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> Connection:
+def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> ServerConnection:
     session = Session(node, "127.0.0.1:1000", dialect_of(node))
-    connection = Connection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
+    connection = ServerConnection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
     server.connections[session] = connection
     connection.read_on()
     return connection

@@ -9,8 +9,8 @@ import pytest
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import (
     BatchReader,
+    CommandTarget,
     PublishItem,
-    Target,
     check_publish_size,
     check_room,
     parse_publish,
@@ -22,9 +22,9 @@ from tests.support.tables import table
 _HA = ServerLimits()
 _NSQ = ServerLimits.original()
 _SMALL = ServerLimits(max_msg_size=20, max_body_size=64)
-_EXTEND = Target("t", extend=True)
-_PLAIN = Target("t")
-_LENIENT = Target("t", lenient=True)
+_EXTEND = CommandTarget("t", extend=True)
+_PLAIN = CommandTarget("t")
+_LENIENT = CommandTarget("t", lenient=True)
 _UNREADABLE = "E_INVALID_JSON_HEADER fail to parse json header:cannot parse JSON: "
 
 
@@ -85,7 +85,7 @@ def test_many_leading_zeros_are_a_number() -> None:
 
 @pytest.mark.parametrize("verb", [b"PUB_EXT", b"MPUB_EXT"])
 def test_headers_on_a_plain_topic(verb: bytes) -> None:
-    def publish(header: bytes, target: Target) -> PublishItem:
+    def publish(header: bytes, target: CommandTarget) -> PublishItem:
         body = ext_body(header, b"x")
         return parse_publish(verb, multi_body([body]) if verb == b"MPUB_EXT" else body, _HA, target)[0]
 

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies, PartitionView
-from nsqext.broker.engine.channel.in_flight import AckTracker, Client, Delivery, TagSelector
+from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, SubscribedClient, TagSelector
 from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned, passes_filters
 from nsqext.broker.engine.options import PLAIN
 from nsqext.broker.engine.storage.log import AT_END, Refusal, StartPosition
@@ -38,7 +38,7 @@ class Channel:
         self.traced: bool = False  # deliveries and finished messages are logged (`/message/trace/enable`)
         self.cursor: Cursor = self._make_cursor(partition, (offset, count))  # read position and messages in flight
         self.read_ahead: Delivery | None = None  # the message that was read and is not delivered yet
-        self.clients: dict[int, Client] = {}  # clients by their numbers
+        self.clients: dict[int, SubscribedClient] = {}  # clients by their numbers
         self.timeouts: int = 0  # messages that timed out
         self.latencies: Latencies = Latencies()  # histograms of finished messages
         self.kind = PLAIN  # type of the channel
@@ -67,7 +67,7 @@ class Channel:
 
     # Clients
 
-    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, with ``ordered`` as SUB_ORDERED does; ``start`` is ignored unless this is the only client.
 
         Raises `Refusal` with the text for E_INVALID, or "Consume is disabled currently".
@@ -111,7 +111,7 @@ class Channel:
         """Whether the message that was read ahead waits for a client of its tag; the server ignores moves meanwhile."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
-    def unsubscribe(self, client: Client) -> None:
+    def unsubscribe(self, client: SubscribedClient) -> None:
         """Remove a client; its messages in flight are requeued without counting the attempt."""
         if self.clients.pop(client.id, None) is None:
             return
@@ -122,7 +122,7 @@ class Channel:
             self._partition.delete_channel(self.name)
         self.pump()
 
-    def _requeue_all_of(self, client: Client) -> None:
+    def _requeue_all_of(self, client: SubscribedClient) -> None:
         """Requeue what a client had in flight, in random order, as the real server does: it iterates over a Go map.
 
         The server's message pump runs at the same time, so other clients may receive the first of these messages, and
@@ -138,7 +138,7 @@ class Channel:
             if random.random() < 0.5:
                 self.pump()
 
-    def set_ready(self, client: Client, count: int) -> None:
+    def set_ready(self, client: SubscribedClient, count: int) -> None:
         client.ready = count
         if client.id in self.clients:
             client.refresh()
@@ -168,7 +168,7 @@ class Channel:
             client.requeued += 1
             self._selector.renew(client)
 
-    def _failed(self, client: Client) -> None:
+    def _failed(self, client: SubscribedClient) -> None:
         client.record_failure()
 
     # Delivery
@@ -222,7 +222,7 @@ class Channel:
         age = self._options.wall() - delivery.entry.record.timestamp
         return self._options.rules.ignores(delivery.attempts, age / 1e9)
 
-    def _deliver(self, client: Client, delivery: Delivery) -> None:
+    def _deliver(self, client: SubscribedClient, delivery: Delivery) -> None:
         filtered = client.filtered and not passes_filters(client, delivery, self._partition)
         if filtered or self.cursor.is_finished(delivery):
             self.cursor.acknowledge(delivery)
@@ -246,7 +246,7 @@ class Channel:
             self._trace("delivered to", delivery, client)
         client.deliver(delivery.message())
 
-    def _trace(self, event: str, delivery: Delivery, client: Client) -> None:
+    def _trace(self, event: str, delivery: Delivery, client: SubscribedClient) -> None:
         record, who = delivery.entry.record, client.name
         told = (record.internal_id, record.trace_id, delivery.attempts, event, who)
         logger.info("CHANNEL(%s): message %d, trace id %d, attempt %d %s %s", self.name, *told)
@@ -256,7 +256,7 @@ class Channel:
 
     # Responses to messages
 
-    def finish(self, client: Client, internal_id: int) -> None:
+    def finish(self, client: SubscribedClient, internal_id: int) -> None:
         """Finish a message; raises `Refusal` if it is not in flight at this client."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None or delivery.owner is not client:
@@ -288,7 +288,7 @@ class Channel:
         for delivery in list(self._in_flight.deferred_messages()):
             self.finish_forced(delivery.entry.record.internal_id)
 
-    def requeue(self, client: Client, internal_id: int, delay: float) -> None:
+    def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
         """Requeue a message after some seconds; raises `Refusal` if that is not allowed.
 
         An ordered channel ignores a request with a delay, so the message is redelivered after its timeout (captured:
@@ -311,7 +311,7 @@ class Channel:
             self._in_flight.defer(delivery, self._requeue_rules.deferred_until(delivery, delay, now))
         self.pump()
 
-    def touch(self, client: Client, internal_id: int) -> None:
+    def touch(self, client: SubscribedClient, internal_id: int) -> None:
         """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
@@ -323,7 +323,7 @@ class Channel:
         self._in_flight.add(delivery)
         self._partition.touch()
 
-    def _refused(self, client: Client, text: str) -> Refusal:
+    def _refused(self, client: SubscribedClient, text: str) -> Refusal:
         self._failed(client)
         return Refusal(text)
 

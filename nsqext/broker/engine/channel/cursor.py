@@ -17,7 +17,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, InFlight
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
-from nsqext.broker.engine.storage.log import Entry, Log, Refusal
+from nsqext.broker.engine.storage.log import Log, LogEntry, Refusal
 from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
@@ -152,7 +152,7 @@ class Cursor:
                 return delivery
             self._rewind = True
 
-    def _move_to(self, entry: Entry) -> None:
+    def _move_to(self, entry: LogEntry) -> None:
         """Acknowledge up to a message, because the acknowledged position is not the start of any."""
         logger.warning(
             "%s: the acknowledged position %d is not the start of a message; it moves to %d",

@@ -21,7 +21,7 @@ from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage, message_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from nsqext.broker.engine.storage.log import Entry
+    from nsqext.broker.engine.storage.log import LogEntry
     from nsqext.protocol.record import Record
 
 NO_LIMIT = 50_000
@@ -31,7 +31,7 @@ _SLOW_AFTER = 5
 
 
 @define(eq=False)
-class Client(ABC):
+class SubscribedClient(ABC):
     """A consumer connection as its channel sees it; a session subscribes with one of its own."""
 
     id: int  # number of the client, unique in the node
@@ -106,17 +106,17 @@ class TagSelector:
     """
 
     tagged: bool = field(default=False, init=False)  # a client with a tag is connected
-    _queues: dict[str, deque[Client]] = field(factory=lambda: {"": deque()}, init=False)
+    _queues: dict[str, deque[SubscribedClient]] = field(factory=lambda: {"": deque()}, init=False)
     _members: dict[str, int] = field(factory=dict, init=False)
 
-    def add(self, client: Client) -> None:
+    def add(self, client: SubscribedClient) -> None:
         if client.tag:
             self._members[client.tag] = self._members.get(client.tag, 0) + 1
             self._queues.setdefault(client.tag, deque())
             self.tagged = True
         self.offer(client)
 
-    def remove(self, client: Client) -> None:
+    def remove(self, client: SubscribedClient) -> None:
         if client.queued:
             self._queues[client.tag].remove(client)
             client.queued = False
@@ -129,13 +129,13 @@ class TagSelector:
     def has(self, tag: str) -> bool:
         return tag in self._members
 
-    def offer(self, client: Client) -> None:
+    def offer(self, client: SubscribedClient) -> None:
         """Queue a client if it can take a message and is not queued."""
         if not client.queued and client.in_flight < client.window:
             client.queued = True
             self._queues[client.tag].append(client)
 
-    def renew(self, client: Client) -> None:
+    def renew(self, client: SubscribedClient) -> None:
         """Move a client to the end of its queue, because its window or RDY changed (captured: turns)."""
         if not client.queued:
             self.offer(client)
@@ -145,7 +145,7 @@ class TagSelector:
             queue.remove(client)
             queue.append(client)
 
-    def pick(self, tag: str) -> Client | None:
+    def pick(self, tag: str) -> SubscribedClient | None:
         """Remove and return the client for a message with this tag; None while no client can take it."""
         queue = self._queues.get(tag)
         if queue is None:
@@ -162,10 +162,10 @@ class TagSelector:
 class Delivery:
     """A message between the queue and its acknowledgement."""
 
-    entry: Entry  # the stored message
+    entry: LogEntry  # the stored message
     attempts: int = 0  # deliveries so far
     delayed: bool = field(default=False, kw_only=True)  # it was taken from the delayed queue
-    owner: Client | None = None  # the client that has it; None while it is at no client
+    owner: SubscribedClient | None = None  # the client that has it; None while it is at no client
     deadline: float = 0.0  # clock time at which it times out or its delay ends
     delivered: float = 0.0  # clock time of the last delivery
     deferred: bool = False  # it waits for its delay and is at no client
@@ -231,7 +231,7 @@ class InFlight:
         self.table[delivery.entry.record.internal_id] = delivery
         heappush(self._delays, (deadline, next(self._order), delivery))
 
-    def of(self, client: Client) -> list[Delivery]:
+    def of(self, client: SubscribedClient) -> list[Delivery]:
         """Return the messages of a client in the order of the queue."""
         found = [delivery for delivery in self.table.values() if delivery.owner is client]
         return sorted(found, key=lambda delivery: delivery.entry.offset)

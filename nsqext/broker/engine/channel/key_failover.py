@@ -16,7 +16,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRangeStats, PartitionView
-from nsqext.broker.engine.channel.in_flight import Client, Delivery, TagSelector
+from nsqext.broker.engine.channel.in_flight import Delivery, SubscribedClient, TagSelector
 from nsqext.broker.engine.channel.rules import RequeueRules
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.dispatch import KeyRanges, position_of
@@ -61,8 +61,8 @@ class KeyQueue:
     in_flight: set[Delivery] = field(factory=set)  # messages at the client that holds the key
     # messages that were requeued with a delay; later messages wait for them
     blocked: set[Delivery] = field(factory=set)
-    holder: Client | None = None  # the client that holds the key; None for none
-    queued: Client | None = None  # the client whose heap contains this queue; None for none
+    holder: SubscribedClient | None = None  # the client that holds the key; None for none
+    queued: SubscribedClient | None = None  # the client whose heap contains this queue; None for none
     position: int = field(init=False)  # position of the key in the hash space
 
     @position.default
@@ -96,22 +96,22 @@ class KeySelector(TagSelector):
     balance_due: float = field(default=inf, init=False)
     waiting: int = field(default=0, init=False)  # messages in the replay set
     _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
-    _ranges: dict[str, KeyRanges[Client]] = field(factory=dict, init=False)
+    _ranges: dict[str, KeyRanges[SubscribedClient]] = field(factory=dict, init=False)
     # by the offset of a queue's first message
-    _heaps: dict[Client, list[tuple[int, int, KeyQueue]]] = field(factory=dict, init=False)
-    _free: dict[Client, None] = field(factory=dict, init=False)  # clients that may take messages
-    _ready: dict[Client, None] = field(factory=dict, init=False)  # clients whose heap or window changed
+    _heaps: dict[SubscribedClient, list[tuple[int, int, KeyQueue]]] = field(factory=dict, init=False)
+    _free: dict[SubscribedClient, None] = field(factory=dict, init=False)  # clients that may take messages
+    _ready: dict[SubscribedClient, None] = field(factory=dict, init=False)  # clients whose heap or window changed
 
     # Clients
 
-    def add(self, client: Client) -> None:
+    def add(self, client: SubscribedClient) -> None:
         """Add a client: it is assigned the upper half of the busiest client's range."""
         self._heaps[client] = []
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
         self._balance_later()
 
-    def remove(self, client: Client) -> None:
+    def remove(self, client: SubscribedClient) -> None:
         """Remove a client: a neighbour takes over its range; its messages in flight stay with it until requeued."""
         if self._heaps.pop(client, None) is None:
             return
@@ -141,7 +141,7 @@ class KeySelector(TagSelector):
             queue.queued = None
             self._enqueue(queue)
 
-    def offer(self, client: Client) -> None:
+    def offer(self, client: SubscribedClient) -> None:
         """Record that a client may be able to take a message."""
         if client in self._heaps:
             self._free[client] = self._ready[client] = None
@@ -157,7 +157,7 @@ class KeySelector(TagSelector):
             del self._free[client]
         return False
 
-    def next_ready(self) -> Client | None:
+    def next_ready(self) -> SubscribedClient | None:
         """Return a client that can take a message and has one waiting; None for none."""
         while self._ready:
             client = next(iter(self._ready))
@@ -166,12 +166,12 @@ class KeySelector(TagSelector):
             del self._ready[client]
         return None
 
-    def client_for(self, delivery: Delivery, queue: KeyQueue) -> Client | None:
+    def client_for(self, delivery: Delivery, queue: KeyQueue) -> SubscribedClient | None:
         """Return the client for a message of a key; None while only clients with other tags are connected."""
         ranges = self._ranges_for(delivery)
         return None if ranges is None else ranges.at(queue.position)
 
-    def _ranges_for(self, delivery: Delivery) -> KeyRanges[Client] | None:
+    def _ranges_for(self, delivery: Delivery) -> KeyRanges[SubscribedClient] | None:
         ranges = self._ranges.get(delivery.tag) if self.tagged else None
         return self._ranges.get("") if ranges is None else ranges
 
@@ -211,7 +211,7 @@ class KeySelector(TagSelector):
             queue.queued = client
             self._ready[client] = None
 
-    def next_for(self, client: Client) -> Delivery | None:
+    def next_for(self, client: SubscribedClient) -> Delivery | None:
         """Remove and return the first message for a client; the client holds its key from now on."""
         heap = self._heaps.get(client)
         while heap:
@@ -271,7 +271,7 @@ class KeySelector(TagSelector):
 
     # Statistics
 
-    def ranges(self) -> list[tuple[str, float, float, Client, float]]:
+    def ranges(self) -> list[tuple[str, float, float, SubscribedClient, float]]:
         """Return tag, low, high, client and messages per second of each range, in order."""
         return [
             (tag, low, high, client, ranges.rate(client))
@@ -279,9 +279,9 @@ class KeySelector(TagSelector):
             for low, high, client in ranges.ranges()
         ]
 
-    def waiting_for(self) -> dict[Client | None, int]:
+    def waiting_for(self) -> dict[SubscribedClient | None, int]:
         """Return the messages of the replay set by client; None stands for messages without a client."""
-        found: dict[Client | None, int] = {}
+        found: dict[SubscribedClient | None, int] = {}
         for queue in self._key_queues.values():
             if queue.pending:
                 client = self.client_for(queue.pending[0], queue)
@@ -344,7 +344,7 @@ class KeyFailoverChannel(Channel):
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
 
-    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, which is assigned a range of the keys; raises `Refusal` if it requests order."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
@@ -354,7 +354,7 @@ class KeyFailoverChannel(Channel):
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 
-    def _requeue_all_of(self, client: Client) -> None:
+    def _requeue_all_of(self, client: SubscribedClient) -> None:
         """Requeue what a client had in flight; the replay set keeps the order of each key."""
         for delivery in self._in_flight.of(client):
             self._in_flight.remove(delivery.entry.record.internal_id)
@@ -388,7 +388,7 @@ class KeyFailoverChannel(Channel):
         finally:
             self._pumping = False
 
-    def _serve(self, client: Client) -> None:
+    def _serve(self, client: SubscribedClient) -> None:
         keys = self.keys
         while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
             self._deliver(client, delivery)

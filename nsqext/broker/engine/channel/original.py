@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.channel import Channel
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, PartitionView
-from nsqext.broker.engine.channel.in_flight import Client, Delivery
-from nsqext.broker.engine.storage.log import Entry, Refusal, StartPosition
+from nsqext.broker.engine.channel.in_flight import Delivery, SubscribedClient
+from nsqext.broker.engine.storage.log import LogEntry, Refusal, StartPosition
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.storage.delayed_queue import DelayedJournal
@@ -51,12 +51,12 @@ class OriginalCursor(Cursor):
         delivery.behind = self._partition.readable
         self.requeued.append(delivery)
 
-    def defer_new(self, entry: Entry, deadline: float) -> None:
+    def defer_new(self, entry: LogEntry, deadline: float) -> None:
         """Defer a message that was just published, before earlier messages are read."""
         self._passed_over.add(entry.count)
         self.in_flight.defer(Delivery(entry), deadline)
 
-    def discard_new(self, entry: Entry) -> None:
+    def discard_new(self, entry: LogEntry) -> None:
         """Discard a message that was just published."""
         self._passed_over.add(entry.count)
         self.acked.add(entry.offset, entry.size, entry.count)
@@ -94,7 +94,7 @@ class OriginalChannel(Channel):
             client.in_flight -= 1
             self._selector.offer(client)
 
-    def subscribe(self, client: Client, *, ordered: bool = False, start: StartPosition | None = None) -> None:
+    def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
         """Add a client, unless there are as many as are allowed; order and start positions are ignored."""
         if self._closed:
             raise Refusal("exiting")
@@ -103,16 +103,16 @@ class OriginalChannel(Channel):
             raise Refusal(f"consumers for {self._partition.topic}:{self.name} exceeds limit of {most}")
         super().subscribe(client)
 
-    def _requeue_all_of(self, client: Client) -> None:
+    def _requeue_all_of(self, client: SubscribedClient) -> None:
         """Leave the messages in flight until they time out."""
 
-    def _failed(self, client: Client) -> None:
+    def _failed(self, client: SubscribedClient) -> None:
         """Errors do not reduce the window at the original server."""
 
     def _next_attempt(self, attempts: int) -> int:
         return (attempts + 1) & 0xFFFF
 
-    def _owned(self, client: Client, internal_id: int) -> Delivery:
+    def _owned(self, client: SubscribedClient, internal_id: int) -> Delivery:
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None or delivery.deferred:
             raise Refusal("ID not in flight")
@@ -120,7 +120,7 @@ class OriginalChannel(Channel):
             raise Refusal("client does not own message")
         return delivery
 
-    def finish(self, client: Client, internal_id: int) -> None:
+    def finish(self, client: SubscribedClient, internal_id: int) -> None:
         delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.acknowledge(delivery)
@@ -129,7 +129,7 @@ class OriginalChannel(Channel):
         self._selector.offer(client)
         self.pump()
 
-    def requeue(self, client: Client, internal_id: int, delay: float) -> None:
+    def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
         """Requeue a message after some seconds, at the end of the queue; raises `Refusal` as `finish`."""
         delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
@@ -143,11 +143,11 @@ class OriginalChannel(Channel):
         self._selector.offer(client)
         self.pump()
 
-    def touch(self, client: Client, internal_id: int) -> None:
+    def touch(self, client: SubscribedClient, internal_id: int) -> None:
         self._owned(client, internal_id)
         super().touch(client, internal_id)
 
-    def accept(self, entry: Entry, delay: float) -> None:
+    def accept(self, entry: LogEntry, delay: float) -> None:
         """Receive a message that was just published, to be delivered after some seconds."""
         if delay > 0:
             self.cursor.defer_new(entry, self._clock() + delay)

@@ -9,7 +9,7 @@ from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.cursor import Cursor, PartitionView
-    from nsqext.broker.engine.channel.in_flight import Client, Delivery
+    from nsqext.broker.engine.channel.in_flight import Delivery, SubscribedClient
     from nsqext.broker.engine.options import PartitionOptions
 
 _KIB = 1024
@@ -23,7 +23,7 @@ _DEFAULT_THRESHOLD = 60.0
 _BLOCKING = 120.0  # seconds; a longer delay leaves the memory while the confirm window is full
 
 
-def passes_filters(client: Client, delivery: Delivery, partition: PartitionView) -> bool:
+def passes_filters(client: SubscribedClient, delivery: Delivery, partition: PartitionView) -> bool:
     """Return whether the sample of a client and its header filter let a message through."""
     rate = client.sample_rate
     # the real server compares so, and delivers one percent more
@@ -65,7 +65,7 @@ class RateLimit:
         return delay if delay > _IGNORED else 0.0
 
 
-def not_owned(delivery: Delivery, client: Client, internal_id: str = "") -> str:
+def not_owned(delivery: Delivery, client: SubscribedClient, internal_id: str = "") -> str:
     """Return the text of the refusal of a response from a client that does not have the message."""
     owner = delivery.owner.id if delivery.owner is not None else 0
     return f"client does not own message {internal_id}: {owner} vs {client.id}"
@@ -79,7 +79,7 @@ class RequeueRules:
         self._cursor = cursor  # messages of the channel
         self._on_disk = on_disk  # messages with a long delay move to the delayed queue on disk
 
-    def refusal(self, delivery: Delivery, client: Client, delay: float, now: float) -> str:
+    def refusal(self, delivery: Delivery, client: SubscribedClient, delay: float, now: float) -> str:
         """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts)."""
         if delay <= 0:
             too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1

@@ -14,7 +14,7 @@ import msgspec
 from attrs import define, field
 
 from nsqext.broker.engine.storage.files import Number, decode_checked, keep_aside, with_checksum, write_atomically
-from nsqext.broker.engine.storage.log import Entry, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, Refusal
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
 
@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Delayed:
     """A message in the delayed queue."""
 
-    entry: Entry  # the stored message; the queue may have removed it meanwhile
+    entry: LogEntry  # the stored message; the queue may have removed it meanwhile
     attempts: int  # deliveries so far
     due: int  # nanoseconds since 1970
 
@@ -209,7 +209,7 @@ def _apply(held: dict[str, dict[int, Delayed]], change: _Change) -> None:
     messages = held.setdefault(change.channel, {})
     if change.record:
         record, _ = decode_record(change.record)
-        entry = Entry(record, change.offset, change.size, change.count)
+        entry = LogEntry(record, change.offset, change.size, change.count)
         messages[record.internal_id] = Delayed(entry, change.attempts, change.due)
     elif change.removed is not None:
         messages.pop(change.removed, None)

@@ -81,7 +81,7 @@ class MemoryBudget:
             self._fruitless = self.held
 
 
-class Entry(msgspec.Struct, eq=False, gc=False):
+class LogEntry(msgspec.Struct, eq=False, gc=False):
     """A stored message."""
 
     record: Record  # the message
@@ -93,8 +93,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 class LogStore(Protocol):
     """Persistent storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
 
-    def append(self, entries: Sequence[Entry]) -> None: ...
-    def load(self, first: tuple[int, int], end: int) -> list[Entry]: ...
+    def append(self, entries: Sequence[LogEntry]) -> None: ...
+    def load(self, first: tuple[int, int], end: int) -> list[LogEntry]: ...
     def trim(self, offset: int) -> None: ...
     def truncate(self, offset: int) -> None: ...
     def restart(self, offset: int, count: int) -> None: ...
@@ -110,7 +110,7 @@ class Segment:
         self.end_offset: int = first_offset
         self.first_count: int = first_count
         self.end_count: int = first_count
-        self.entries: list[Entry] | None = []
+        self.entries: list[LogEntry] | None = []
         self.cost: int = 0
         self.is_gap: bool = False
 
@@ -151,7 +151,7 @@ class Log:
 
     # Writing
 
-    def append(self, entries: Sequence[Entry], *, stored: bool = False) -> None:
+    def append(self, entries: Sequence[LogEntry], *, stored: bool = False) -> None:
         """Append records that were published together; the first one has to continue the log."""
         if self._store is not None and not stored:
             self._store.append(entries)
@@ -191,7 +191,7 @@ class Log:
         gap.end_offset, gap.end_count = self.end_offset, self.end_count = offset, count
         self._segments.append(gap)
 
-    def append_runs(self, entries: Sequence[Entry]) -> None:
+    def append_runs(self, entries: Sequence[LogEntry]) -> None:
         """Append records of another log; a jump between them, or before the first one, is a gap."""
         first = 0
         for stop in range(1, len(entries) + 1):
@@ -203,7 +203,7 @@ class Log:
 
     # Reading
 
-    def at(self, count: int) -> Entry | None:
+    def at(self, count: int) -> LogEntry | None:
         """Return the message with this number; None before the start, behind the end and in a gap."""
         hot = self._hot
         if not hot.first_count < count <= hot.end_count:
@@ -232,11 +232,11 @@ class Log:
         """Number of the last message before the first gap."""
         return next((segment.first_count for segment in self._segments if segment.is_gap), self.end_count)
 
-    def _at_or_after(self, count: int) -> Entry | None:
+    def _at_or_after(self, count: int) -> LogEntry | None:
         entry, gap = self.at(count), self.gap_at(count)
         return entry if gap is None else self.at(gap.end_count + 1)
 
-    def read(self, offset: int) -> Entry | None:
+    def read(self, offset: int) -> LogEntry | None:
         """Return the first record at or behind an offset; None at the end."""
         if offset >= self.end_offset:
             return None
@@ -274,7 +274,7 @@ class Log:
                 high = middle
         return self.find_count(low)
 
-    def find_id(self, internal_id: int) -> Entry | None:
+    def find_id(self, internal_id: int) -> LogEntry | None:
         """Return what the real server finds for an id: the first message of the publish that contained it.
 
         An id below the first one selects the first message, one above the last selects the last publish; None in an
@@ -295,7 +295,7 @@ class Log:
             low = max(self._batches[index][0], self.start_count + 1)
         return self._at_or_after(low)
 
-    def _load(self, segment: Segment) -> list[Entry]:
+    def _load(self, segment: Segment) -> list[LogEntry]:
         if self._store is None:
             return []
         entries = self._store.load((segment.first_offset, segment.first_count), segment.end_offset)

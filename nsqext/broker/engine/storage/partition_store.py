@@ -20,7 +20,7 @@ from nsqext.broker.engine.storage.files import (
     with_checksum,
     write_atomically,
 )
-from nsqext.broker.engine.storage.log import Entry, Log, MemoryBudget
+from nsqext.broker.engine.storage.log import Log, LogEntry, MemoryBudget
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
@@ -51,12 +51,12 @@ class Stored:
     message_id: int  # internal id of the first message
     offset: int  # offset of the first message
     size: int  # raw bytes of all messages
-    entries: list[Entry]  # the messages
+    entries: list[LogEntry]  # the messages
     # of a large batch, the parts that were stored one after the other; replicas copy it in the same parts
     parts: Sequence[Stored] = ()
 
 
-def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[Entry]:
+def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[LogEntry]:
     """Return the records of messages at the end of a queue, which is not changed.
 
     ``first`` is partition, counter and time stamp of the first message; the latter two grow by one per message.
@@ -64,20 +64,20 @@ def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, 
     partition, counter, timestamp = first
     internal_id = partition << COUNTER_BITS | counter
     offset, number = log.end_offset, log.end_count
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     for message in messages:
         header, version = (message.header, message.version) if extend else (b"", 0)
         record = Record(timestamp, internal_id, message.trace_id, message.body, version, header, 0, extend)
         size = raw_size(len(message.body), len(header), extend, version)
         number += 1
-        entries.append(Entry(record, offset, size, number))
+        entries.append(LogEntry(record, offset, size, number))
         offset += size
         internal_id += 1
         timestamp += 1
     return entries
 
 
-def counter_of(entry: Entry) -> int:
+def counter_of(entry: LogEntry) -> int:
     """Return the counter in a message's internal id, without the partition."""
     return entry.record.internal_id & _COUNTERS
 

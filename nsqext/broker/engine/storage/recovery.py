@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from nsqext.broker.engine.storage.files import BAD_BEGIN, keep_aside
-from nsqext.broker.engine.storage.log import FIRST_COUNTER, Entry
+from nsqext.broker.engine.storage.log import FIRST_COUNTER, LogEntry
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import COUNTER_BITS, RECORD_OVERHEAD, decode_record
 
@@ -55,12 +55,12 @@ class Recovery:
 
 
 @define
-class Run:
+class RecordRun:
     """Adjacent records of a file."""
 
     position: int  # where the first one begins in the file
     count: int  # messages of the partition before it
-    entries: list[Entry] = field(factory=list)  # the records
+    entries: list[LogEntry] = field(factory=list)  # the records
 
     @property
     def end(self) -> int:
@@ -68,13 +68,13 @@ class Run:
         return self.position + sum(entry.size for entry in self.entries)
 
 
-def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[Run], int]:
+def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[RecordRun], int]:
     """Read all whole records of a file that begins at an offset, after so many messages.
 
     Returns the records, with a new run behind each damaged range, and the position behind the last whole record.
     """
     offset, count = start
-    runs = [Run(0, count)]
+    runs = [RecordRun(0, count)]
     position = 0
     previous: int | None = None
     while position < len(data):
@@ -86,10 +86,10 @@ def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[Run]
                 break
             position, lost = following
             previous = None
-            runs.append(Run(position, run.count + len(run.entries) + lost))
+            runs.append(RecordRun(position, run.count + len(run.entries) + lost))
             continue
         record, stop = found
-        run.entries.append(Entry(record, offset + position, stop - position, run.count + len(run.entries) + 1))
+        run.entries.append(LogEntry(record, offset + position, stop - position, run.count + len(run.entries) + 1))
         position, previous = stop, record.internal_id
     return [run for run in runs if run.entries], runs[-1].end
 
@@ -107,7 +107,7 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
     return record, stop
 
 
-def _resynchronise(data: bytes, run: Run, position: int, partition: int) -> tuple[int, int] | None:
+def _resynchronise(data: bytes, run: RecordRun, position: int, partition: int) -> tuple[int, int] | None:
     """Find the next whole record behind damaged bytes: its position, and messages that are lost before it; or None.
 
     A damaged length makes its own record look whole and the bytes behind it look damaged; a damaged id makes later ids
@@ -129,11 +129,11 @@ def _resynchronise(data: bytes, run: Run, position: int, partition: int) -> tupl
     return None
 
 
-def _id_before(run: Run, partition: int) -> int:
+def _id_before(run: RecordRun, partition: int) -> int:
     return (partition << COUNTER_BITS) + FIRST_COUNTER + run.count - 1
 
 
-def _drop_contradicted(run: Run, found_id: int, start: int, position: int, partition: int) -> int:
+def _drop_contradicted(run: RecordRun, found_id: int, start: int, position: int, partition: int) -> int:
     """Remove the last record of a run if the record found at ``start`` contradicts it; return the lost messages."""
     if run.entries:
         last_id = run.entries[-1].record.internal_id
@@ -167,7 +167,7 @@ class SegmentRecovery:
         self._scanned = ""  # the file that was read last
         self._accounted = 0  # offset up to which lost bytes were counted
 
-    def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[Entry]]:
+    def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[LogEntry]]:
         """Return all records in runs; an offset that does not follow on the last one stands for lost records.
 
         Everything but whole files is logged. ``begins`` has offset and number of messages at which files begin, by
@@ -291,7 +291,7 @@ class SegmentRecovery:
 
     # Damaged bytes
 
-    def _scan(self, file: SegmentFile, before: int, following: SegmentFile | None) -> list[Run]:
+    def _scan(self, file: SegmentFile, before: int, following: SegmentFile | None) -> list[RecordRun]:
         """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
 
         ``before`` is where the queue ended before it; -1 for the first file.
@@ -321,7 +321,7 @@ class SegmentRecovery:
         self.files.append(file)
         return runs
 
-    def _is_contradicted(self, runs: list[Run], following: SegmentFile) -> bool:
+    def _is_contradicted(self, runs: list[RecordRun], following: SegmentFile) -> bool:
         """Return whether the id of the last record of a file is too large, beside the one before and the next file."""
         if not runs:
             return False
@@ -331,7 +331,7 @@ class SegmentRecovery:
         before = ids[0] if len(ids) > 1 else _id_before(runs[-1], self._folder.partition)
         return before < first_id <= ids[-1]
 
-    def _note_damage(self, file: SegmentFile, data: bytes, runs: list[Run]) -> None:
+    def _note_damage(self, file: SegmentFile, data: bytes, runs: list[RecordRun]) -> None:
         """Report a damaged file, and keep a copy of it."""
         kept = keep_aside(file.path, "damaged", move=False)
         self._recovery.damaged_files.append(kept.name)
@@ -345,7 +345,7 @@ class SegmentRecovery:
             file.path, lost, messages, sum(len(run.entries) for run in runs), kept.name,
         )  # fmt: skip
 
-    def _split(self, file: SegmentFile, data: bytes, runs: list[Run], before: int) -> None:
+    def _split(self, file: SegmentFile, data: bytes, runs: list[RecordRun], before: int) -> None:
         """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
         for run in runs:
             self.last_number += 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from nsqext.broker.engine.storage.files import SegmentFile, SegmentFolder, usable
-from nsqext.broker.engine.storage.log import Entry, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, Refusal
 from nsqext.broker.engine.storage.recovery import Recovery, SegmentRecovery
 from nsqext.errors import ProtocolError
 from nsqext.protocol.record import decode_record, encode_record
@@ -55,7 +55,7 @@ class SegmentStore:
 
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
-    ) -> Iterator[list[Entry]]:
+    ) -> Iterator[list[LogEntry]]:
         """Return what `SegmentRecovery.read` finds; has to be consumed before any other method is called."""
         with usable(self._folder.path):
             found = SegmentRecovery(self._folder, self.recovery, known_end)
@@ -96,7 +96,7 @@ class SegmentStore:
 
     # the log's side
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[LogEntry]) -> None:
         """Store records at the end; raises `Refusal` if the disk cannot be written, and stores none of them then."""
         if self._out is None:
             raise Refusal(f"{self._files[-1].path} is closed after an error")
@@ -130,10 +130,10 @@ class SegmentStore:
         if out is not None:
             os.close(out)
 
-    def load(self, first: tuple[int, int], end: int) -> list[Entry]:
+    def load(self, first: tuple[int, int], end: int) -> list[LogEntry]:
         """Return the records from a position (offset, messages before it) to an end offset; raises `Refusal`."""
         offset, count = first
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         for file in self._files:
             if file.end <= offset or file.offset >= end:
                 continue
@@ -146,7 +146,7 @@ class SegmentStore:
                 while position < wanted:
                     record, stop = decode_record(data, position)
                     count += 1
-                    entries.append(Entry(record, offset + position, stop - position, count))
+                    entries.append(LogEntry(record, offset + position, stop - position, count))
                     position = stop
             except (OSError, ProtocolError) as error:
                 raise Refusal(f"{file.path} cannot be read: {error}") from error

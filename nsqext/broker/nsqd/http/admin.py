@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.options import make_kind
-from nsqext.broker.engine.storage.log import Entry, Refusal, StartPosition
+from nsqext.broker.engine.storage.log import LogEntry, Refusal, StartPosition
 from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route, set_block_rate
 from nsqext.protocol.record import COUNTER_BITS
@@ -244,11 +244,11 @@ class AdminRoutes(RequestArgs):
         ]
 
 
-def _search(partition: Partition, mode: str, position: int) -> Entry:
+def _search(partition: Partition, mode: str, position: int) -> LogEntry:
     log = partition.log
     if mode in _MODES and log.end_count == log.start_count:
         raise HttpFault(404, "commit log end of file")
-    entry: Entry | None
+    entry: LogEntry | None
     if mode == "id":
         entry = log.find_id(position)
     elif mode in _MODES:
@@ -266,7 +266,7 @@ def _search(partition: Partition, mode: str, position: int) -> Entry:
 
 
 def _members(
-    call: Call, entry: Entry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
+    call: Call, entry: LogEntry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
 ) -> dict[str, object]:
     """Return a message in the real server's order, with what only the queue, or the delayed queue, has of it."""
     record = entry.record

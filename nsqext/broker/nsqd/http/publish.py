@@ -27,7 +27,7 @@ from nsqext.protocol.frames import RequestError
 from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.json_fields import encodable
 from nsqext.protocol.messages import EXT_JSON
-from nsqext.protocol.server.command_parser import PublishItem, Target, parse_publish
+from nsqext.protocol.server.command_parser import CommandTarget, PublishItem, parse_publish
 from nsqext.protocol.server.go_format import parse_unsigned
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bo
     if not binary:
         return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)
     try:
-        return await _parse_aside(lambda: parse_publish(b"MPUB", body, limits, Target(topic)), body)
+        return await _parse_aside(lambda: parse_publish(b"MPUB", body, limits, CommandTarget(topic)), body)
     except RequestError as error:
         raise HttpFault(413, error.code[2:]) from None
 
@@ -171,12 +171,12 @@ def _trace_id(text: object) -> int:
     return number
 
 
-def _traced_item(call: Call, body: bytes, _: Target) -> tuple[PublishItem, str]:
+def _traced_item(call: Call, body: bytes, _: CommandTarget) -> tuple[PublishItem, str]:
     trace = call.arg("trace_id")
     return PublishItem(body, _trace_id(trace)), trace
 
 
-def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str | None]:
+def _ext_item(call: Call, body: bytes, target: CommandTarget) -> tuple[PublishItem, str | None]:
     header = _read_ext(call)
     trace = None if header is None else header.get(TRACE_ID_HEADER)
     trace_id = _trace_id(trace) if header and TRACE_ID_HEADER in header else 0
@@ -193,7 +193,9 @@ def _ext_item(call: Call, body: bytes, target: Target) -> tuple[PublishItem, str
 class PublishRoutes(RequestArgs):
     """Routes /pub, /pubtrace, /pub_ext and /mpub."""
 
-    async def pub(self, read: Callable[[Call, bytes, Target], tuple[PublishItem, str | None]], call: Call) -> object:
+    async def pub(
+        self, read: Callable[[Call, bytes, CommandTarget], tuple[PublishItem, str | None]], call: Call
+    ) -> object:
         size = _content_length(call)
         if size > self.node.limits.max_msg_size:
             raise HttpFault(413, "MSG_TOO_BIG")
@@ -208,7 +210,7 @@ class PublishRoutes(RequestArgs):
         if not body:
             raise HttpFault(406, "MSG_EMPTY")
         self._check_write(hosted)
-        target = Target(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
+        target = CommandTarget(hosted.partition.topic, hosted.partition.extend, self.node.switches.allow_ext_compatible)
         item, trace = read(call, body, target)
         stored = await self._put(hosted, [item])
         if trace is None:

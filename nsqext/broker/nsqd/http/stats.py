@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.engine.channel.cursor import ChannelCounters
-    from nsqext.broker.engine.channel.in_flight import Client
+    from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.engine.options import ChannelKind
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted, Node, PublishStats
 
@@ -55,7 +55,7 @@ def _filter(wanted: Any) -> dict[str, Any]:
 
 
 def client_members(
-    session: ConnectedClient, stats: Client | None, counts: Mapping[str, int], own: Mapping[str, Any]
+    session: ConnectedClient, stats: SubscribedClient | None, counts: Mapping[str, int], own: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what /stats tells of a client of both generations; ``stats`` is None for a publisher.
 
@@ -89,7 +89,7 @@ def client_members(
     }
 
 
-def _client(stats: Client, session: ConnectedClient) -> dict[str, Any]:
+def _client(stats: SubscribedClient, session: ConnectedClient) -> dict[str, Any]:
     settings = session.settings
     counts = {"timeout_count": stats.timed_out, "deferred_count": 0}
     return {

@@ -15,7 +15,7 @@ from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, re
 from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.names import is_valid_topic
-from nsqext.protocol.server.command_parser import BATCH_VERBS, BatchReader, Command, Target, check_state
+from nsqext.protocol.server.command_parser import BATCH_VERBS, BatchReader, Command, CommandTarget, check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class OriginalValidator(CommandValidator):
         raise RequestError(code, f"{name} failed to read {what}{'' if sized else ' size'}")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
-        return BatchReader(words[0], self._limits, Target(self.topic)) if words[0] in BATCH_VERBS else None
+        return BatchReader(words[0], self._limits, CommandTarget(self.topic)) if words[0] in BATCH_VERBS else None
 
 
 ORIGINAL = Dialect(

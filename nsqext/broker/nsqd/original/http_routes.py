@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from nsqext.broker.engine.channel.channel import Channel
-    from nsqext.broker.engine.channel.in_flight import Client
+    from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
@@ -290,7 +290,7 @@ def refusing_route(addresses: Mapping[str, str]) -> Route:
     return made
 
 
-def _client(session: ConnectedClient, stats: Client | None, topic: str) -> dict[str, Any]:
+def _client(session: ConnectedClient, stats: SubscribedClient | None, topic: str) -> dict[str, Any]:
     own: dict[str, Any] = {name: session.settings.raw.get(name, "") for name in ("topology_zone", "topology_region")}
     counts = [
         {"topic": name, "count": publisher.published}

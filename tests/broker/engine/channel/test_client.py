@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.broker.engine.channel.in_flight import NO_LIMIT, Client
+from nsqext.broker.engine.channel.in_flight import NO_LIMIT, SubscribedClient
 from tests.support.engine_partition import Consumer
 
 
-def client(ready: int) -> Client:
+def client(ready: int) -> SubscribedClient:
     consumer = Consumer()
     consumer.ready = ready
     consumer.refresh()

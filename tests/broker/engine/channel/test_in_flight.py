@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import inf
 
 from nsqext.broker.engine.channel.in_flight import Delivery, InFlight
-from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.log import LogEntry
 from nsqext.protocol.record import Record
 from tests.support.engine_partition import Consumer
 
 
 def delivery(number: int, deadline: float = 0.0, owner: Consumer | None = None) -> Delivery:
-    made = Delivery(Entry(Record(0, number, 0, b""), number * 30, 30, number))
+    made = Delivery(LogEntry(Record(0, number, 0, b""), number * 30, 30, number))
     made.deadline, made.owner = deadline, owner
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from nsqext.broker.engine.channel.in_flight import Delivery
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel, KeySelector
 from nsqext.broker.engine.options import ChannelKind
-from nsqext.broker.engine.storage.log import Entry, StartPosition
+from nsqext.broker.engine.storage.log import LogEntry, StartPosition
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.dispatch import position_of
 from nsqext.protocol.headers import KEY_HEADER
@@ -110,7 +110,7 @@ def test_a_removed_client_takes_nothing() -> None:
     gone.window = 1
     keys.add(gone)
     keys.offer(gone)
-    keys.put(Delivery(Entry(Record(0, 1, 0, b""), 0, 30, 1)))
+    keys.put(Delivery(LogEntry(Record(0, 1, 0, b""), 0, 30, 1)))
     assert (keys.can_take, keys.next_ready()) == (True, gone)
     keys.remove(gone)
     keys.offer(gone)

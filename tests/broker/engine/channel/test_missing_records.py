@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.broker.engine.storage.log import Entry, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, Refusal
 from tests.support.engine_partition import Bench, Consumer
 
 if TYPE_CHECKING:
     import pytest
 
 
-def _replica(*, ready: int = 9) -> tuple[Bench, Consumer, list[Entry]]:
+def _replica(*, ready: int = 9) -> tuple[Bench, Consumer, list[LogEntry]]:
     """Return a partition that received the first of four records, a consumer, and the other records."""
     source = Bench()
     first, *others = source.publish("m0", "m1", "m2", "m3").entries
@@ -51,7 +51,7 @@ def test_a_channel_waits_for_a_record_that_cannot_be_read(
     log, unreadable = bench.partition.log, 3
     at = log.at
 
-    def refuse(count: int) -> Entry | None:
+    def refuse(count: int) -> LogEntry | None:
         if count == unreadable:
             raise Refusal(f"record {count} cannot be read")
         return at(count)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nsqext.broker.engine.channel.in_flight import Client, TagSelector
+from nsqext.broker.engine.channel.in_flight import SubscribedClient, TagSelector
 from tests.support.engine_partition import Consumer
 
 
-def client(number: int, tag: str = "", ready: int = 1) -> Client:
+def client(number: int, tag: str = "", ready: int = 1) -> SubscribedClient:
     consumer = Consumer(number, tag=tag)
     consumer.ready = ready
     consumer.refresh()

@@ -11,14 +11,14 @@ import pytest
 
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedJournal, DelayedQueue
 from nsqext.broker.engine.storage.files import with_checksum
-from nsqext.broker.engine.storage.log import Entry, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, Refusal
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record, encode_record
 
 
 def delayed(number: int) -> Delayed:
     record = Record(7, number, 9, b"body\n%d" % number, EXT_JSON, b'{"k":"v"}', extend=True)
-    return Delayed(Entry(record, number * 100, 100, number), 3, 1000 + number)
+    return Delayed(LogEntry(record, number * 100, 100, number), 3, 1000 + number)
 
 
 def held(path: Path) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue
-from nsqext.broker.engine.storage.log import AT_END, Entry, Refusal
+from nsqext.broker.engine.storage.log import AT_END, LogEntry, Refusal
 from nsqext.protocol.record import Record
 from tests.support.engine_partition import START, Bench
 
@@ -210,7 +210,7 @@ def test_attempts_stop_at_4000() -> None:
 
 
 def delayed(number: int, due: int) -> Delayed:
-    return Delayed(Entry(Record(0, number, 0, b""), number * 30, 30, number), 1, due)
+    return Delayed(LogEntry(Record(0, number, 0, b""), number * 30, 30, number), 1, due)
 
 
 def test_the_queue_returns_due_messages_in_order() -> None:
@@ -230,7 +230,7 @@ def test_the_queue_returns_due_messages_in_order() -> None:
 
 def test_a_message_that_returns_to_an_emptied_queue_is_in_it_once() -> None:
     delayed = DelayedQueue("ch", None)
-    one = Delayed(Entry(Record(0, 1, 0, b"x"), 0, 30, 1), due=50, attempts=1)
+    one = Delayed(LogEntry(Record(0, 1, 0, b"x"), 0, 30, 1), due=50, attempts=1)
     for _ in range(2):
         delayed.put(one)
         assert (delayed.first_due, delayed.due(49, 10), delayed.due(50, 10)) == (50, [], [one])

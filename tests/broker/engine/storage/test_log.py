@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.engine.storage.log import ENTRY_COST, Entry, Log, MemoryBudget
+from nsqext.broker.engine.storage.log import ENTRY_COST, Log, LogEntry, MemoryBudget
 from nsqext.protocol.record import Record, raw_size
 
 SECOND = 1_000_000_000
 
 
-def entries_for(log: Log, sizes: Sequence[int], timestamp: int = 0) -> list[Entry]:
+def entries_for(log: Log, sizes: Sequence[int], timestamp: int = 0) -> list[LogEntry]:
     offset, count = log.end_offset, log.end_count
     made = []
     for size in sizes:
         count += 1
         record = Record(timestamp + count, count + 1, 0, b"x" * size)
-        made.append(Entry(record, offset, raw_size(size, 0, False), count))
+        made.append(LogEntry(record, offset, raw_size(size, 0, False), count))
         offset += made[-1].size
     return made
 
@@ -36,13 +36,13 @@ class Kept:
     """A store in a list."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[LogEntry] = []
         self.loads = 0
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[LogEntry]) -> None:
         self.entries += entries
 
-    def load(self, first: tuple[int, int], end: int) -> list[Entry]:
+    def load(self, first: tuple[int, int], end: int) -> list[LogEntry]:
         self.loads += 1
         return [entry for entry in self.entries if first[0] <= entry.offset < end]
 
@@ -211,7 +211,7 @@ def test_truncate_keeps_earlier_records(sizes: list[int], keep: int) -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5))
 def test_runs_of_another_log_are_copied_with_their_gaps(runs: list[tuple[int, int]]) -> None:
     source, copied = Log(segment_bytes=2000), Log(segment_bytes=2000)
-    every: dict[int, Entry | None] = {}
+    every: dict[int, LogEntry | None] = {}
     for missing, size in runs:
         if missing:
             every |= dict.fromkeys(range(source.end_count + 1, source.end_count + missing + 1))

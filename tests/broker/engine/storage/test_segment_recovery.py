@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsqext.broker.engine.storage.files import SegmentFolder
-from nsqext.broker.engine.storage.log import Entry
+from nsqext.broker.engine.storage.log import LogEntry
 from nsqext.broker.engine.storage.recovery import Recovery
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
 from nsqext.protocol.record import Record, encode_record
@@ -203,7 +203,7 @@ def test_damaged_bytes_split_a_file(files: Files, caplog: pytest.LogCaptureFixtu
     names = ["000000.dat.damaged", "000001.dat.damaged"]
     assert report(store.recovery) == lost(3, *names)
     assert store.begins == [(3, 0, 0), (4, 100, 2), (5, 200, 4), (2, 350, 7)]
-    store.append([Entry(record(11), 450, SIZE, 10)])
+    store.append([LogEntry(record(11), 450, SIZE, 10)])
     assert len(store.begins) == 4, "the last file continues"
     store.close()
     assert [files.folder.read_begin(number).follows for number in (3, 4, 5, 2)] == [-1, 50, 150, 300]
@@ -216,7 +216,7 @@ def test_damaged_bytes_split_a_file(files: Files, caplog: pytest.LogCaptureFixtu
 def test_a_damaged_file_at_the_end_is_continued(files: Files) -> None:
     files.write(0, [2, JUNK, 4])
     ids, store = files.store(3)
-    store.append([Entry(record(5), 150, SIZE, 4)])
+    store.append([LogEntry(record(5), 150, SIZE, 4)])
     assert (ids, store.begins) == ([2, 4], [(1, 0, 0), (2, 100, 2)])
     store.close()
     assert files.found(4) == ([2, 4, 5], Recovery(3))
@@ -265,7 +265,7 @@ def test_an_empty_file_has_a_begin(files: Files) -> None:
 def test_a_gap_that_a_replica_copied_is_no_loss(files: Files) -> None:
     _, store = files.store()
     for counter in (2, 3, 6):
-        store.append([Entry(record(counter), SIZE * (counter - 2), SIZE, counter - 1)])
+        store.append([LogEntry(record(counter), SIZE * (counter - 2), SIZE, counter - 1)])
     assert store.begins == [(0, 0, 0), (1, 200, 4)]
     store.close()
     assert files.found(5) == ([2, 3, 6], Recovery(3))

@@ -1,4 +1,4 @@
-"""Producer, consumer and admin client for blocking code, with the names and parameters of the asynchronous ones.
+"""Producer, consumer and admin client for blocking code, with the names and parameters of the asynchronous clients.
 
 They call the asynchronous clients in one event loop, which all objects of this module share; its thread runs while one
 of them is open. All objects are thread-safe.
@@ -27,7 +27,7 @@ __all__ = ("Admin", "Batcher", "Consumer", "Message", "MessageBatch", "Producer"
 
 
 class Admin(BlockingClient[AsyncAdmin]):
-    """Lists and changes topics, channels and nodes; arguments, results and errors are those of `nsqext.Admin`."""
+    """Lists and changes topics, channels and nodes; with the arguments, results and errors of `nsqext.Admin`."""
 
     _what = "admin client"
 

@@ -91,7 +91,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
         """Decorator: register a function as the handler of messages; it runs in worker threads.
 
-        Arguments and outcomes are those of `nsqext.Consumer.handler`. With ``auto_finish=False`` any thread finishes
+        Arguments and outcomes: see `nsqext.Consumer.handler`. With ``auto_finish=False`` any thread finishes
         or requeues a message later.
 
         Raises:
@@ -130,7 +130,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return register
 
     def _blocking(self, argument: object) -> object:
-        """Return an argument of a handler, with a message or batch replaced by the blocking one."""
+        """Return an argument of a handler, with a message replaced by its blocking form."""
         return Message(argument, self._opened()) if isinstance(argument, AsyncMessage) else argument
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -145,14 +145,14 @@ class Consumer(BlockingClient[AsyncConsumer]):
             if not limiter:
                 # the consumer limits the number of concurrent calls
                 limiter.append(anyio.CapacityLimiter(float("inf")))
-            # a thread cannot be cancelled: one that outlives `close_timeout` is abandoned
+            # a thread cannot be cancelled: after `close_timeout` it is abandoned
             call = functools.partial(function, *arguments, **named)
             await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter[0])
 
         return handle
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:
-        """Return a coroutine function that handles messages of a queue in a worker thread, until one fails.
+        """Return a coroutine function that handles messages of a queue in a worker thread, until a message fails.
 
         A hand-over to the thread for each message would cost twenty times what a handler that does nothing costs.
         """

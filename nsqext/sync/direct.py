@@ -89,7 +89,7 @@ class DirectPublisher:
     # Connections
 
     def _miss(self, node: PooledNode) -> None:
-        """Count a publish without a connection to a node; open one after a few of them."""
+        """Count a publish without a connection to a node; after a few of them, open a connection."""
         self._missed[node] = missed = self._missed.get(node, 0) + 1
         if missed == _WARM_UP:
             self._portal.start_task_soon(self._open, node)

@@ -1,4 +1,4 @@
-"""The event loop behind the blocking objects, and how they wait for it; members that are those of the original."""
+"""The event loop behind the blocking objects, and how they wait for it; members that call the asynchronous object."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OpenLoop:
 
 
 class SharedLoop:
-    """The event loop of all open objects: started for the first one and ended after the last one."""
+    """The event loop of all open objects: started with the first and ended after the last."""
 
     def __init__(self) -> None:
         # portals of event loops that run in the parent of this forked process; they never respond
@@ -79,7 +79,7 @@ class SharedLoop:
         return provider, self._portal
 
     def kept(self) -> BlockingPortal:
-        """Keep the event loop running until the process ends; return its portal. A forked child has one of its own."""
+        """Keep the event loop running until the process ends; return its portal. A forked child has its own loop."""
         with self._keeping:
             if self._kept is None:
                 self._kept = self.enter()

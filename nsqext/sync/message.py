@@ -50,7 +50,7 @@ class AnswerQueue:
                 raise InvalidState(f"the consumer cannot be used: {error}", hint="it was closed") from error
 
     def _send(self) -> None:
-        self._due = False  # before: a thread that adds one from now on calls again
+        self._due = False  # first: a thread that adds a message from now on calls again
         finished = self._finished
         while finished:
             finished.popleft().finish_now()
@@ -126,7 +126,7 @@ class MessageBatch(MessageSequence[Message]):
         return call(self._portal, "consumer", function, *args, **keywords)
 
     def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge the messages up to and including one, see `nsqext.MessageBatch.finish_up_to`."""
+        """Acknowledge the messages up to and including ``last``, see `nsqext.MessageBatch.finish_up_to`."""
         self._run(self._original.finish_up_to, last._original if isinstance(last, Message) else last)
 
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
@@ -139,7 +139,7 @@ class MessageBatch(MessageSequence[Message]):
 
 
 def _asynchronous(message: object) -> AsyncMessage:
-    """Return the asynchronous message of a blocking one."""
+    """Return the asynchronous message of a blocking message."""
     if not isinstance(message, Message):
         raise InvalidInput(f"{message!r} is not a message of the batch")
     return message._original

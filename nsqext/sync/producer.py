@@ -113,7 +113,7 @@ class Producer(BlockingClient[AsyncProducer]):
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
-        Parameters and errors are those of `nsqext.Producer.publish`. After an exception in the waiting thread, such as
+        Parameters and errors: see `nsqext.Producer.publish`. After an exception in the waiting thread, such as
         KeyboardInterrupt, it is unknown whether the message is stored.
         """
         direct = self._direct
@@ -162,9 +162,9 @@ class Producer(BlockingClient[AsyncProducer]):
         max_pending: int = 10_000,
         drain_at_exit: bool = False,
     ) -> Batcher:
-        """Return a batcher: it takes messages one by one and publishes them in batches, in the background.
+        """Return a batcher: it collects single messages and publishes them in batches, in the background.
 
-        Use it as a context manager inside the producer's. The other parameters and the errors are those of
+        Use it as a context manager inside the producer's. The other parameters and the errors: see
         `nsqext.Producer.batcher`.
 
         Args:
@@ -184,7 +184,7 @@ class Producer(BlockingClient[AsyncProducer]):
 
 
 class Batcher(BlockingClient[AsyncBatcher]):
-    """Takes messages one by one and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
+    """Collects single messages and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
 
     _what = "batcher"
 

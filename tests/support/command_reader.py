@@ -117,7 +117,7 @@ def write_command(command: Command) -> bytes | None:
         return _write_line([word.decode() for word in words])
     if not 2 <= len(words) <= 3:
         return None
-    line = write.publish_line(verb.decode(), words[1].decode(), int(words[2]) if len(words) == 3 else -1)
+    line = write.publish_line(verb.decode(), words[1].decode(), int(words[2]) if len(words) == 3 else None)
     if items is not None:
         return write.sized(line, multi_body([_item(verb, item) for item in items]))
     return write.sized(line, body or b"")

@@ -31,6 +31,7 @@ U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True)
 PARTITIONS = st.integers(-1, 1023)
+PLACES = st.none() | st.integers(0, 1023)  # of a publish; None on the original NSQ
 IDS = st.binary(min_size=16, max_size=16)
 BODIES = st.binary(min_size=1, max_size=40)
 HEADERS = st.dictionaries(
@@ -72,32 +73,32 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
     st.builds(commands.auth, st.binary(min_size=1, max_size=30)),
     st.builds(
         lambda verb, topic, partition, body: commands.sized(commands.publish_line(verb, topic, partition), body),
-        st.just("PUB"), NAMES, PARTITIONS, BODIES,
+        st.just("PUB"), NAMES, PLACES, BODIES,
     ),
     st.builds(
         lambda topic, partition, trace_id, body: commands.sized(
             commands.publish_line("PUB_TRACE", topic, partition), trace_body(trace_id, body)
         ),
-        NAMES, PARTITIONS, U64, BODIES,
+        NAMES, PLACES, U64, BODIES,
     ),
     st.builds(
         lambda topic, partition, headers, body: commands.sized(
             commands.publish_line("PUB_EXT", topic, partition), ext_body(encode_headers(headers), body)
         ),
-        NAMES, PARTITIONS, HEADERS, BODIES,
+        NAMES, PLACES, HEADERS, BODIES,
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB", topic, partition), multi_body(bodies)
         ),
-        NAMES, PARTITIONS, st.lists(BODIES, min_size=1, max_size=5),
+        NAMES, PLACES, st.lists(BODIES, min_size=1, max_size=5),
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
             commands.publish_line("MPUB_TRACE", topic, partition),
             multi_body([trace_body(trace_id, body) for trace_id, body in bodies]),
         ),
-        NAMES, PARTITIONS, st.lists(st.tuples(U64, BODIES), min_size=1, max_size=5),
+        NAMES, PLACES, st.lists(st.tuples(U64, BODIES), min_size=1, max_size=5),
     ),
     st.builds(
         lambda topic, partition, bodies: commands.sized(
@@ -106,7 +107,7 @@ COMMANDS: st.SearchStrategy[bytes] = st.one_of(
                 [ext_body(encode_headers(headers) if headers else b"", body) for headers, body in bodies]
             ),
         ),
-        NAMES, PARTITIONS, st.lists(st.tuples(HEADERS, BODIES), min_size=1, max_size=4),
+        NAMES, PLACES, st.lists(st.tuples(HEADERS, BODIES), min_size=1, max_size=4),
     ),
     st.builds(
         lambda topic, channel, partition, verb: commands.sub(topic, channel, partition, verb=verb),

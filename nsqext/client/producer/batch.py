@@ -129,7 +129,7 @@ class Batch(PublishRequest):
         first_id, _, offset, size_of_all = decode_trace_reply(response, 0)
         sizes = [raw_size(len(body), 0, target.meta.extend_support) for body in self._bodies]
         known = sum(sizes) == size_of_all
-        where = target.topic, target.partition, target.receipt.node
+        where = target.receipt[:3]
         receipts: list[Receipt] = []
         for number, (size, trace) in enumerate(zip(sizes, self._traces, strict=True)):
             if known or not number:
@@ -192,7 +192,7 @@ def plain_batches(
 
 
 Rows = list[list[Batch]]
-"""Batches of one call; those of a row are sent one after the other, rows at the same time."""
+"""Batches of a call: in a row one after the other, rows at the same time."""
 
 
 @define(eq=False)
@@ -206,8 +206,8 @@ class BatchPlanner:
     _partition: int | None
     rows: Rows = field(factory=list, init=False)  # the batches
     keys: set[bytes] = field(factory=set, init=False)  # keys of the messages, to be locked during the publish
-    # for a topic without metadata, where only the node can tell whether it accepts headers and trace ids: the index of
-    # the first message that has them, and whether it has more than a trace id; otherwise None
+    # where only the node knows whether it accepts headers and trace ids (a topic without metadata): the index of the
+    # first message that has them, and whether it has more than a trace id; otherwise None
     marked: tuple[int, bool] | None = field(default=None, init=False)
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)
     _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)

@@ -115,7 +115,7 @@ class BatchPublisher:
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
         """Check that the nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
         with anyio.move_on_after(self._sender.options.timeout):
-            for target in route.targets:  # the first node that can be reached tells which generation it is of
+            for target in route.targets:  # the first node that can be reached shows the generation
                 try:
                     await self._sender.connection(target)
                 except NsqError:
@@ -127,9 +127,9 @@ class BatchPublisher:
                 break
 
     async def _publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
-        """Publish the batches of a call: those of a row one after the other, rows at the same time.
+        """Publish the batches of a call: in a row one after the other, rows at the same time.
 
-        The time of the first batches began with the call, that of later ones of a row when the one before has ended.
+        ``timeout`` of the first batch of a row begins with the call, of a later batch with the end of the batch before.
 
         Raises BatchFailed.
         """

@@ -32,7 +32,7 @@ class BatcherLimits:
     linger: float = 0.005  # seconds that a message waits for further ones
     max_count: int = 1000  # messages of one batch
     max_bytes: int = 1 << 20  # bytes of one batch
-    max_pending: int = 10_000  # accepted messages that are not stored yet, and failed ones until `Batcher.take_failed`
+    max_pending: int = 10_000  # accepted messages that are not stored; failed messages until `Batcher.take_failed`
 
     def __attrs_post_init__(self) -> None:
         check_time("linger", self.linger)

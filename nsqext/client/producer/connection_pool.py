@@ -50,9 +50,9 @@ class PooledNode:
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
-        # HTTP address of the node; None if lookup does not list one, and for fixed nodes
+        # HTTP address of the node; None if lookup does not list it, and for fixed nodes
         self.http: Address | None = None
-        self.connection: PooledConnection | None = None  # the connection, which may be broken; None without one
+        self.connection: PooledConnection | None = None  # the connection, which may be broken; None before the first
         self.redesigned: bool = False  # whether the server is of the redesigned generation; False until it is connected
         self.connecting: anyio.Event | None = None
         self.failure: NsqError | None = None  # error of the last attempt to connect; None after success
@@ -125,9 +125,9 @@ class ConnectionPool:
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> PooledConnection:
-        """Return the connection to a node; connect if there is no usable one. Raises ConnectionFailed.
+        """Return the connection to a node; connect if none is usable. Raises ConnectionFailed.
 
-        Concurrent callers share the outcome. If the caller that connects is cancelled, another one connects.
+        Concurrent callers share the outcome. If the caller that connects is cancelled, another caller connects.
         """
         while True:
             connection = node.connection

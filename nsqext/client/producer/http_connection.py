@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
 _HINTS = {"untrusted": "give the CA certificates of the node: tls=...", "invalid": "is its address right?"}
-_REQUESTS = 16  # requests to a node at the same time; further ones wait
+_REQUESTS = 16  # requests to a node at the same time; others wait
 _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 

@@ -1,7 +1,7 @@
-"""Publishes with a key: one after the other, and those that wait for an earlier one together, as one batch.
+"""Publishes with a key: one after the other; publishes that wait for an earlier publish become one batch.
 
 Only a batch keeps the order when an attempt fails: it is stored as a whole or not at all. Of commands that are sent
-without waiting, a server may refuse one and accept the next, while a leader moves.
+without waiting, a server may refuse the first and accept the second, while a leader moves.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KeyLock:
             del self._rows[key]
 
     def queue(self, keys: Iterable[TopicKey], place: Place | None = None) -> Place:
-        """Take a place behind all earlier ones, without waiting; `Place.enter` waits, `Place.leave` gives it up."""
+        """Take the last place, without waiting; `Place.enter` waits, `Place.leave` gives it up."""
         place = place or Place(self)
         for key in keys:
             if self.try_enter(key):

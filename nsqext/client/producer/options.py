@@ -39,7 +39,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     transport: Literal["tcp", "http"]
     """How messages are sent. ``http`` is for places where TCP does not pass. It sends to the HTTP side of the nodes
     that lookup lists (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses,
-    ``https://gateway/path`` too. A batch of messages with headers or trace ids is sent one by one.
+    ``https://gateway/path`` too. A batch of messages with headers or trace ids is sent as single messages.
     """
     timeout: float
     """For one publish with all its attempts. Of a call with many messages, each batch of a partition has it in turn."""
@@ -47,13 +47,13 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """Effect of a publish that was sent and received no response. ``retry`` sends it again, which may store it
     twice; ``raise`` raises `DeliveryUnknown`. ``settle`` looks for it in the log of the partition, and sends it again
     only where it is not stored; topics of the redesigned NSQ with ``lookupd`` only. Every message then has a trace id:
-    one that is given must be unique.
+    a given trace id must be unique.
     """
     settle_timeout: float
     """How long the log is searched for a publish, beyond ``timeout``, before `DeliveryUnknown` is raised."""
     balance: Literal["round_robin", "least_pending"]
     """Partition of messages without key. ``round_robin``, or ``least_pending``, which takes of the next two
-    partitions the one whose node has fewer pending requests.
+    partitions the partition whose node has fewer pending requests.
     """
     key_hash: str | KeyHash
     """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` and ``java_long`` (as the
@@ -61,7 +61,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     int), or a function of key and number of partitions.
     """
     key_tags: int | None
-    """Write the bucket of a message's key as its tag, of so many buckets, so that consumers with
+    """Write the bucket of a message's key as its tag, of this number of buckets, so that consumers with
     ``dispatch="key_failover"`` share the keys on any redesigned NSQ; topics have to support extend headers. All
     producers of a topic need the same number, and its consumers: 16 where they have none. None and 0 write no tags.
     """
@@ -94,7 +94,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     """
     delay_via: Literal["consumer", "relay"]
     """Who delays a message. With ``consumer`` it is published to its topic at once. The original NSQ keeps it, and
-    consumers of the redesigned one requeue it until it is due. With ``relay`` it is published to ``delay_topic``, and
+    consumers of the redesigned NSQ requeue it until it is due. With ``relay`` it is published to ``delay_topic``, and
     ``nsqext delay run`` publishes it when it is due.
     """
     max_delay: float

@@ -66,7 +66,7 @@ class Producer:
         nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
         env: prefix of the environment variables with further settings. Without any address, they are read from
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every publish, also those of a `Batcher`; the first one is the outermost.
+        middleware: around every publish, batchers included; the first is the outermost.
         settings: see `ProducerSettings`.
 
     Raises:
@@ -105,8 +105,8 @@ class Producer:
         largest = self._options.max_message_size - 1  # logs of extend topics need one more byte
         if self._options.compresses:
             largest = min(largest, self._options.compression_min - 1)
+        # largest body that is never compressed and fits into any topic; 0 where every message needs a trace id
         self._plain_size = largest
-        """Largest body that is never compressed and fits into any topic; 0 where every message needs a trace id."""
         if self._options.on_unknown == "settle":
             self._settle()
         if middleware != ():
@@ -138,12 +138,12 @@ class Producer:
     # Opening and closing
 
     async def start(self) -> Self:
-        """Open the producer, as ``async with`` does; `aclose` closes it, in this task or another one.
+        """Open the producer, as ``async with`` does; `aclose` closes it, in any task.
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
             LookupFailed: with ``connect``, no lookup node responds.
-            NsqError: with ``connect``, no node can be reached; the error of one of them.
+            NsqError: with ``connect``, no node can be reached; the error of the first.
         """
         await self._tasks.start()
         try:
@@ -313,7 +313,7 @@ class Producer:
             partition: the partition; otherwise partitions are used in turn.
             delay: seconds after which handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
-            via: overrides the setting ``delay_via``. With ``relay``, the receipt is that of ``delay_topic``.
+            via: overrides the setting ``delay_via``. With ``relay``, the receipt names ``delay_topic``.
             identity: identifies a message that a relay delays, for `cancel_delayed`; of several messages with one
                 identity, the relay publishes the first.
 
@@ -430,7 +430,7 @@ class Producer:
         return target
 
     async def cancel_delayed(self, identity: str) -> Receipt:
-        """Ask the relays not to publish a delayed message; it has no effect on one that was published.
+        """Ask the relays not to publish a delayed message; a message that was published stays.
 
         Args:
             identity: the identity that was given to `publish`; the message may be published later than this call.
@@ -452,10 +452,10 @@ class Producer:
         partition: int | None = None,
         trace_ids: Sequence[int] = (),
     ) -> list[Receipt]:
-        """Publish messages in batches, one for each partition concerned (more where a batch would be too large).
+        """Publish messages in batches, a batch for each partition (several where a batch would be too large).
 
         Messages without key are stored in one partition, in order, unless they are too many for one batch. A batch is
-        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, later ones of the
+        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, later batches of the
         partition are not sent.
 
         Args:

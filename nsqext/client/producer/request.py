@@ -81,7 +81,7 @@ class Publishing:
     delay: float | None = None  #: seconds after which handlers receive the message
     via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
     identity: str | None = None  #: see `nsqext.Producer.publish`
-    receipts: Sequence[Receipt] = field(factory=tuple)  #: receipts of the messages; empty until they are stored
+    receipts: Sequence[Receipt] = ()  #: receipts of the messages; empty until they are stored
     #: functions that are called with the topic's meta when it is known, before the messages are encoded; they may
     #: replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
@@ -236,15 +236,17 @@ def encode_message(
     """Check a message and return body, extend header and trace id as they are sent.
 
     Args:
-        options: limits and compression, those of `nsqext.client.producer.options.TopicOptions` for the topic.
+        options: limits and compression, for the topic (`nsqext.client.producer.options.TopicOptions`).
         meta: meta of the topic; without extend support neither key nor compression adds a header.
-        default_trace: trace id of a message without one; see `default_trace_id`.
+        default_trace: trace id if the message has none; see `default_trace_id`.
         due: when a delayed message is due, in milliseconds since 1970.
 
     Raises InvalidInput.
     """
-    one = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
-    body, headers, tag, trace_id = one.body, one.headers, one.tag, one.trace_id
+    if isinstance(message, OutgoingMessage):
+        body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
+    else:
+        body, headers, tag, trace_id = message, None, None, None
     return encode_parts(options, meta, body, headers, tag, trace_id, key, default_trace=default_trace, due=due)
 
 
@@ -345,7 +347,7 @@ class Known(NamedTuple):
 class SentTo(NamedTuple):
     """Where a publish was sent to."""
 
-    partition: int
+    partition: int | None
     node: str  # ``host:port`` of the node
     connection: PooledConnection
     since: Known | None  # the record that was acknowledged last before; None if none was
@@ -395,7 +397,7 @@ class PublishRequest:
     def refined(self, error: NsqError) -> NsqError:
         """Return the error of an attempt as it counts for this request.
 
-        A message of another client may have been the one that is too large.
+        The message that is too large may be a message of another client.
         """
         if isinstance(error, RecordTooLarge) and error.size > self.largest + _RECORD_PARTS:
             return PubRefused(error.code, error.description, node=error.node)
@@ -413,7 +415,7 @@ class PublishRequest:
 class MessageRequest(PublishRequest):
     """One message with all that is known of its publish, in a command of its own, or while it waits for a `Batch`.
 
-    The key is given apart: that of ``message`` is ignored. ``delay`` is in seconds. Raises InvalidInput.
+    The key is given apart; ``message.key`` is ignored. ``delay`` is in seconds. Raises InvalidInput.
     """
 
     __slots__ = ("_default_trace", "_delay", "_due", "_options", "_trace_id", "message", "on_outcome", "outcome")
@@ -451,7 +453,7 @@ class MessageRequest(PublishRequest):
         return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     def settle(self, outcome: Outcome) -> None:
-        """Set the outcome, unless there is one."""
+        """Set the outcome, if it is not set."""
         self.outcome = self.outcome or outcome
         if self.on_outcome is not None:
             self.on_outcome()

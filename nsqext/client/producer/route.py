@@ -49,12 +49,14 @@ class Target:
 
     __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
 
-    def __init__(self, topic: str, partition: int, node: PooledNode, meta: TopicMeta) -> None:
+    def __init__(self, topic: str, partition: int | None, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
         self.meta: TopicMeta = meta  # metadata of the topic
-        self.partition: int = partition
+        self.partition: int | None = partition  # None on a server without partitions
         self.node: PooledNode = node
-        self.receipt: Receipt = Receipt(topic, partition, node.node)  # receipt of an untraced publish
+        self.receipt: Receipt = Receipt(
+            topic, -1 if partition is None else partition, node.node
+        )  # of an untraced publish
         # a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for never
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
@@ -81,7 +83,7 @@ class Target:
 class Route:
     """Targets of one topic, made from one partition map.
 
-    The round robin of the previous route continues. The first one starts at random: partitions get the same load from
+    The round robin of the previous route continues. The first route starts at random: partitions get the same load from
     many producers that each publish a single message.
     """
 
@@ -104,12 +106,12 @@ class Route:
             for partition, address in view.leaders.items()
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
-        nodes = [Target(topic, -1, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
+        nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
         # targets of messages without key; without partitions that lookup does not list at the moment, unless there are
         # no others
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self.used: bool = True  # something was published since this was last set to False
-        # messages without key are sent to that one of the next two targets with fewer pending requests
+        # of the next two targets, a message without key is sent to the target with fewer pending requests
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else random.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0
@@ -152,11 +154,11 @@ class Route:
         if not tried and not first.rest_until and not first.node.rest_until:
             return first
         now = _clock()
-        used = {target.partition for target in tried if target.partition >= 0}
+        used = {target.partition for target in tried if target.partition is not None}
         nodes = {target.node for target in tried}
 
         def badness(target: Target) -> tuple[bool, bool, bool, bool]:
-            again = target.partition in used if target.partition >= 0 else target.node in nodes
+            again = target.node in nodes if target.partition is None else target.partition in used
             return again, target.rest_until > now, target.node.rest_until > now, target.node in nodes
 
         start = self._next % len(self.targets)
@@ -174,7 +176,7 @@ class Route:
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key; added ones are used when each has had a leader. Raises InvalidPartition."""
+        """Return the partition of a key; added partitions count when each has had a leader. Raises InvalidPartition."""
         count = self._key_partitions
         if count <= 0:
             raise InvalidPartition(
@@ -310,7 +312,7 @@ class RouteTable:
         return found
 
     async def _any_nodes(self, topic: str) -> PartitionMap | None:
-        """Return all nodes of the original NSQ, which creates a topic with the first publish; None for redesigned ones.
+        """Return all nodes of the original NSQ, which creates a topic at its first publish; None if any is redesigned.
 
         Raises PartitionUnavailable or LookupFailed.
         """

@@ -55,8 +55,8 @@ class Counters:
 
 _PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own
 _KEPT_FIRST = 4
-_KEPT_LAST = 16  # errors of attempts that are kept: the first ones and the last ones
-_EXPLAINED = 8  # failed attempts of a publish, for one of which lookup is asked why it does not offer the partition
+_KEPT_LAST = 16  # errors of attempts that are kept: the first 4 and the last 16
+_EXPLAINED = 8  # failed attempts of a publish, until lookup is asked again why it does not offer the partition
 _MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried
 
 _clock = time.monotonic
@@ -209,7 +209,7 @@ class Sender:
             deadline = request.started + self.options.timeout
             response = await connection.request(command, deadline, breaks=request.breaks)
         except NsqError as error:
-            request.in_doubt = False  # the error tells
+            request.in_doubt = False  # the error has the outcome
             raise request.refined(error) from error.__cause__
         request.in_doubt = False
         return self.receipts(request, target, connection, response, len(command))
@@ -329,7 +329,7 @@ class PublishAttempt:
                 if _clock() - request.started >= sender.options.timeout:
                     text = f"not stored {sender.time_over()}: its log does not contain it"
                     raise PublishFailed(text, topic=request.topic, partition=unknown.partition) from unknown
-            if self._route is not None:  # its leader may be another one by now
+            if self._route is not None:  # its leader may have moved
                 refused = None if request.sent_to is None else request.sent_to.partition
                 await sender.routes.refresh(request.topic, self._route.view, refused)
             target = failure = None
@@ -411,8 +411,7 @@ class PublishAttempt:
         # the node that lookup names does not lead the partition, or is down
         if not self._tried or not isinstance(self._errors.last, (NotLeader, TopicNotExist, ConnectionFailed)):
             return None
-        refused = self._tried[-1].partition
-        return refused if refused >= 0 else None
+        return self._tried[-1].partition
 
     @property
     def _moves(self) -> bool:

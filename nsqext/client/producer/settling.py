@@ -1,6 +1,6 @@
 """Settle publishes whose outcome is unknown: look for the messages in the log of the partition.
 
-With ``on_unknown="settle"`` every message has a trace id of its own, so that receipts tell offsets and the log tells
+With ``on_unknown="settle"`` every message has a trace id of its own: receipts have offsets, and the log identifies
 messages. A publish of unknown outcome is looked for from the last offset that was acknowledged before it was sent. The
 end of the log is searched on an ephemeral channel of its own.
 """
@@ -55,8 +55,8 @@ _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer
 class LogSearch:
     """Reads the log of a partition from a record to its end.
 
-    Each connection reads the last known record once more: another one in its place means that the topic was deleted and
-    created again, and the new log is read from its begin.
+    Each connection reads the last known record once more. Another record in its place means that the topic was deleted
+    and created again; the new log is read from its begin.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LogSearch:
         self._options = evolve(_CONSUMER, connection=connection)
         self._topic = topic
         self._partition = partition
-        self._last = since  # an acknowledged record to begin with; None for the first retained one
+        self._last = since  # an acknowledged record to begin with; None for the first retained record
         self._checked = False
         self._replaced = False
         self._next = 0
@@ -249,7 +249,7 @@ class Settler:
     def __init__(self, options: ProducerOptions, metadata: MetadataCache) -> None:
         self._options = options
         self._metadata = metadata  # finds leaders; released after the last call
-        self._acknowledged: dict[tuple[str, int], Known] = {}
+        self._acknowledged: dict[tuple[str, int | None], Known] = {}
         self._count = count()
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
 
@@ -261,7 +261,7 @@ class Settler:
     def stored(self, receipts: Iterable[Receipt]) -> None:
         """Remember the last message of each partition that was acknowledged.
 
-        Not the one with the largest offset: a topic that is deleted and created again begins with offset 0.
+        Not the message with the largest offset: a topic that is deleted and created again begins with offset 0.
         """
         for receipt in receipts:
             if receipt.offset is not None:
@@ -273,7 +273,7 @@ class Settler:
         Cancellation ends the search. Raises DeliveryUnknown.
         """
         sent, ids = request.sent_to, [trace for trace in request.trace_ids if trace]
-        if sent is None or len(ids) < request.count:
+        if sent is None or sent.partition is None or len(ids) < request.count:
             raise unknown
         searches = self._searches[request.topic, sent.partition]
         searches.waiting[request] = ids, sent.since
@@ -299,7 +299,7 @@ class Settler:
         raise _still_unknown(unknown, reason, searches.latest) from unknown
 
     async def _search(self, searches: _Searches, request: PublishRequest, partition: int) -> LogSearch:
-        """Return a search that began after this call, and looked for a request; publishes that wait share one."""
+        """Return a search that began after this call, and looked for a request; waiting publishes share it."""
         searches.searched -= {request}
         async with searches.lock:
             if searches.latest is not None and request in searches.searched:

@@ -14,7 +14,7 @@ class ProducerStatistics:
     stored: int  #: messages that were stored
     failed: int  #: messages that were not stored, and whose publish raised an error other than `InvalidInput`
     unknown: int  #: messages whose publish raised `DeliveryUnknown`
-    retries: int  #: attempts after the first one of a publish
+    retries: int  #: attempts after the first of a publish
     bytes_sent: int  #: bytes of publish commands that received a response
     lookup_age: float | None  #: seconds since lookup last answered; None where it never did, or there is no lookup
     lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response

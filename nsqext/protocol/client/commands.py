@@ -103,18 +103,18 @@ def auth(secret: bytes) -> bytes:
     return sized(b"AUTH\n", secret)
 
 
-def publish_line(verb: str, topic: str, partition: int = -1, *, delay: float | None = None) -> bytes:
+def publish_line(verb: str, topic: str, partition: int | None = None, *, delay: float | None = None) -> bytes:
     """Return the line of a publish command (PUB, MPUB, PUB_TRACE, MPUB_TRACE, PUB_EXT, MPUB_EXT, DPUB).
 
     Args:
         verb: name of the command.
         topic: name of the topic.
-        partition: omitted if negative, as the original NSQ requires.
+        partition: None for the original NSQ, which has no partitions.
         delay: seconds, for DPUB only, sent in milliseconds.
     """
     if delay is not None:
         return b"%b %b %d\n" % (verb.encode(), topic.encode(), round(delay * 1000))
-    if partition < 0:
+    if partition is None:
         return b"%b %b\n" % (verb.encode(), topic.encode())
     return b"%b %b %d\n" % (verb.encode(), topic.encode(), partition)
 

@@ -161,7 +161,7 @@ def test_topics_and_servers_decide_what_a_message_may_have(
         (TopicMeta(), False, original),
         (TopicMeta(), True, redesigned),
     ):
-        partition = 0 if meta.partition_num else -1
+        partition = 0 if meta.partition_num else None
         target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
         target.node.redesigned = is_ha
         if line is None:
@@ -203,7 +203,7 @@ def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     only = Target("t", 0, target.node, TopicMeta(partition_num=1))
     assert bytes(_request().command(only)).startswith(b"PUB_TRACE t 0\n")
     assert b'"##trace_id":"0"' in bytes(_request(tag="a").command(target))
-    assert bytes(_request().command(Target("t", -1, target.node, TopicMeta()))).startswith(b"PUB t")
+    assert bytes(_request().command(Target("t", None, target.node, TopicMeta()))).startswith(b"PUB t")
     sorter = _sorter(route)
     sorter.add([b"a", b"b"])
     assert bytes(sorter.rows[0][0].command(target)).startswith(b"MPUB_TRACE t 0\n")
@@ -386,7 +386,7 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
 
 
 def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
-    partition = 0 if meta.partition_num else -1
+    partition = 0 if meta.partition_num else None
     target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
     target.node.redesigned = Negotiated(version=version).is_ha
     return target

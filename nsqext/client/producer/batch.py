@@ -192,7 +192,7 @@ def plain_batches(
 
 
 Rows = list[list[Batch]]
-"""Batches of a call: in a row one after the other, rows at the same time."""
+"""Batches of a call; the batches of a row are sent one after the other, rows at the same time."""
 
 
 @define(eq=False)

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, create_server
@@ -198,8 +198,9 @@ class HttpServer:
                 if not self._stopping.is_set():
                     raise
                 # the server ends and has aborted the connection: uvicorn would log the cancellation with a traceback
-                with anyio.CancelScope(shield=True):
-                    await anyio.lowlevel.checkpoint()  # uvicorn learns of the abort in the next turn of the loop
+                # it learns of the abort in the next turn of the loop; a later turn may cancel the task a second time
+                with anyio.CancelScope(shield=True), suppress(anyio.get_cancelled_exc_class()):
+                    await anyio.lowlevel.checkpoint()
 
         config = uvicorn.Config(
             guarded,

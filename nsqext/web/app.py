@@ -31,7 +31,7 @@ from nsqext.protocol.headers import header_json
 from nsqext.types import Address
 from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
-from nsqext.web.pages import Page, Pages, age, count, key_ranges, moment, per_second, size, sparkline
+from nsqext.web.pages import Page, Pages, age, count, key_ranges, moment, per_second, seconds_since, size, sparkline
 from nsqext.web.security import Refused, Security, WebOptions
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ _MOST_STREAMS = 64
 _MOST_WATCHES = 8
 _UNREAD = 20.0  # seconds
 _MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
-_RETRY = "check that the cluster is up, then reload the page"
+_RETRY = "check that the cluster is up"
+_RETRIED = 3  # seconds after which a page that could not be read is loaded again
 _ADMIN_TIMEOUT = 15.0  # seconds
 
 _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
@@ -82,7 +83,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {shown.__name__: shown for shown in (age, count, header_json, moment, per_second, size)}
+    found.filters |= {
+        shown.__name__: shown for shown in (age, count, header_json, moment, per_second, seconds_since, size)
+    }
     found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(
         "parts.html"
@@ -285,7 +288,8 @@ class WebPage:
         status = 404 if isinstance(error, TopicNotFound) else 400 if isinstance(error, InvalidInput) else 503
         where = {"topic": error.topic, "partition": error.partition, "node": error.node}
         hint = error.hint or (_RETRY if status == 503 else "")
-        return self._error_page(request, status, error.message, hint, where, type(error).__name__)
+        again = _RETRIED if status == 503 and request.method == "GET" else 0
+        return self._error_page(request, status, error.message, hint, where, type(error).__name__, again)
 
     def _error_page(
         self,
@@ -295,11 +299,12 @@ class WebPage:
         hint: str,
         where: Mapping[str, object] | None = None,
         kind: str = "",
+        again: int = 0,
     ) -> Response:
         known = {name: value for name, value in (where or {}).items() if value is not None}
         values = self._values(request, None) | {"status": status, "text": text, "hint": hint, "where": known}
         html = self._environment.get_template("error.html").render(
-            values, title=f"Error {status}", live=False, kind=kind
+            values, title=f"Error {status}", live=False, kind=kind, again=again
         )
         return Response(html, status, media_type="text/html")
 

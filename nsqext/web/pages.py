@@ -17,6 +17,7 @@ from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.web.actions import ActionForm
+from nsqext.web.topic_list import topic_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,8 +112,9 @@ class Pages:
         )
 
     async def overview(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of all topics and nodes."""
-        return Page("overview.html", "Overview", {"nodes": self.node_rows(snapshot)})
+        """Return the page of topics and nodes: topics by ``search``, ``sort``, ``order`` and ``page``."""
+        values = {"nodes": self.node_rows(snapshot), "list": topic_list(snapshot, ActionForm(query))}
+        return Page("overview.html", "Overview", values)
 
     async def delayed(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of the messages that wait in the store of a relay."""
@@ -276,6 +278,11 @@ def age(since: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def seconds_since(since: float) -> int:
+    """Return the whole seconds since ``since``, in seconds since 1970."""
+    return round(max(time.time() - since, 0))
 
 
 def moment(nanoseconds: int) -> str:

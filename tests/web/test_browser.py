@@ -199,6 +199,57 @@ def test_a_form_of_another_site_changes_nothing(page: Browser) -> None:
     assert any("403" in error for error in page.errors())
 
 
+def test_many_topics_fit_and_the_nodes_are_a_click_away(driver: Chrome) -> None:
+    with Cluster(nodes=3) as many, ExitStack() as stack:
+        for number in range(120):
+            many.create_topic(f"topic_{number:03}", channels=["ch"])
+        address = stack.enter_context(served(WebPage(many.lookupd, WebOptions()), Address("127.0.0.1", 0)))
+        browser = Browser(driver, f"http://{address}")
+        for width, highest in ((1280, 1800), (390, 7000)):
+            browser.show_as(width=width)
+            browser.open("/")
+            assert browser.script("document.documentElement.scrollHeight") < highest
+            assert browser.script("document.querySelector('a[href=\"#nodes\"]').getBoundingClientRect().bottom") < 200
+        browser.click('a[href="#nodes"]')
+        top = "document.getElementById('nodes').getBoundingClientRect().top"
+        browser.wait(lambda: 0 <= browser.script(top) < browser.script("window.innerHeight"))
+        browser.fill("search", "topic_11")
+        browser.click(".search button")
+        browser.wait_text("1 to 10 of 10 found")
+        browser.driver.get("about:blank")
+
+
+def test_live_becomes_stale_while_lookup_is_down(driver: Chrome) -> None:
+    with Cluster(nodes=1) as cluster, ExitStack() as stack:
+        cluster.create_topic("orders", channels=["ch"])
+        options = WebOptions(interval=0.2)
+        address = stack.enter_context(served(WebPage(cluster.lookupd, options), Address("127.0.0.1", 0)))
+        browser = Browser(driver, f"http://{address}")
+        browser.open("/")
+        state = "document.getElementById('state').innerText"
+        browser.wait(lambda: browser.script(state) == "live")
+        cluster.kill("l1")
+        ages = [browser.wait(lambda wanted=f"stale, {age} s": browser.script(state) == wanted) for age in (3, 5)]
+        assert ages == [True, True]
+        cluster.restart("l1")
+        browser.wait(lambda: browser.script(state) == "live")
+        driver.get("about:blank")
+
+
+def test_a_page_that_lookup_could_not_fill_is_loaded_again(driver: Chrome) -> None:
+    with Cluster(nodes=1) as cluster, ExitStack() as stack:
+        cluster.create_topic("orders", channels=["ch"])
+        cluster.kill("l1")
+        address = stack.enter_context(served(WebPage(cluster.lookupd), Address("127.0.0.1", 0)))
+        browser = Browser(driver, f"http://{address}")
+        browser.open("/")
+        browser.wait_text("This page is loaded again")
+        cluster.restart("l1")
+        browser.wait(lambda: browser.row("orders"))
+        browser.errors()  # of the first response
+        driver.get("about:blank")
+
+
 def test_no_page_is_wider_than_the_window(page: Browser, cluster: Cluster) -> None:
     with (
         sync.Producer(cluster.lookupd) as producer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -177,11 +178,45 @@ async def test_an_unknown_channel_is_an_error_page_with_a_link_back(ha: Cluster,
     assert f'href="/topics/{topic}"' in answer.text and "it may have been deleted" in answer.text
 
 
+def names_in(text: str) -> list[str]:
+    """Return the topics of an overview in their order."""
+    return re.findall(r'<tr data-key="(t\d\d)"', text)
+
+
+async def test_many_topics_are_searched_sorted_and_divided_into_pages() -> None:
+    names = [f"t{number:02}" for number in range(60)]
+    with Cluster(nodes=1) as cluster:
+        for number, name in enumerate(names):
+            cluster.create_topic(name, partitions=1 + (number % 7 == 3), channels=["ch"])
+        async with browsing(cluster) as browser:
+
+            async def shown(query: str) -> str:
+                answer = await browser.get(f"/{query}")
+                assert answer.status_code == 200
+                return answer.text
+
+            first = await shown("")
+            assert names_in(first) == names[:25]
+            assert "1 to 25 of 60" in first and 'rel="next" href="/?page=2"' in first
+            assert names_in(await shown("?page=3")) == names_in(await shown("?page=99")) == names[50:]
+            falling = await shown("?order=falling")
+            assert names_in(falling) == names[:-26:-1] and 'aria-sort="descending"' in falling
+            large = await shown("?sort=partitions")
+            assert names_in(large)[:9] == names[3::7] and 'href="/?sort=partitions&amp;order=rising"' in large
+            found = await shown("?search=T1&sort=name")
+            assert names_in(found) == names[10:20] and "60 topics in all" in found
+            assert "No topic" in await shown("?search=%3Cb%3E") and "<b>" not in await shown("?search=%3Cb%3E")
+            for query in ("?sort=colour", "?order=up", "?page=x"):
+                refused = await browser.get(f"/{query}")
+                assert (refused.status_code, "http-equiv" in refused.text) == (400, False)
+
+
 async def test_lookup_that_does_not_answer_is_an_error_page(closed_address: Address) -> None:
     async with browsing([str(closed_address)]) as browser:
         answer = await browser.get("/")
     assert answer.status_code == 503
     assert "What to do" in answer.text and str(closed_address) in answer.text
+    assert '<meta http-equiv="refresh" content="3">' in answer.text
 
 
 async def test_a_lookup_that_ends_leaves_the_last_numbers_with_a_warning() -> None:

@@ -11,6 +11,18 @@
     if (state.textContent !== text) state.textContent = text;
     state.className = "pulse " + kind;
   };
+  let old = null; // age of the numbers in seconds, and when it was received; null while the cluster is read
+  const showAge = () => {
+    const taken = live.querySelector("[data-stale]");
+    if (!taken) {
+      old = null;
+      return false;
+    }
+    const age = Number(taken.dataset.stale);
+    if (!old || old.age !== age) old = { age, at: Date.now() };
+    show(`stale, ${Math.round(age + (Date.now() - old.at) / 1000)} s`, "lost");
+    return true;
+  };
   const key = (node) => (node.getAttribute ? node.getAttribute("data-key") || node.id : "");
   const alike = (one, other) => one.nodeType === other.nodeType && one.nodeName === other.nodeName && key(one) === key(other);
 
@@ -51,13 +63,13 @@
   let events = null;
   function open() {
     events = new EventSource(location.pathname + location.search);
-    events.onopen = () => show("live", "");
+    events.onopen = () => showAge() || show("live", "");
     events.onerror = () => show("no connection", "lost");
     events.onmessage = (event) => {
       const fresh = document.createElement("template");
       fresh.innerHTML = JSON.parse(event.data);
       updateChildren(live, fresh.content);
-      show("live", state.classList.contains("beat") ? "" : "beat");
+      if (!showAge()) show("live", state.classList.contains("beat") ? "" : "beat");
     };
     events.addEventListener("gone", (event) => show(JSON.parse(event.data), "lost"));
   }
@@ -75,6 +87,7 @@
   window.addEventListener("pageshow", (event) => event.persisted && events && open());
   state.hidden = hold.hidden = false;
   document.getElementById("read")?.remove();
-  show("live", "");
+  if (!showAge()) show("live", "");
+  setInterval(() => events && events.readyState === EventSource.OPEN && old && showAge(), 1000);
   open();
 })();

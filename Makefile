@@ -1,9 +1,6 @@
-# Needs Python 3.11 or newer and make. Each task makes its own virtual environment once, below .venv/.
+# Needs Python 3.11 or newer with python3-venv, and make. Each task makes its own virtual environment once, below .venv/.
 PYTHON ?= python3
 VENV := .venv
-
-# an editable install, so that the sources in this folder are run
-install = $(VENV)/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(2)
 
 # a clean build each time: a page of a removed module would be an error
 SPHINX = rm -rf docs/reference/api/generated && $(VENV)/check/bin/sphinx-build -W --keep-going -E -b html docs docs/_build/html
@@ -15,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bench bench-check scale clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bare bench bench-check scale clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -37,6 +34,7 @@ help:
 	@echo "make docs-layout open every page in Chromium at the widths of a phone and a laptop"
 	@echo "make docs-search test the search of the documentation with typical questions"
 	@echo "make release-check  build, check, and test the wheel on every installed Python"
+	@echo "make bare        run make demo and make test in a new minimal Debian (as root; SUITE names its suite)"
 	@echo "make bench       run the benchmarks and draw their pictures"
 	@echo "make bench-check compare the client's CPU per message with the committed baseline (a few minutes)"
 	@echo "make scale       simulate clients of 10,000 partitions on 200 nodes"
@@ -100,6 +98,7 @@ coverage: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered
 
 docs: $(VENV)/check/.ready
+	@echo "== building the pages (minutes)"
 	$(SPHINX)
 	@echo "open docs/_build/html/index.html"
 
@@ -111,6 +110,9 @@ docs-search: docs
 
 release-check: $(VENV)/release/.ready
 	$(VENV)/release/bin/python -m tests.release_check
+
+bare:
+	.ci/bare
 
 bench: $(VENV)/bench/.ready
 	set -e; for script in $(filter-out %/bench_check.py,$(wildcard benchmarks/bench_*.py)); do \
@@ -136,8 +138,5 @@ $(VENV)/release/.ready: INSTALL = "." --group release
 $(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,spark,speed,transactions]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(@:$(VENV)/%/.ready=%)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)/$*
-	$(VENV)/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(call install,$*,$(INSTALL))
+	@.ci/environment $(PYTHON) $(VENV)/$* $(INSTALL)
 	@touch $@

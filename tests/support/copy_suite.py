@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-_FOLDERS = ("tests", "docs", "examples", "benchmarks")
+_FOLDERS = (".ci", "tests", "docs", "examples", "benchmarks")
 _FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE", "tox.ini")
 
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,19 @@ from nsqext.settings import PREFIX, Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 
+TEN = {
+    "timeout": "a caller cannot wait that long for a publish",
+    "on_unknown": "a message must not be stored twice: `settle`, or `raise` and decide yourself",
+    "concurrency": "handlers wait for a database or a service: as many as that side takes",
+    "max_in_flight": "a consumer is far away, or has many lanes: about 50 for each handler",
+    "key": "messages of a key have to be handled in their order",
+    "start": "a new channel has to receive messages that are stored already: `earliest`",
+    "msg_timeout": "handlers run for long and `auto_touch` is off, or a stuck handler has to be noticed sooner",
+    "max_attempts": "a message that always fails has to be given up",
+    "dead_letter": "given up messages are kept: together with `max_attempts`",
+    "tls": "the network between client and nodes is not yours",
+}
+"""The settings that programs set most, each with its reason."""
 _SHARED = (ConnectionSettings, LookupSettings)
 _SHARES = ("jitter",)
 _SIZES = ("size", "compression_min", "_bytes")
@@ -41,11 +54,15 @@ def unit(setting: Setting) -> str:
     return "bytes" if "int" in setting.kind and setting.name.endswith(_SIZES) else ""
 
 
+def default_of(setting: Setting) -> str:
+    """Return the default of a setting with its unit; empty for None."""
+    return "" if setting.default is None else f"`{setting.default}` {unit(setting)}".strip()
+
+
 def row(setting: Setting, said: str) -> str:
     """Return the line of a setting."""
     name = f"`{setting.name}`" + ("" if setting.read is not None else " (keyword only)")
-    default = ("" if setting.default is None else f"`{setting.default}` ") + unit(setting)
-    return f"| {name} | {default.strip()} | {said.replace('|', chr(92) + '|')} |"
+    return f"| {name} | {default_of(setting)} | {said.replace('|', chr(92) + '|')} |"
 
 
 def section(title: str, settings: Iterable[Setting], *documented: Any) -> list[str]:
@@ -55,13 +72,25 @@ def section(title: str, settings: Iterable[Setting], *documented: Any) -> list[s
     return [f"## {title}", "", "| setting | default | meaning |", "| --- | --- | --- |", *rows, ""]
 
 
+def most_used(producer: Mapping[str, Setting], consumer: Mapping[str, Setting]) -> list[str]:
+    """Return the table of the settings that programs set most."""
+    lines = ["## The ten settings that you will use", ""]
+    lines += ["| setting | of | default | set it when |", "| --- | --- | --- | --- |"]
+    for name, reason in TEN.items():
+        clients = [client for client, known in (("producers", producer), ("consumers", consumer)) if name in known]
+        default = default_of(producer.get(name) or consumer[name])
+        lines.append(f"| `{name}` | {', '.join(clients)} | {default} | {reason} |")
+    return [*lines, ""]
+
+
 def table() -> str:
     """Return all tables."""
     own, others = producer_settings(), consumer_settings()
     both = [one for name, one in own.items() if name in others and others[name].owner is one.owner]
     producer = [one for one in own.values() if one not in both]
     consumer = [one for name, one in others.items() if name not in {one.name for one in both}]
-    lines = section("Connections and lookup", both, *_SHARED)
+    lines = most_used(own, others)
+    lines += section("Connections and lookup", both, *_SHARED)
     lines += section("Producers", producer, ProducerSettings)
     lines += section("Consumers", consumer, HandlerSettings, ConsumerSettings)
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from nsqext.broker import Cluster
 EVENTS = ("created", "paid", "packed", "sent")
 ORDERS = 30
 
-app = nsqext.App(os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161"))
+app = nsqext.App(lookupd=os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161"))
 
 
 @app.handler("orders", "billing", dispatch="key_failover", concurrency=8)

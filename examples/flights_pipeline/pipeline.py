@@ -123,7 +123,7 @@ def run(session: SparkSession, setting: Setting, flights: Sequence[Flight], prog
     locations = Locations(",".join(setting.lookupd), topic, delays, setting.folder)
     with (
         start_blocking_portal() as portal,
-        Admin(setting.lookupd) as admin,
+        Admin(lookupd=setting.lookupd) as admin,
         _topic(admin, topic, setting.partitions, (DEPARTURES, DELAYS), progress),
         _topic(admin, delays, 1, (ARCHIVE,), progress),
     ):

@@ -101,7 +101,7 @@ async def refund(refund: Refund, entries: Annotated[Ledger, Depends(ledger)]) ->
 
 
 lookupd = os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161")
-app = App(lookupd, middleware=[Timing()], max_attempts=10, dead_letter="billing-dead")
+app = App(lookupd=lookupd, middleware=[Timing()], max_attempts=10, dead_letter="billing-dead")
 app.include_router(router)
 
 

@@ -17,7 +17,7 @@ class Click:
     page: str
 
 
-app = App(os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161"))
+app = App(lookupd=os.environ.get("NSQEXT_LOOKUPD", "127.0.0.1:4161"))
 opened: list[sqlite3.Connection] = []
 
 

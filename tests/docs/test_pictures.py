@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.pictures import draw_architecture, draw_logo
+from docs.pictures import draw_architecture, draw_flows, draw_logo
 
 
 def test_the_architecture_shows_every_package() -> None:
@@ -15,3 +15,9 @@ def test_the_architecture_shows_every_package() -> None:
 def test_the_logo_is_up_to_date() -> None:
     """``python -m docs.pictures.draw_logo`` draws it."""
     assert draw_logo.PATH.read_text(encoding="utf-8") == draw_logo.logo()
+
+
+def test_the_flows_are_up_to_date() -> None:
+    """``python -m docs.pictures.draw_flows`` draws them."""
+    for name, drawn in draw_flows.PICTURES.items():
+        assert draw_flows.path_of(name).read_text(encoding="utf-8") == drawn(), name

@@ -91,6 +91,13 @@ class App(Router, Runnable):
         self._consumer_options({})  # raises for invalid settings
         self._make_clients()
 
+    def __repr__(self) -> str:
+        shared = self._shared
+        place = repr(shared.lookupd) if isinstance(shared.lookupd, Lookup) else f"nsqd={shared.nsqd!r}"
+        handlers = " ".join(map(_name, self._consumers)) or "no handlers"
+        state = ("stopping" if self._stopping.is_set() else "running") if self._running else "not running"
+        return f"{type(self).__name__}({place}, {handlers}, {state})"
+
     @property
     def settings(self) -> Mapping[str, object]:
         """The values of all settings by name, defaults included; secrets are ``***``.

@@ -77,6 +77,11 @@ class Cluster:
         self._ended: Any = None
         self.faults: ClusterFaults = ClusterFaults(self._run)
 
+    def __repr__(self) -> str:
+        shape = f"{self._shape.nodes} nodes, generation {self.generation!r}"
+        state = "not running" if self._runtime is None else f"running, lookupd={','.join(self.lookupd)!r}"
+        return f"{type(self).__name__}({shape}, {state})"
+
     # Start and stop
 
     def start(self) -> Self:

@@ -83,7 +83,10 @@ def parse_position(text: str) -> Position:
         raise InvalidSetting(f"the position {text!r} cannot be parsed: {error}, or a time in ISO form") from None
 
 
-BRACKET = r"\["  # a literal bracket in a help text; rich parses other brackets as markup
+def help_is_markup() -> bool:
+    """Return whether the help is for a terminal, where rich parses it."""
+    return sys.stdout.isatty()
+
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -94,7 +97,8 @@ def examples(*lines: str) -> Callable[[F], F]:
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # typer wraps the lines
-        shown = "\n".join(f"  {line.replace('[', BRACKET)}" for line in lines)
+        bracket = r"\[" if help_is_markup() else "["  # a literal bracket, which rich would parse as markup
+        shown = "\n".join(f"  {line.replace('[', bracket)}" for line in lines)
         function.__doc__ = f"{text}\n\n\b\nExamples:\n{shown}\n"
         return function
 

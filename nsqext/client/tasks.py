@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from weakref import WeakMethod, WeakSet
 
 import anyio
@@ -85,6 +85,8 @@ class BackgroundTasks:
         self._ended = anyio.Event()
         # whether the tasks are being cancelled, or have ended: the task group may be closed at any moment
         self._cancelling = False
+        # whether the event loop, which cancels all its tasks at its end, ended before the object was closed
+        self._cut_off = False
         self._cancelled: type[BaseException] = BaseException
         self._reported = False
 
@@ -145,6 +147,24 @@ class BackgroundTasks:
             call_soon(self.loop, group.cancel_scope.cancel)
 
     @property
+    def state(self) -> str:
+        """The state of the object in a word or two, for people."""
+        if self.loop is None:
+            return "not open"
+        if self.error is not None:
+            return "failed"
+        if self._cut_off:
+            return "ended with its event loop"
+        if self._ended.is_set():
+            return "closed"
+        return "closing" if self.closing else "open"
+
+    @property
+    def left_open(self) -> bool:
+        """Whether it was opened, and neither closed nor ended by an error."""
+        return self.loop is not None and (self._cut_off or not self.closing)
+
+    @property
     def closing(self) -> bool:
         """Whether it was asked to end, by `aclose` or by the error of a task."""
         return self._closing.is_set()
@@ -170,6 +190,11 @@ class BackgroundTasks:
             )
         if self.error is not None:
             raise InvalidState(f"the {self._owner} has failed: {self.error!r}", hint="create a new one") from self.error
+        if self._cut_off and not self.in_event_loop():
+            raise InvalidState(
+                f"another event loop opened this {self._owner}, and ended before the {self._owner} was closed",
+                hint=f"open one {self._owner} for each event loop, and close it there; nsqext.sync needs no event loop",
+            )
         if self._ended.is_set() or self._group is None or (self._cancelling and not self.inside):
             raise InvalidState(f"the {self._owner} is closed", hint="create a new one")
         self.check_event_loop()
@@ -193,6 +218,7 @@ class BackgroundTasks:
                     if (close := self._close()) is not None:
                         await self._keep_error(close)
                 finally:
+                    self._cut_off = not self._closing.is_set()
                     self._cancelling = True
                 self._group.cancel_scope.cancel()
         finally:
@@ -337,7 +363,17 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         _signals.remove(stop)
 
 
-class Runnable:
+class ProcessBound:
+    """A client whose connections and tasks belong to its process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied, because its connections belong to this process: pass its addresses "
+            "and settings, and create it there"
+        )
+
+
+class Runnable(ProcessBound):
     """A client that serves until it is stopped: by `serve` in an event loop, or by `run` in a new one."""
 
     async def serve(self, *, signals: bool | None = None) -> None:

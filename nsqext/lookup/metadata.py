@@ -131,6 +131,11 @@ class MetadataCache:
         return self._nsqd if self._client is None else self._client.addresses
 
     @property
+    def place(self) -> str:
+        """The addresses as an argument of a client, for people."""
+        return f"{'lookupd' if self.has_lookup else 'nsqd'}={','.join(map(str, self.addresses))!r}"
+
+    @property
     def options(self) -> LookupOptions:
         """Options of the lookup client."""
         return self._options

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, S
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from nsqext.client.tasks import ProcessBound
 from nsqext.errors import InvalidState
 from nsqext.transport.event_loop import current_loop
 
@@ -176,7 +178,7 @@ def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]
     return call(portal, what, run)
 
 
-class BlockingClient(Generic[C]):
+class BlockingClient(ProcessBound, Generic[C]):
     """A blocking object that opens and calls an asynchronous one in the shared event loop."""
 
     _what = "object"
@@ -191,6 +193,14 @@ class BlockingClient(Generic[C]):
                 "of nsqext, or make it in a thread",
                 self._what,
             )
+
+    def __repr__(self) -> str:
+        return f"sync.{self._original!r}"
+
+    def __del__(self) -> None:
+        portal: BlockingPortal | None = vars(self).get("_portal")  # None if the constructor raised an error
+        if portal is not None and portal not in shared_loop.orphaned:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def _enter(self, portal: BlockingPortal | None = None) -> None:
         if self._portal is not None:

@@ -19,8 +19,6 @@ from nsqext.sync.direct import DirectPublisher
 from nsqext.sync.loop import BlockingClient, Method, Same, call, shared_loop
 
 if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
-
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.client.producer.options import ProducerSettings
@@ -180,7 +178,7 @@ class Producer(BlockingClient[AsyncProducer]):
             max_pending=max_pending,
         )
         batcher = self._run_now(make)
-        return Batcher(batcher, self._portal, self._original.aclose if drain_at_exit else None)
+        return Batcher(batcher, self, self._original.aclose if drain_at_exit else None)
 
 
 class Batcher(BlockingClient[AsyncBatcher]):
@@ -191,11 +189,12 @@ class Batcher(BlockingClient[AsyncBatcher]):
     def __init__(
         self,
         batcher: AsyncBatcher,
-        portal: BlockingPortal | None,
+        producer: Producer,
         drain: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
         super().__init__(batcher)
-        self._shared = portal
+        self._producer = producer
+        self._shared = producer._portal
         self._drain = drain
 
     def __enter__(self) -> Self:
@@ -227,6 +226,7 @@ class Batcher(BlockingClient[AsyncBatcher]):
             text = f"{lost} messages of a batcher were not published, because the program ended before it was closed"
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
+        self._portal = self._producer._portal = None  # nothing more to warn of
 
     pending: Same[int] = Same()
     add: Final = Method(AsyncBatcher.add)

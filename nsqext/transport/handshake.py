@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 
+_worked: set[str] = set()
+"""Nodes whose handshake succeeded in this process: their address is right."""
+
 make_socket = socket.socket
 """Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
 
@@ -122,18 +125,26 @@ async def open_connection(
             negotiated = await _negotiate(connection, options, request or IdentifyRequest())
         except NsqError as error:
             connection.close()
-            reason = _reason(error)
+            reason = _reason(error, _hint(address))
             raise reason.at(node=str(address)) from reason.__cause__
         except BaseException:
             connection.close()
             raise
         connection.heartbeat_interval = options.heartbeat_interval
+        _worked.add(str(address))
         return connection, negotiated
     raise ConnectionFailed(
         f"the node accepted the connection and sent no response for {options.connect_timeout:g} s",
         node=str(address),
-        hint="is this nsqd's TCP port?",
+        hint=_hint(address),
     )
+
+
+def _hint(address: Address) -> str:
+    """Return what to do about a handshake without response."""
+    if str(address) in _worked:
+        return "it worked before: the node is stopping, hangs or is overloaded; see its log"
+    return "is this nsqd's TCP port?"
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
@@ -159,13 +170,13 @@ async def subscribe(connection: Connection, command: bytes, timeout: float) -> N
         raise failure
 
 
-def _reason(error: NsqError) -> NsqError:
+def _reason(error: NsqError, hint: str) -> NsqError:
     """Return the error of a failed handshake; a lost connection is `ConnectionFailed`: nothing was published on it."""
     if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):
         return error.__cause__
-    return ConnectionFailed(f"{error.message} during the handshake", hint="is this nsqd's TCP port?")
+    return ConnectionFailed(f"{error.message} during the handshake", hint=hint)
 
 
 async def _negotiate(connection: Connection, options: ConnectionOptions, request: IdentifyRequest) -> Negotiated:

@@ -60,6 +60,12 @@ def test_the_help_of_a_command_imports_neither_clients_nor_what_only_its_call_ne
     assert f"Usage: nsqext {command}" in shown
 
 
+def test_help_in_a_pipe_shows_brackets_as_they_are_written() -> None:
+    shown = loaded_by("tail", "--help")[0]
+    assert "{headers[user]}" in shown
+    assert "\\[" not in shown
+
+
 @pytest.mark.parametrize(
     ("word", "suggested"),
     [

@@ -1,12 +1,19 @@
-"""Constructors: what a call passes is read from its names, not from its order."""
+"""Constructors, whose calls are read by names, and what their objects show and refuse."""
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
+import re
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import walk_packages
 
-from nsqext import client
+import pytest
+
+from nsqext import App, Consumer, Producer, client, sync
+from nsqext.broker import Cluster
 
 _MOST = 5
 
@@ -27,3 +34,46 @@ def test_no_constructor_takes_more_than_five_positional_arguments() -> None:
     }
     assert len(kinds) > 60
     assert sorted(kind.__qualname__ for kind in kinds if _positional(kind) > _MOST) == []
+
+
+def _app() -> App:
+    app = App("l:4161")
+
+    @app.handler("orders", "billing")
+    async def bill(body: bytes) -> None:
+        """Handle nothing."""
+
+    return app
+
+
+_SHOWN: dict[str, Callable[[], object]] = {
+    "Producer(lookupd='l:4161,m:4161', not open)": lambda: Producer("l:4161,m:4161", auth_secret="s3cret"),
+    "Producer(nsqd='n:4150', not open)": lambda: Producer(nsqd="n:4150"),
+    "Consumer('orders,b.*', 'billing', lookupd='l:4161', not open)": lambda: Consumer(
+        ["orders", "b.*"], "billing", "l:4161"
+    ),
+    "App(Lookup('l:4161'), orders/billing, not running)": _app,
+    "App(nsqd='n:4150', no handlers, not running)": lambda: App(nsqd="n:4150"),
+    "sync.Producer(nsqd='n:4150', not open)": lambda: sync.Producer(nsqd="n:4150"),
+    "sync.Consumer('t', 'ch', nsqd='n:4150', not open)": lambda: sync.Consumer("t", "ch", nsqd="n:4150"),
+}
+
+
+@pytest.mark.parametrize("shown", _SHOWN)
+def test_a_client_shows_its_addresses_topics_channel_and_state(shown: str) -> None:
+    assert repr(_SHOWN[shown]()) == shown
+
+
+def test_a_cluster_shows_its_addresses_and_state() -> None:
+    cluster = Cluster(1)
+    assert repr(cluster) == "Cluster(1 nodes, generation 'ha', not running)"
+    with cluster:
+        assert repr(cluster) == f"Cluster(1 nodes, generation 'ha', running, lookupd='{cluster.lookupd[0]}')"
+
+
+@pytest.mark.parametrize("shown", _SHOWN)
+def test_a_client_that_is_pickled_or_copied_is_named_in_the_error(shown: str) -> None:
+    client_of_this_process = _SHOWN[shown]()
+    for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=re.escape(f"{shown} cannot be pickled or copied")):
+            duplicate(client_of_this_process)

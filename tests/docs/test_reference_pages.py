@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
-from docs import logs_table
+from docs import logs_table, settings_table
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
 from nsqext.protocol import headers
 from nsqext.protocol.client import body_compression
@@ -28,6 +28,11 @@ def test_every_public_name_has_a_page(module: str) -> None:
 def test_the_log_messages_are_up_to_date() -> None:
     """``python -m docs.logs_table`` writes the page."""
     assert logs_table.PAGE.read_text(encoding="utf-8") == logs_table.page()
+
+
+def test_a_setting_without_a_default_has_no_unit_in_its_place() -> None:
+    assert "| `msg_timeout` |  |" in settings_table.page()
+    assert "| `output_buffer_timeout` | `0.01` s |" in settings_table.page()
 
 
 def test_every_header_of_the_package_is_described() -> None:

@@ -52,8 +52,11 @@ def test_frames_are_returned_one_at_a_time_where_a_layer_may_begin() -> None:
     ("data", "text"),
     [
         (b"\x00\x00\x00\x03\x00\x00\x00\x00", "frame size 3 is not within 4..100"),
-        (b"\x00\x00\x00\x65\x00\x00\x00\x00", "frame size 101 is not within 4..100"),
-        (b"\xff\xff\xff\xff\x00\x00\x00\x00", "frame size 4294967295"),
+        (
+            b"\x00\x00\x00\x65\x00\x00\x00\x02",
+            "101 bytes is larger than max_frame_size, 100: raise max_frame_size: .* sends such a message again",
+        ),
+        (b"\xff\xff\xff\xff\x00\x00\x00\x00", "frame of 4294967295 bytes"),
         (b"\x00\x00\x00\x04\x00\x00\x00\x03", "frame type 3 is unknown"),
         (b"\x00\x00\x00\x04\xff\xff\xff\xff", "frame type -1 is unknown"),
         (b"HTTP/1.1 400 Bad Request\r\n", "responds with HTTP.*give the TCP address"),

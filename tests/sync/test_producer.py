@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import os
 import signal
@@ -46,6 +47,25 @@ def test_a_publish_returns_its_receipt(cluster: Cluster, topic: str) -> None:
         assert producer.publish(topic, b"y", partition=1).partition == 1
         assert len(producer.publish_many(topic, (b"%d" % number for number in range(10)))) == 10
         assert producer.settings["timeout"] == 30
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda: sync.Producer(nsqd="127.0.0.1:1"), r"sync\.Producer\(nsqd='127.0.0.1:1', open\)"),
+        (
+            lambda: sync.Consumer("t", "ch", nsqd="127.0.0.1:1", start_timeout=0.01),
+            r"sync\.Consumer\('t', 'ch', nsqd='127.0.0.1:1', open\)",
+        ),
+    ],
+)
+def test_a_blocking_client_that_was_not_closed_is_named_in_a_warning(
+    made: Callable[[], sync.Producer | sync.Consumer], named: str
+) -> None:
+    client = made().start()
+    with pytest.warns(ResourceWarning, match=f"{named} was not closed"):
+        del client
+        gc.collect()
 
 
 def test_errors_equal_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:

@@ -100,6 +100,15 @@ def _send(status: int, report: Mapping[str, object]) -> None:
             data = data[os.write(status, data) :]
 
 
+def check_has_work(app: App, place: str) -> None:
+    """Check that the app has a handler, or a lifespan, which may publish."""
+    if not app.specs and not app.lifespans:
+        raise InvalidSetting(
+            f"{place} has neither handlers nor lifespans: it would do nothing",
+            hint="decorate a function with @app.handler, or include the router that has the handlers",
+        )
+
+
 def check_order(app: App, workers: int) -> None:
     """Check that several processes keep the order of keys."""
     for consumer in app.consumers if workers > 1 else ():
@@ -119,6 +128,7 @@ def main(place: str, number: str, status: str, backend: str, workers: str) -> in
     """Run a worker and return its exit status."""
     try:
         app = load_app(place)
+        check_has_work(app, place)
         check_order(app, int(workers))
     except Exception as error:
         _configure_logging(number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
@@ -124,10 +126,15 @@ class Consumer(Runnable):
             for one in self._middleware:
                 one.attach(self)
 
+    def __repr__(self) -> str:
+        place = f"{self._name!r}, {self.channel!r}, {self._metadata.place}"
+        return f"{type(self).__name__}({place}, {self._tasks.state})"
+
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
-        return consumer_schema().effective(self._options)
+        """The current values of all settings by name, defaults included; secrets are ``***``."""
+        values = consumer_schema().effective(self._options)
+        return MappingProxyType({**values, "max_in_flight": self.max_in_flight})
 
     @property
     def tag(self) -> str | None:
@@ -383,6 +390,11 @@ class Consumer(Runnable):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __del__(self) -> None:
+        tasks: BackgroundTasks | None = vars(self).get("_tasks")  # None if the constructor raised an error
+        if tasks is not None and tasks.left_open:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def stop(self) -> None:
         """Make `run` or `serve` drain and return, or end the iteration. May be called in handlers and from any thread.

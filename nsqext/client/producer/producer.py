@@ -28,7 +28,7 @@ from nsqext.client.producer.request import (
 from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import producer_schema
-from nsqext.client.tasks import BackgroundTasks
+from nsqext.client.tasks import BackgroundTasks, ProcessBound
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
@@ -52,7 +52,7 @@ A publish whose request has failed is not in flight until its task runs and begi
 _clock = time.monotonic
 
 
-class Producer:
+class Producer(ProcessBound):
     """Publishes messages to the leaders of their partitions.
 
     Use it as an asynchronous context manager, or call `start` and `aclose`, on asyncio or trio. Closing waits for
@@ -111,6 +111,9 @@ class Producer:
             self._settle()
         if middleware != ():
             self._surround(middleware)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._metadata.place}, {self._tasks.state})"
 
     def _settle(self) -> None:
         """Look for publishes of unknown outcome in the log."""
@@ -215,7 +218,7 @@ class Producer:
     def __del__(self) -> None:
         publisher: Publisher | None = vars(self).get("_publisher")  # None if the constructor raised an error
         if publisher is not None and publisher.open:
-            warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
             self._tasks.abandon()
 
     # Health

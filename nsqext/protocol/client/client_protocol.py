@@ -148,10 +148,16 @@ class FrameParser:
             self.error = ProtocolError(
                 "the peer responds with HTTP", hint="this is an HTTP port; give the TCP address of nsqd"
             )
+        elif size > self._max and kind in (_RESPONSE, _ERROR, _MESSAGE):
+            self.error = ProtocolError(
+                f"a frame of {size} bytes is larger than max_frame_size, {self._max}",
+                hint="raise max_frame_size: the connection is closed, and the server sends such a message again and "
+                "again; if the peer is not nsqd, correct the address",
+            )
         elif not 4 <= size <= self._max:
             self.error = ProtocolError(
                 f"frame size {size} is not within 4..{self._max} (the next bytes are {start!r})",
-                hint="the peer may not be nsqd; otherwise raise max_frame_size",
+                hint="the peer may not be nsqd",
             )
         else:
             self.error = ProtocolError(f"frame type {kind} is unknown", hint="the peer may not be nsqd")

@@ -266,6 +266,7 @@ async def wait(app):
         ("app = 1", "service:app", 1, "is not an nsqext.App"),
         ("import absent", "service:app", 1, "cannot be imported"),
         ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", 1, "tls_key"),
+        ("import nsqext\napp = nsqext.App('127.0.0.1:1')", "service:app", 1, "neither handlers nor lifespans"),
     ],
 )
 def test_a_program_that_cannot_start_ends(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_settings_show_the_current_value_of_what_was_changed() -> None:
+    consumer = Consumer("t", "ch", nsqd="127.0.0.1:1", max_in_flight=3)
+    consumer.max_in_flight = 7
+    assert consumer.settings["max_in_flight"] == 7
+
+
+def test_a_consumer_that_was_not_closed_is_named_in_a_warning() -> None:
+    consumer = Consumer("t", "ch", nsqd="127.0.0.1:1", start_timeout=0.01)
+    anyio.run(consumer.start)
+    with pytest.warns(ResourceWarning, match="Consumer\\('t', 'ch', nsqd='127.0.0.1:1', .*\\) was not closed"):
+        del consumer
+        gc.collect()
 
 
 # --- opened in one task, closed in another ---------------------------------------------------------------------------

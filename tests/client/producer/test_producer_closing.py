@@ -222,10 +222,24 @@ async def test_a_producer_that_was_not_closed_warns_and_its_tasks_end() -> None:
     before = {task.id for task in anyio.get_running_tasks()}
     producer = await Producer(nsqd="127.0.0.1:1").start()
     assert any(task.id not in before for task in anyio.get_running_tasks())
-    with pytest.warns(ResourceWarning, match="Producer was not closed"):
+    with pytest.warns(ResourceWarning, match=r"Producer\(nsqd='127.0.0.1:1', open\) was not closed"):
         del producer
         gc.collect()
     await until(lambda: all(task.id in before for task in anyio.get_running_tasks()))
+
+
+def test_a_producer_of_an_event_loop_that_has_ended_says_that_another_event_loop_opened_it() -> None:
+    producer = Producer(nsqd="127.0.0.1:1")
+    anyio.run(producer.start)
+    with pytest.raises(InvalidState, match="another event loop opened this producer, and ended before") as failed:
+        anyio.run(producer.publish, "t", b"x")
+    assert "open one producer for each event loop" in str(failed.value)
+    del failed  # its traceback refers to the producer
+    with pytest.warns(
+        ResourceWarning, match=r"Producer\(nsqd='127.0.0.1:1', ended with its event loop\) was not closed"
+    ):
+        del producer
+        gc.collect()
 
 
 async def test_a_producer_is_opened_in_one_task_and_closed_in_another() -> None:

@@ -14,7 +14,8 @@ from nsqext.client.consumer.handlers import iteration as module
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidState, ProtocolError

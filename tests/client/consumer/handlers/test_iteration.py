@@ -198,7 +198,7 @@ async def test_how_a_loop_over_batches_ends() -> None:
         ([], "running", False, float("inf")),
         ([(2, 1), (2, 0)], "running", False, float("inf")),
         ([(0, 0)], "running", False, float("inf")),
-        ([(0, 1)], "running", False, float("inf")),
+        ([(0, 1)], "running", False, 0.0),
         ([(1, 1), (2, 0)], "running", False, 0.005),
         ([(2, 2)], "running", False, 0.005),
         ([(1, 1)], "running", False, 0.0),

@@ -277,6 +277,9 @@ class SubscriptionGroup:
             subscription.limited = self.flow.limits(subscription)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
             self.wake_timer()
+        if self.idle and self.flow.unsettled:
+            self.idle = False
+            self.wake_timer()
 
     def _note_backoffs(self) -> bool:
         """Report changed backoff levels; return whether any backoff is active."""

@@ -162,6 +162,19 @@ def test_how_long_the_timer_rests(now: list[float]) -> None:
     assert group._pause(_NOW + 20.0) == pytest.approx(0.26), "the turn of an idle connection ends"
 
 
+def test_what_a_connection_gave_up_wakes_the_timer_which_gives_it_to_others(now: list[float]) -> None:
+    bench, one = Bench(10), Connection()
+    group = bench.group
+    bench.add(one)
+    group.idle, group._due_at = True, inf
+    group.rebalance()
+    assert (group.idle, group._due_at) == (True, inf)
+    bench.flow.pause(cast("Subscription", one), paused=True)
+    group.rebalance()
+    assert (group.idle, group._due_at) == (False, _NOW)
+    assert group._pause(_NOW) == 0.25
+
+
 @pytest.mark.parametrize(
     ("timeout", "heartbeat", "pause"), [(60.0, 30.0, 3.75), (16.0, 30.0, 2.0), (60.0, 60.0, 5.0), (1.0, 30.0, 0.25)]
 )

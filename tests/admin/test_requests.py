@@ -97,7 +97,7 @@ async def test_the_creation_is_requested_again_until_partitions_have_leaders(
 
     def lookup(request: httpx.Request) -> httpx.Response:
         leaders = {0: "n1:4150"} if len(asked) > 2 else {}
-        return httpx.Response(200, json=lookup_json(leaders, num=bool(asked)))
+        return httpx.Response(200, json=lookup_json(leaders, num=int(bool(asked))))
 
     for name in ("a:4161", "b:4161"):
         nodes.finds(name, lookup)

@@ -12,7 +12,6 @@ import typer
 
 from docs.generated_section import with_section
 from nsqext.cli import COMMANDS
-from nsqext.cli.command import BRACKET
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 
@@ -39,7 +38,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def examples(command: Any) -> list[str]:
     """Return the examples of a command's help."""
-    text = (command.help or "").partition(_EXAMPLES)[2].replace(BRACKET, "[")
+    text = (command.help or "").partition(_EXAMPLES)[2].replace(r"\[", "[")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

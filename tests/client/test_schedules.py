@@ -17,7 +17,6 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import channel_seeker as seeking
 from nsqext.client.consumer.subscriptions.assignment import Assignment
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer import connection_pool as pool_module
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.keys import KeyLock
@@ -287,7 +286,7 @@ def test_a_pool_has_one_connection_at_a_time_and_leaves_none_open(
         assert all(connection.closed for connection in made)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_module, "open_connection", open_connection)
+        patch.setattr("nsqext.transport.handshake.open_connection", open_connection)
         _run(backend, main)
 
 

@@ -13,7 +13,6 @@ import anyio
 
 from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
 from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
@@ -365,6 +364,8 @@ class Consumer(Runnable):
         if self._dead_letters is not None:
             hook = self._dead_letters.publish
         if self.warns_of_drops:
+            from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
+
             warn_of_drops([f"{self._name}/{self.channel}"], options.failure)
         self._dispatcher.start_workers(handler, hook)
 

@@ -20,7 +20,7 @@ TURN = 5.0
 IDLE_TURN = 0.25
 """Seconds after which a connection that receives nothing ends its turn."""
 SETTLED = 0.25
-"""Seconds within which a server has read a command that was sent: a lower RDY count, or the answer of a message."""
+"""Seconds within which a server has read a command that was sent, such as a lower RDY count or an answer."""
 _TURNOVER = 0.05  # seconds within which a window was exhausted if as many messages were received
 _PROBE = 0.25  # seconds without a message after which a backoff asks further connections
 _PROBES = 8  # factor by which it then asks more connections

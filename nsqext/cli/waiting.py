@@ -68,5 +68,5 @@ class Waits:
             print(f"nsqext: waiting for {shown}", file=sys.stderr, flush=True)
 
 
-waits = Waits()
+waits: Waits = Waits()
 """The waits of this process."""

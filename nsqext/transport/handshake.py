@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 
-_worked: set[str] = set()
-"""Nodes whose handshake succeeded in this process: their address is right."""
+_NO_RESPONSE = "is this nsqd's TCP port? If the node worked before, it is stopping, hangs or is overloaded: see its log"
 
 make_socket = socket.socket
 """Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
@@ -125,26 +124,18 @@ async def open_connection(
             negotiated = await _negotiate(connection, options, request or IdentifyRequest())
         except NsqError as error:
             connection.close()
-            reason = _reason(error, _hint(address))
+            reason = _reason(error, _NO_RESPONSE)
             raise reason.at(node=str(address)) from reason.__cause__
         except BaseException:
             connection.close()
             raise
         connection.heartbeat_interval = options.heartbeat_interval
-        _worked.add(str(address))
         return connection, negotiated
     raise ConnectionFailed(
         f"the node accepted the connection and sent no response for {options.connect_timeout:g} s",
         node=str(address),
-        hint=_hint(address),
+        hint=_NO_RESPONSE,
     )
-
-
-def _hint(address: Address) -> str:
-    """Return what to do about a handshake without response."""
-    if str(address) in _worked:
-        return "it worked before: the node is stopping, hangs or is overloaded; see its log"
-    return "is this nsqd's TCP port?"
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:

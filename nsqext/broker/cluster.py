@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @frozen
 class ClusterNode:
-    """Addresses of an nsqd of a cluster.
+    """Addresses of one nsqd.
 
     Attributes:
         name: ``n1``, ``n2`` and so on.
@@ -40,17 +40,17 @@ class ClusterNode:
 
 
 class Cluster:
-    """An NSQ cluster that runs in a thread of its own.
+    """An NSQ cluster in its own thread.
 
-    Start it with ``with``; then it can be used from synchronous, asyncio and trio code and from every thread. Each
-    method blocks until it is done and cannot be cancelled. All raise `InvalidState` while the cluster is not running,
-    and `InvalidInput` for an unknown node.
+    Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Each method blocks until
+    it is done and cannot be cancelled. All methods raise `InvalidState` while the cluster is not running, and
+    `InvalidInput` for an unknown node.
 
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
-        lookupds: number of nsqlookupd, named l1, l2 and so on; one of them is the leader.
+        lookupds: number of nsqlookupd, named l1, l2 and so on; one is the leader.
         generation: ``ha`` for the redesigned NSQ, ``nsq`` for the original.
-        data_path: folder of messages and topics; without it they are kept in memory.
+        data_path: folder of messages and topics; without it, memory.
         options: further settings.
 
     Attributes:
@@ -119,7 +119,7 @@ class Cluster:
             ) from error
 
     def stop(self) -> None:
-        """Stop the cluster and close its thread, tasks and sockets. Does nothing if it is not running."""
+        """Stop the cluster, its thread, tasks and sockets; without effect while it is not running."""
         if self._portal is None or self._runtime is None:
             return
         try:
@@ -153,12 +153,12 @@ class Cluster:
 
     @property
     def lookupd(self) -> list[str]:
-        """``host:port`` of the lookup nodes' HTTP, the addresses for clients."""
+        """``host:port`` of the lookup nodes' HTTP APIs, for clients."""
         return [str(running.lookupd.http) for running in self._running.lookupds.values()]
 
     @property
     def nodes(self) -> Mapping[str, ClusterNode]:
-        """Addresses of the nsqd by name."""
+        """The nsqd by name."""
         return {
             name: ClusterNode(name, str(running.member.tcp), str(running.member.http))
             for name, running in self._running.nodes.items()
@@ -174,7 +174,7 @@ class Cluster:
 
     @property
     def topics(self) -> dict[str, list[str]]:
-        """The channels of each topic, those of the data path included, sorted by name."""
+        """The channels of each topic, sorted by name; includes topics of the data path."""
         return dict(self._run(lambda runtime: runtime.topics()))
 
     def create_topic(
@@ -194,19 +194,18 @@ class Cluster:
         Partitions share nodes (``multi_part``) if there are more replicas than nodes.
 
         Args:
-            name: its name.
             partitions: number of partitions.
-            replicas: number of replicas of each.
+            replicas: replicas of each partition.
             extend: messages may carry headers and tags.
-            ordered: the messages of a partition are delivered one at a time, in order.
-            channels: channels to create; a channel never gets messages that were published before it was created.
-            register_channels: consumers may use these channels only.
-            dispatch: dispatch type of these channels, ``key_failover`` for example; empty for the default.
+            ordered: each partition delivers one message at a time, in order.
+            channels: channels to create; a channel gets no message that was published before its creation.
+            register_channels: consumers may use only these channels.
+            dispatch: dispatch type of these channels, for example ``key_failover``; empty for the default.
 
         Raises:
             InvalidSetting: unknown dispatch type.
-            InvalidInput: a bad name or number, too few nodes, a dispatch type that does not go with an ordered topic or
-                a consumer of the channel, or the topic exists with other settings.
+            InvalidInput: invalid name or number, too few nodes, a dispatch type that an ordered topic or a consumer of
+                the channel does not allow, or the topic exists with other settings.
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
@@ -233,7 +232,7 @@ class Cluster:
         self._run(lambda runtime: runtime.delete_topic(name))
 
     def upgrade_topic(self, name: str) -> None:
-        """Upgrade a topic to an extend topic; this cannot be undone.
+        """Upgrade a topic to an extend topic, which cannot be undone.
 
         Raises:
             TopicNotFound: unknown topic.
@@ -241,7 +240,7 @@ class Cluster:
         self._run(lambda runtime: coordinated(runtime).upgrade_topic(name))
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Return the name of the node that leads a partition, or led it last while it has no leader.
+        """Return the name of a partition's leader, or of its last leader while it has none.
 
         Raises:
             TopicNotFound: unknown partition.
@@ -249,7 +248,7 @@ class Cluster:
         return str(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.leader))
 
     def in_sync(self, topic: str, partition: int = 0) -> list[str]:
-        """Return the names of the nodes that have every acknowledged message of a partition, the leader first.
+        """Return the nodes with every acknowledged message of a partition, the leader first.
 
         Raises:
             TopicNotFound: unknown partition.
@@ -269,7 +268,7 @@ class Cluster:
 
         Args:
             topic: the topic.
-            partition: number of the partition.
+            partition: its number.
             timeout: longest wait, in seconds.
 
         Raises:
@@ -280,7 +279,7 @@ class Cluster:
     # Nodes
 
     def state(self, name: str) -> Literal["up", "frozen", "down"]:
-        """Return whether an nsqd is up, frozen or down; does not wait for the cluster.
+        """Return the state of an nsqd, without waiting for the cluster.
 
         Raises:
             InvalidInput: unknown node.
@@ -295,18 +294,18 @@ class Cluster:
         self._run(lambda runtime: runtime.kill(name))
 
     def terminate(self, name: str) -> None:
-        """End a node as SIGTERM does: its partitions move to others at once."""
+        """End a node as SIGTERM does: its partitions move to other nodes at once."""
         self._run(lambda runtime: runtime.terminate(name))
 
     def restart(self, name: str) -> None:
-        """Start a node again, at the same addresses and with the messages that it had.
+        """Start a node again with its addresses and messages.
 
-        Returns when it accepts connections; afterwards it catches up with the leaders of its partitions.
+        Returns when it accepts connections; then it catches up with the leaders of its partitions.
         """
         self._run(lambda runtime: runtime.restart(name))
 
     def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a replica takes over the old leader's.
+        """Make another node the leader of a partition; a node without a replica gets the old leader's.
 
         Raises:
             NsqError: the node is down.

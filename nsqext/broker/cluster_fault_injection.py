@@ -1,4 +1,4 @@
-"""`Cluster.faults`: fault injection into an embedded cluster, from synchronous and asynchronous code."""
+"""`Cluster.faults`: fault injection into an embedded cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def coordinated(runtime: Runtime) -> RuntimeRedesigned:
     """Return the runtime of a cluster whose partitions have leaders.
 
     Raises:
-        InvalidState: it is of the original generation.
+        InvalidState: the cluster is of the original generation.
     """
     from nsqext.broker.runtimes import RuntimeRedesigned
 
@@ -38,7 +38,7 @@ class ScriptedClock:
         self._run = run
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock; every timer that is due then has fired on return.
+        """Advance the clock; on return, every timer due by then has fired.
 
         Raises:
             InvalidInput: the seconds are negative.
@@ -62,9 +62,8 @@ class ClusterFaults:
     All raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node, and `InvalidSetting`
     for an unknown direction.
 
-    Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from
-    clients) or ``out`` (to clients). A peer is the client's end of a connection, ``host:port``; without one, the fault
-    applies to all clients.
+    Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from clients) or ``out`` (to
+    clients). A peer is the client's end of a connection, ``host:port``; without it, the fault applies to all clients.
 
     Attributes:
         clock: the cluster's clock.
@@ -77,10 +76,10 @@ class ClusterFaults:
     # Nodes
 
     def truncate(self, topic: str, partition: int, count: int) -> None:
-        """Remove all messages behind the first ``count`` of a partition, acknowledged ones included.
+        """Remove all messages behind the first ``count`` of a partition, even acknowledged messages.
 
-        A leader of the redesigned NSQ that was killed comes back like this if no other node has what it lost. Messages
-        that are published then have the counts and byte offsets of those that were removed.
+        A killed leader of the redesigned NSQ comes back like this if no other node has what it lost. Later messages get
+        the counts and byte offsets of the removed messages.
 
         Raises:
             TopicNotFound: no running node has the partition.
@@ -100,10 +99,7 @@ class ClusterFaults:
         self._run(act)
 
     def freeze(self, name: str) -> None:
-        """Freeze a node, as SIGSTOP does: connections stay open, nothing is answered.
-
-        Its lease expires, as after a kill.
-        """
+        """Freeze a node, as SIGSTOP does: connections stay open without answers; its lease expires."""
         self._run(lambda runtime: runtime.freeze(name))
 
     def thaw(self, name: str) -> None:
@@ -128,12 +124,12 @@ class ClusterFaults:
             name: the node.
             direction: ``in`` or ``out``.
             size: number of bytes; without it, all bytes until `heal`.
-            peer: only connections of this client.
+            peer: limits the fault to this client.
         """
         self._add(name, Rule("drop", direction, peer, left=size))
 
     def delay(self, name: str, direction: Direction, seconds: float, *, peer: str | None = None) -> None:
-        """Delay every read or write of a node's connections by some seconds, until `heal`."""
+        """Delay every read or write of a node's connections, until `heal`."""
         self._add(name, Rule("delay", direction, peer, seconds))
 
     def cut(self, name: str, direction: Direction = "out", *, connections: int = 1, peer: str | None = None) -> None:
@@ -143,7 +139,7 @@ class ClusterFaults:
             name: the node.
             direction: ``in`` or ``out``.
             connections: number of connections to cut.
-            peer: only connections of this client.
+            peer: limits the fault to this client.
         """
         self._add(name, Rule("cut", direction, peer, left=connections))
 
@@ -157,15 +153,15 @@ class ClusterFaults:
         command: str | None = None,
         closes: bool | None = None,
     ) -> None:
-        """Answer the next commands at a node with an error instead of executing them.
+        """Answer the next commands at a node with an error, without executing them.
 
         Args:
             name: the node.
             code: ``E_…`` word.
             text: text after the code.
             times: number of commands.
-            command: only commands of this name, ``PUB`` for example.
-            closes: close the connection afterwards; by default as the real server does after this code.
+            command: limits the fault to commands of this name, for example ``PUB``.
+            closes: close the connection afterwards; by default as the real server after this code.
         """
         known = SERVER_ERRORS.get(code)
         fatal = (known is None or known.closes_connection) if closes is None else closes
@@ -182,7 +178,7 @@ class ClusterFaults:
         self._run(act)
 
     def stale_lookup(self, name: str | None = None) -> None:
-        """Make lookup nodes show the state of this moment from now on; a single one then disagrees with the others.
+        """Freeze the view of lookup nodes in its present state; a single stale node then disagrees with the others.
 
         Args:
             name: one lookup node; without it, all.
@@ -190,11 +186,11 @@ class ClusterFaults:
         self._lookups(name, lambda lookupd: lookupd.show_snapshot())
 
     def empty_lookup(self, name: str | None = None) -> None:
-        """Make lookup nodes show no node and no topic."""
+        """Make lookup nodes show neither nodes nor topics."""
         self._lookups(name, lambda lookupd: lookupd.show_nothing())
 
     def slow_lookup(self, seconds: float, name: str | None = None) -> None:
-        """Delay each response of lookup nodes by some seconds."""
+        """Delay each response of lookup nodes."""
 
         def slow_down(lookupd: LookupServer) -> None:
             lookupd.delay = seconds
@@ -206,5 +202,5 @@ class ClusterFaults:
         self._lookups(name, lambda lookupd: lookupd.show_current())
 
     def heal(self) -> None:
-        """Remove every fault but kills."""
+        """Remove every fault except kills."""
         self._run(lambda runtime: runtime.heal())

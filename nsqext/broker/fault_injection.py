@@ -1,6 +1,6 @@
-"""Injected faults of one node, which its server applies to the bytes that it receives and sends.
+"""Injected faults of one node, which its server applies to received and sent bytes.
 
-Without faults they cost one attribute per read and write: ``active`` is False.
+Without faults (``active`` is False) a read or write costs one attribute access more.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Rule:
 
     # ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
     kind: Literal["drop", "delay", "cut"]
-    direction: Direction  # ``in`` or ``out``
+    direction: Direction
     peer: str | None = None  # ``host:port`` of the client's end; None for every client
     seconds: float = 0.0  # length of a delay
-    # bytes that are still to be discarded, or connections that are still to be cut; None for all
+    # bytes to discard or connections to cut; None without limit
     left: int | None = None
 
 
@@ -39,7 +39,7 @@ class _Answer:
 
 
 def _half(data: bytes, direction: Direction) -> bytes:
-    """Return the bytes up to the middle of the first frame (of the whole, on the way in)."""
+    """Return the first half of the first frame; of incoming bytes, their first half."""
     size = len(data)
     if direction == "out" and size > 8:
         size = min(size, 4 + int.from_bytes(data[:4], "big"))
@@ -48,11 +48,11 @@ def _half(data: bytes, direction: Direction) -> bytes:
 
 @define(eq=False)
 class NodeFaults:
-    """The faults of one node; changed in the event loop of the cluster only."""
+    """The faults of one node; changed only in the cluster's event loop."""
 
     active: bool = False  # at least one fault is set
     refusing: bool = False  # new connections are closed at once
-    frozen: bool = False  # the node reads nothing, writes nothing and runs no timers, as a stopped process
+    frozen: bool = False  # the node does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")
@@ -83,12 +83,12 @@ class NodeFaults:
         self._update()
 
     def remove(self, rules: Sequence[Rule]) -> None:
-        """Remove disturbances, if they are not used up."""
+        """Remove disturbances that are not used up."""
         self.rules[:] = [rule for rule in self.rules if not any(rule is gone for gone in rules)]
         self._update()
 
     def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:
-        """Answer the next commands, or those of a name (``PUB`` for example), with an error instead of running them."""
+        """Answer the next commands, or only commands of one name (``PUB``), with an error instead of running them."""
         self._answers.append(_Answer(fault, command, times))
         self._update()
 
@@ -101,7 +101,7 @@ class NodeFaults:
         self._update()
 
     async def gate(self) -> None:
-        """Return at once, or when the node is thawed."""
+        """Wait while the node is frozen."""
         while self._thawed is not None:
             await self._thawed.wait()
 
@@ -117,9 +117,9 @@ class NodeFaults:
         return None
 
     async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
-        """Apply the faults to bytes that a client sent (``in``), or to frames for it (``out``).
+        """Apply the faults to bytes from a client (``in``), or to frames for it (``out``).
 
-        Returns the bytes to forward, and whether the connection has to be closed after them.
+        Returns the bytes to forward, and whether to close the connection after them.
         """
         await self.gate()
         for rule in list(self.rules):

@@ -1,4 +1,4 @@
-"""Listening sockets: opened before the program is imported, dual-stack, and ports that a cluster reserves."""
+"""Listening sockets: opened before the program is imported, dual-stack, with ports that a cluster reserves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 
 make_socket = socket.socket
-"""Makes a socket; the simulation of `nsqext.testing` replaces it by one in memory."""
+"""Makes a socket; the simulation in `nsqext.testing` replaces it by a socket in memory."""
 
 _LAST_PORT = 65535
 _BACKLOG = 1024
@@ -33,7 +33,7 @@ class ListenError(OSError):
 
 
 def listen(address: str) -> socket.socket:
-    """Return a non-blocking listening socket for ``host:port``, port 0 for a free one; raises `ListenError`.
+    """Return a non-blocking listening socket for ``host:port``; raises `ListenError`. Port 0 takes a free port.
 
     A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs do:
     clients connect to ``localhost``, which resolves to ``::1`` first.
@@ -45,7 +45,7 @@ def listen(address: str) -> socket.socket:
 def listen_early(addresses: Iterable[str]) -> None:
     """Open the sockets that `listen` returns later; `listen` reports an address that cannot be bound.
 
-    A client that connects while the program is still being imported waits in the backlog instead of being refused.
+    A client that connects during the program's imports waits in the backlog instead of being refused.
     """
     for address in addresses:
         try:
@@ -91,12 +91,12 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def peer_name(address: tuple[Any, ...]) -> str:
-    """Return ``host:port`` of a socket address, IPv4 behind a dual-stack socket without its IPv6 prefix."""
+    """Return ``host:port`` of a socket address, without the IPv6 prefix of IPv4 on a dual-stack socket."""
     return str(Address(str(address[0]).removeprefix(_MAPPED), address[1]))
 
 
 def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
-    """Read ``host:port``, an empty host is the default one; raises `InvalidSetting` for another form."""
+    """Parse ``host:port``; an empty host means the default host. Raises `InvalidSetting` for another form."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
@@ -104,17 +104,17 @@ def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
 
 
 class Ports:
-    """Addresses that a cluster reserves until it is closed, also while the node behind one of them is killed.
+    """Addresses that a cluster reserves until it is closed, even while the node behind an address is down.
 
-    On Linux a socket that is bound and does not listen reserves its port: connections are refused, a server of this
-    process can listen on it again, and no other process can bind it.
+    On Linux a bound socket that does not listen reserves its port: connections are refused, this process can listen on
+    it again, other processes cannot bind it.
     """
 
     def __init__(self) -> None:
         self._kept: list[socket.socket] = []
 
     def take(self, address: Address) -> Address:
-        """Reserve an address and return it, with a free port for port 0; raises `InvalidSetting` if it is used."""
+        """Reserve and return an address, with a free port for port 0; raises `InvalidSetting` if it is in use."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         kept = make_socket(family, socket.SOCK_STREAM)
         try:

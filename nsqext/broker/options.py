@@ -23,29 +23,30 @@ class ClusterOptions:
     """Settings of a cluster besides its size; times in seconds, sizes in bytes.
 
     Attributes:
-        host: host that all servers listen on.
+        host: where all servers listen.
         broadcast_address: host in the addresses that clients get; empty for ``host``.
         lookupd_http: ``host:port`` of the lookup nodes' HTTP, in order; free ports for the rest.
-        lookupd_tcp: the same for their TCP.
-        nsqd_tcp: the same for the nodes' TCP.
+        lookupd_tcp: the same for their TCP side.
+        nsqd_tcp: the same for the nodes' TCP side.
         nsqd_http: the same for the nodes' HTTP.
-        lease: how long a silent node still counts as present, before another leader is elected.
+        lease: how long a silent node counts as present, before another leader is elected.
         join_pause: how long writes wait while a replica that caught up joins the in-sync replicas.
-        replace_after: seconds until a node that is down is replaced by another one, if there is one.
+        replace_after: seconds until another node, if available, replaces a node that is down.
         inactive_producer_timeout: original generation: when lookup stops showing a node that sends no PING.
         tombstone_lifetime: original generation: how long a tombstone hides a node.
-        lookup_ping: original generation: seconds between two PINGs of a node to lookup; the real server's is 15.
+        lookup_ping: original generation: seconds between two PINGs of a node to lookup; 15 in the real server.
         limits: limits of the nodes; None for the real server's defaults.
-        memory_bound: bytes of unfinished messages that a partition keeps in memory; publishes beyond it are refused.
-        node_memory_bound: bytes of messages that all partitions of a node together keep in memory. Without a data path,
-            finished messages are removed first, then publishes are refused; with one, messages are read from disk.
+        memory_bound: bytes of unfinished messages in a partition's memory; publishes beyond it are refused.
+        node_memory_bound: bytes of messages in memory, in all partitions of a node together. Without a data path,
+            finished messages are removed first, then publishes are refused; with a data path, messages are read from
+            disk.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
         http_guard: refuse HTTP requests that a foreign web page caused: an unknown ``Host``, or another ``Origin``.
         http_hosts: host names that HTTP clients use, besides addresses, ``localhost``, this machine's name, ``host``
             and ``broadcast_address``.
-        seed: makes repeatable what is random at the real server: the order in which messages of a lost connection are
-            requeued, and sampling. None for no seed.
+        seed: makes repeatable what the real server randomizes: the requeue order of a lost connection's messages, and
+            sampling.
     """
 
     host: str = "127.0.0.1"
@@ -78,12 +79,12 @@ class ClusterOptions:
 
 @frozen
 class ClusterShape:
-    """Number of servers, generation and data path of a cluster."""
+    """Size, generation and data path of a cluster."""
 
-    nodes: int = 3  # number of nsqd
-    lookupds: int = 1  # number of nsqlookupd
+    nodes: int = 3
+    lookupds: int = 1
     generation: str = "ha"  # ``ha`` (redesigned) or ``nsq`` (original)
-    data_path: Path | None = None  # folder of messages and topics; None to keep them in memory
+    data_path: Path | None = None  # folder of messages and topics; None for memory
 
     def __attrs_post_init__(self) -> None:
         check_number("nodes", self.nodes, 1, 64)

@@ -1,4 +1,4 @@
-"""Runtime of an embedded cluster: everything that runs in its event loop, for both generations."""
+"""Runtime of an embedded cluster of either generation: everything that runs in its event loop."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _Job = Callable[..., Coroutine[Any, Any, None]]
 
 @define(eq=False)
 class _ServerTasks:
-    """Tasks of one server, and an event for the end of each."""
+    """Tasks of one server, with an event for the end of each."""
 
     ended: list[anyio.Event] = field(factory=list)
 
     async def start(self, group: TaskGroup, job: _Job) -> None:
-        """Start a task; return when it has called ``task_status.started()``."""
+        """Start a task; return after its ``task_status.started()``."""
         done = anyio.Event()
         await group.start(self._run, done, job)
         self.ended.append(done)
@@ -62,13 +62,13 @@ class _ServerTasks:
 
 @define(eq=False)
 class ManagedNode:
-    """One nsqd of the cluster and, while it is alive, its server."""
+    """One nsqd of the cluster with its server while it is alive."""
 
     member: Member
-    tcp: Address  # address that it listens on
-    http: Address  # address that its HTTP API listens on
-    registration: RegistrationClient | None = None  # registers it at lookup nodes; original generation only
-    server: NsqdServer | None = field(default=None, init=False)  # its server; None while it is down
+    tcp: Address  # where it listens
+    http: Address
+    registration: RegistrationClient | None = None  # registers it at lookup nodes; only in the original generation
+    server: NsqdServer | None = field(default=None, init=False)  # None while it is down
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
@@ -103,14 +103,14 @@ class ManagedNode:
 
 @define(eq=False)
 class ManagedLookupd:
-    """One nsqlookupd of the cluster and, while it is alive, its servers."""
+    """One nsqlookupd of the cluster with its servers while it is alive."""
 
     lookupd: LookupServer
-    app: Starlette  # its HTTP API
-    tcp: Address  # address that it listens on for nsqd
-    http: Address  # address that its HTTP API listens on
+    app: Starlette
+    tcp: Address  # where it listens for nsqd
+    http: Address  # where its HTTP API listens
     guard: HttpGuard | None = None  # refuses HTTP requests that a foreign web page caused
-    server: HttpServer | None = field(default=None, init=False)  # its HTTP server; None while it is down
+    server: HttpServer | None = field(default=None, init=False)  # None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
@@ -135,8 +135,8 @@ class ManagedLookupd:
 class Clock:
     """Time for timeouts and time stamps in a cluster.
 
-    It runs with the machine's clock. `advance` moves it forward and `stop` stops it, so that a test decides when a
-    message times out. Heartbeats follow it too; leases of silent nodes run on the machine's clock.
+    It follows the machine's clock, until a test moves it (`advance`) or stops it (`stop`) to time out messages.
+    Heartbeats follow it too; leases of silent nodes follow the machine's clock.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Clock:
         self._held: tuple[float, int] | None = None
 
     def now(self) -> float:
-        """Return seconds that never go backwards."""
+        """Return monotonic seconds."""
         return (self._held[0] if self._held else time.monotonic()) + self._ahead
 
     def wall(self) -> int:
@@ -152,7 +152,6 @@ class Clock:
         return (self._held[1] if self._held else time.time_ns()) + round(self._ahead * 1e9)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
         self._ahead += seconds
 
     def stop(self) -> None:
@@ -161,7 +160,7 @@ class Clock:
             self._held = time.monotonic(), time.time_ns()
 
     def run(self) -> None:
-        """Start the clock again, from the time at which it was stopped."""
+        """Start the clock again, from where it stopped."""
         if self._held is not None:
             self._ahead -= time.monotonic() - self._held[0]
             self._held = None
@@ -177,7 +176,7 @@ class NodeChange(Enum):
 
 
 class Runtime(ABC):
-    """Nodes and lookup nodes; every method but `__init__` runs in the event loop."""
+    """Nodes and lookup nodes; all methods except `__init__` run in the event loop."""
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
         if limits.generation != shape.generation:
@@ -185,9 +184,8 @@ class Runtime(ABC):
                 f"the limits are those of the generation {limits.generation!r}, the nodes of {shape.generation!r}",
                 hint="ServerLimits.original() has those of the original NSQ, ServerLimits() those of the redesigned",
             )
-        self.shape = shape  # number of servers, generation and data path
-        self.options = options  # further settings
-        # limits of the nodes
+        self.shape = shape
+        self.options = options
         self.limits: ServerLimits = evolve(
             limits, tls=limits.tls or options.tls is not None, auth=limits.auth or bool(options.auth_addresses)
         )
@@ -200,14 +198,14 @@ class Runtime(ABC):
         self._stopping = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._changes: dict[str, anyio.Lock] = {}
-        """By name of a server: its start, end or restart, which wait for each other."""
+        """One lock per server, by name: start, end and restart of a server exclude each other."""
 
     # Running
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until `stop`, then close every socket and release every port.
+        """Run until `stop`, then close all sockets and release all ports.
 
-        Raises `InvalidSetting` if an address or the data path is in use or cannot be used.
+        Raises `InvalidSetting` if an address or the data path is in use or unusable.
         """
         with locked(self.shape.data_path, make=True):
             try:
@@ -227,7 +225,7 @@ class Runtime(ABC):
                 self.ports.release()
 
     def create_servers(self) -> None:
-        """Create the lookup nodes and the nodes, with their addresses."""
+        """Create lookup nodes and nodes, with their addresses."""
         for number in range(self.shape.lookupds):
             name = f"l{number + 1}"
             http = self._address(self.options.lookupd_http, number)
@@ -245,7 +243,7 @@ class Runtime(ABC):
         return self.ports.take(split_address(wanted, self.options.host))
 
     def advertised(self, address: Address) -> Address:
-        """Return the address that clients get for a listening address."""
+        """Return the address for clients of a listening address."""
         return Address(self.options.broadcast_address or address.host, address.port)
 
     def _node_options(self, name: str) -> NodeOptions:
@@ -286,7 +284,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def add_member(self, member: Member) -> RegistrationClient | None:
-        """Add a node; return the client that registers it at lookup nodes, if one has to."""
+        """Add a node; return the client that registers it at lookup nodes, if needed."""
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return the functions that run beside the servers; each calls ``task_status.started()``."""
@@ -333,7 +331,7 @@ class Runtime(ABC):
         return {topic: sorted(found[topic]) for topic in sorted(found)}
 
     def lookupds_named(self, name: str | None) -> list[LookupServer]:
-        """Return one lookup node; all of them without a name."""
+        """Return one lookup node, or all without a name."""
         if name is None:
             return [running.lookupd for running in self.lookupds.values()]
         running = self._server(name)
@@ -342,7 +340,7 @@ class Runtime(ABC):
         return [running.lookupd]
 
     def _change(self, name: str) -> anyio.Lock:
-        """Return the lock of a server; without other changes, it is acquired at once."""
+        """Return the lock of a server."""
         return self._changes.setdefault(name, anyio.Lock(fast_acquire=True))
 
     async def kill(self, name: str) -> None:
@@ -362,7 +360,7 @@ class Runtime(ABC):
         self.node_changed(running.member, NodeChange.SILENT)
 
     async def terminate(self, name: str) -> None:
-        """End a node as SIGTERM does: its partitions move to others first."""
+        """End a node as SIGTERM does: its partitions move to other nodes first."""
         running = self._server(name)
         async with self._change(name):
             if isinstance(running, ManagedLookupd):
@@ -372,7 +370,7 @@ class Runtime(ABC):
             await running.drain()
 
     async def restart(self, name: str) -> None:
-        """Start a node with the messages that it had; a running one is killed first."""
+        """Start a node again with its messages; kill a running node first."""
         running = self._server(name)
         if self._tasks is None:
             raise InvalidState("the cluster is not running")
@@ -405,7 +403,7 @@ class Runtime(ABC):
             self.node_changed(member, NodeChange.THAWED)
 
     def heal(self) -> None:
-        """Remove every fault but kills."""
+        """Remove every fault except kills."""
         for name, running in self.nodes.items():
             if running.member.node.faults.frozen:
                 self.thaw(name)

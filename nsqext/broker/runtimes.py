@@ -66,14 +66,14 @@ class RuntimeRedesigned(Runtime):
         return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: Member) -> None:
-        """Add a node to the coordinator, from which lookup nodes get their view."""
+        """Add a node to the coordinator, which lookup nodes show."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.place = {"rpc_port": str(member.http.port), "id": member.number}
         member.node.coordinator_stats = partial(coordinator_stats, self.coordinator, member.name)
 
     def create_servers(self) -> None:
-        """Create the servers, and open the topics of the data path."""
+        """Create the servers; open the topics of the data path."""
         super().create_servers()
         if self.shape.data_path is not None:
             self._state_file = file = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
@@ -136,7 +136,6 @@ class RuntimeRedesigned(Runtime):
         return found
 
     async def wait_writable(self, topic: str, partition: int, timeout: float) -> str:
-        """Return the leader's name when the partition accepts writes."""
         replicas = self.replicas(topic, partition)
         with anyio.move_on_after(timeout):
             while not self.coordinator.writable(replicas):
@@ -145,7 +144,7 @@ class RuntimeRedesigned(Runtime):
         raise PartitionUnavailable(f"no writes accepted within {timeout} s", topic=topic, partition=partition)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a replica takes over the old leader's."""
+        """Make another node the leader of a partition; a node without a replica gets the old leader's."""
         self.node(name)
         source = self.replicas(topic, partition).state.leader
         if source == name:
@@ -182,7 +181,8 @@ class RuntimeRedesigned(Runtime):
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
     """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
 
-    It has one partition of a topic, or if that is negative, all that the node holds; none without a topic.
+    It shows one partition of a topic, for a negative number all partitions of the node, and no partition without a
+    topic.
     """
     held = [
         replicas
@@ -229,7 +229,7 @@ class RuntimeOriginal(Runtime):
         return ManagedLookupd(lookupd, original_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: Member) -> RegistrationClient:
-        """Open the topics of a node's data path; return the client that registers the node at lookup nodes."""
+        """Open the topics of a node's data path; return the client that registers it at lookup nodes."""
         member.node.load()
         member.node.switches.lookupd_addresses = [str(running.tcp) for running in self.lookupds.values()]
         known = self._known_channels
@@ -240,7 +240,7 @@ class RuntimeOriginal(Runtime):
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     async def wait_registered(self) -> None:
-        """Return when every lookup node shows all nodes with their topics, or after 5 seconds."""
+        """Return when every lookup node shows all nodes with their topics, at the latest after 5 seconds."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
             for lookupd in self._original:
                 while not self._shows_all_nodes(lookupd):  # noqa: ASYNC110 - registrations have no event
@@ -252,7 +252,7 @@ class RuntimeOriginal(Runtime):
         return shown >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
 
     def lookupd_changed(self, lookupd: LookupServer) -> None:
-        """Clear the registrations of a lookup node that was started again; nodes register with their next PING."""
+        """Clear the registrations of a restarted lookup node; nodes register with their next PING."""
         for found in self._original:
             if found is lookupd and found.alive:
                 found.clear()

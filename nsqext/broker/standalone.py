@@ -1,4 +1,4 @@
-"""One nsqd or nsqlookupd as a program, without a cluster."""
+"""One nsqd or nsqlookupd as a program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _limits(generation: str) -> ServerLimits:
 
 
 def version_of(generation: str) -> str:
-    """Return version and build of a program, as ``--version`` and ``/stats`` show them."""
+    """Return version and build, as ``--version`` and ``/stats`` show them."""
     return build(_limits(generation).version)
 
 
@@ -54,15 +54,15 @@ def version_of(generation: str) -> str:
 class TlsFiles:
     """Certificates of a server."""
 
-    cert: Path  # its certificate
+    cert: Path
     key: Path
     root_ca: Path | None = None  # authorities of client certificates
-    # ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty one does not
+    # ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty text does not
     client_auth: str = ""
-    min_version: str = "tls1.0"  # ``tls1.2`` for example
+    min_version: str = "tls1.0"  # for example ``tls1.2``
 
     def context(self, generation: str = "nsq") -> ssl.SSLContext:
-        """Return the context of the server's side; that of the redesigned generation ends at TLS 1.2."""
+        """Return the server's TLS context; the redesigned generation supports at most TLS 1.2."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.min_version not in _VERSIONS:
             raise InvalidSetting(f"tls-min-version={self.min_version!r} is unknown", hint=f"use {', '.join(_VERSIONS)}")
@@ -70,7 +70,7 @@ class TlsFiles:
             made.load_cert_chain(self.cert, self.key)
             if self.root_ca is not None:
                 made.load_verify_locations(self.root_ca)
-        except OSError as error:  # an SSLError among others
+        except OSError as error:  # SSLError included
             reason = _missing_file((self.cert, self.key, self.root_ca)) or error
             raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
@@ -94,16 +94,16 @@ def _missing_file(paths: Iterable[Path | None]) -> str | None:
 class NsqdSettings:
     """Settings of a standalone nsqd; times in seconds."""
 
-    node: NodeOptions  # settings of the node, except those that follow from the others
+    node: NodeOptions  # except what follows from the other settings
     generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned)
-    tcp: str = "127.0.0.1:0"  # ``host:port`` to listen on, port 0 for a free one
+    tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
     http: str = "127.0.0.1:0"  # the same for HTTP
     https: str = ""  # the same for HTTPS; used when there is a certificate
-    broadcast_ports: tuple[int, int] = (0, 0)  # TCP and HTTP port in lookup responses; 0 for those that it listens on
+    broadcast_ports: tuple[int, int] = (0, 0)  # TCP and HTTP port in lookup responses; 0 for the listening ports
     lookupd_addresses: tuple[str, ...] = ()  # TCP addresses of lookup nodes
     lookup_ping: float = 15.0  # seconds between two PINGs to lookup nodes
     limits: Mapping[str, Any] = field(factory=dict)  # members of `ServerLimits` that differ from the generation's
-    tls: TlsFiles | None = None  # certificates
+    tls: TlsFiles | None = None
     tls_required: str = "false"  # ``true``, ``false`` or ``tcp-https``
     http_guard: bool = False  # refuse HTTP requests that a foreign web page caused; see `nsqext.http.uvicorn_server`
     # host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
@@ -115,7 +115,6 @@ class NsqdSettings:
         return self.tls_required == "true" or bool(self.tls_required == "false" and self.tls and self.tls.client_auth)
 
     def server_limits(self) -> ServerLimits:
-        """Return what the node allows."""
         _is_redesigned(self.generation)
         base = _limits(self.generation)
         required = self.tls_required != "false" or bool(self.tls and self.tls.client_auth)
@@ -189,10 +188,10 @@ class LookupdSettings:
     """Settings of a standalone nsqlookupd; times in seconds."""
 
     generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned, without a cluster)
-    tcp: str = "127.0.0.1:0"  # ``host:port`` to listen on, port 0 for a free one
+    tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
     http: str = "127.0.0.1:0"  # the same for HTTP
     broadcast_address: str = "127.0.0.1"  # its host in the answer to IDENTIFY
-    inactive_producer_timeout: float = 300.0  # when a node without PING is removed from lookup responses
+    inactive_producer_timeout: float = 300.0  # when lookup responses stop showing a node without PING
     tombstone_lifetime: float = 45.0  # how long a tombstone hides a node
     http_guard: bool = False  # see `NsqdSettings`
     http_hosts: tuple[str, ...] = ()  # see `NsqdSettings`

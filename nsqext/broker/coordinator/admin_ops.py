@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 KEY_NOT_FOUND = "Key not found"
 UNSTABLE = "the cluster is unstable"
 _NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
-_MOVE_TIMEOUT = 90.0  # seconds until the new replica of a moved partition has to be in sync
+_MOVE_TIMEOUT = 90.0  # seconds within which the new replica of a moved partition must be in sync
 _MAX_PARTITIONS = 255
 _MAX_RETENTION_DAYS = 60
 MAX_SYNC_EVERY = 4000
 
 
 def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
-    """Create a topic, or raise `Refusal`; it may exist with an equal specification (captured: topic_create)."""
+    """Create a topic, or raise `Refusal`; an equal topic may exist (captured: topic_create)."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if spec.partition_num >= _MAX_PARTITIONS:
@@ -69,7 +69,7 @@ def _hosting() -> Iterator[None]:
 
 
 def delete_topic(coordinator: Coordinator, name: str) -> None:
-    """Delete a topic and close its consumers; raises `Refusal` if it does not exist."""
+    """Delete a topic and close its consumers; raises `Refusal` for an unknown topic."""
     coordinator.remove_topic(_topic(coordinator, name, KEY_NOT_FOUND))
 
 
@@ -81,7 +81,7 @@ def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
 
 
 def update_topic(coordinator: Coordinator, name: str, **changes: Any) -> None:
-    """Change members of a topic's `TopicSpec`, or raise `Refusal`; an upgrade to extend cannot be undone.
+    """Change members of a topic's `TopicSpec`, or raise `Refusal`; an upgrade to extend is final.
 
     Captured: upgrade_meta.
     """
@@ -113,7 +113,7 @@ def update_topic(coordinator: Coordinator, name: str, **changes: Any) -> None:
 
 
 def _resize(coordinator: Coordinator, replicas: ReplicaSet, wanted: int) -> None:
-    """Change the number of replicas of a partition; the leader is kept."""
+    """Change the number of a partition's replicas; the leader stays."""
     state, free = replicas.state, coordinator.free_nodes(replicas)
     while len(state.replicas) < wanted and free:
         with _hosting():
@@ -136,14 +136,14 @@ def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
 
 
 def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
-    """Set the registered channels of a topic: create them, delete all others."""
+    """Register exactly these channels for a topic: create them, delete all others."""
     coordinator.topics[name].registered = sorted(channels)
     _make_registered(coordinator, name)
     coordinator.notify_watchers(name)
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
-    """Create the registered channels of a topic; delete all other channels except ephemeral ones."""
+    """Create the registered channels of a topic; delete all others except ephemeral channels."""
     topic = coordinator.topics[name]
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
@@ -156,10 +156,10 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 
 
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
-    """Create a channel of a type on every partition of a topic, or on none; a registering topic registers it.
+    """Create a channel of a type on all partitions of a topic or on none; register it if the topic registers channels.
 
-    An existing channel is changed to this type. Raises `Refusal` as `Partition.check_kind`, or if a partition
-    has no leader.
+    An existing channel changes to this type. Raises `Refusal` as `Partition.check_kind`, or if a partition has no
+    leader.
     """
     topic = coordinator.topics[name]
     sets = list(coordinator.partitions(name))
@@ -176,7 +176,7 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Add partitions to a topic; raises `Refusal`, too while the cluster is not stable."""
+    """Add partitions to a topic; raises `Refusal`, also while the cluster is not stable."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if partition_num >= _MAX_PARTITIONS:
@@ -200,10 +200,10 @@ def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> Non
 async def move_partition(
     coordinator: Coordinator, name: str, partition: int, source: str, target: str, *, leader: bool
 ) -> None:
-    """Move a replica of a partition to another node, with ``leader`` its leadership; return when that is done.
+    """Move a replica of a partition, or with ``leader`` its leadership, to another node; return when done.
 
-    A target without a replica takes over that of the source. Raises `Refusal` with the real server's words.
-    Cancellation leaves either the old or the new state, nothing in between.
+    A target without a replica takes over the source's. Raises `Refusal` with the real server's words. Cancellation
+    leaves the old or the new state.
     """
     if source == target:
         raise Refusal("move to and from node can not be the same")
@@ -261,7 +261,7 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Move the partitions of a node to others; a partition that no other node can hold stays."""
+    """Move a node's partitions to other nodes; a partition that no other node can hold stays."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return

@@ -1,7 +1,7 @@
-"""The coordinator: nodes, topics, and the role of every node in every partition.
+"""The coordinator: nodes, topics, and every node's role in every partition.
 
-Everything runs in the event loop of the cluster. `nsqext.broker.coordinator.topics` decides; this class carries the
-decisions out. `membership` handles nodes that fail and return, `admin_ops` the requests of operators.
+Everything runs in the cluster's event loop. `nsqext.broker.coordinator.topics` decides; this class executes.
+`membership` handles nodes that fail and return, `admin_ops` the requests of operators.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import CoordinatedPartition, Member, TopicState
 
 _MIRROR = 0.2
-"""Seconds after which followers get the positions of channels; later ones are lost in a crash of the leader."""
+"""Seconds between copies of channel positions to followers; a leader's crash loses later positions."""
 
 _RETRY = 1.0
-"""Seconds after which a replica whose disk is full tries to catch up again."""
+"""Seconds after which a replica with a full disk tries to catch up again."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -45,24 +45,24 @@ class Coordinator:
     """Topics, partitions and nodes of one cluster."""
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
-        self.options: CoordinatorOptions = options or CoordinatorOptions()  # its times
-        self.members: dict[str, Member] = {}  # the nodes by name
-        self.topics: dict[str, TopicState] = {}  # the topics by name
-        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # the replicas of each partition, by topic and number
+        self.options: CoordinatorOptions = options or CoordinatorOptions()
+        self.members: dict[str, Member] = {}
+        self.topics: dict[str, TopicState] = {}
+        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # by topic and partition
         self.upgrading = False  # an operator announced an upgrade
-        # called after each change of a topic or of roles in it, with its name
+        # called with the topic's name after each change of the topic or of its roles
         self.watchers: list[Callable[[str], None]] = []
-        # topic, partition and node of each replica that catches up now
+        # topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}  # what cancels the lease of each silent node
-        self.separated: set[frozenset[str]] = set()  # pairs of nodes that do not reach each other
+        self.leases: dict[str, anyio.CancelScope] = {}  # cancels the lease of each silent node
+        self.separated: set[frozenset[str]] = set()  # pairs of nodes without a connection
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
         self._leads: Counter[str] = Counter()
         self._holds: Counter[str] = Counter()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run leases, catch-ups and the mirroring of channels, until cancelled."""
+        """Run leases, catch-ups and channel mirroring, until cancelled."""
         async with anyio.create_task_group() as self._group:
             for replicas in list(self.replica_sets.values()):  # opened from the disk
                 self.commit_when_replicated(replicas)
@@ -85,28 +85,28 @@ class Coordinator:
         return member is not None and member.reachable
 
     def connected(self, source: str, target: str) -> bool:
-        """Return whether a node answers another one."""
+        """Return whether a node answers another node."""
         return self.reachable(target) and frozenset((source, target)) not in self.separated
 
     def present(self) -> set[str]:
-        """Return the nodes that are alive or whose lease has not expired."""
+        """Return the nodes that are alive or have an unexpired lease."""
         return {name for name, member in self.members.items() if member.present}
 
     def usable(self) -> list[Member]:
-        """Return the nodes that may be given new partitions."""
+        """Return the nodes that may get new partitions."""
         return [member for member in self.members.values() if member.alive and not member.removing]
 
     def load(self) -> dict[str, tuple[int, int]]:
-        """Return, for each usable node, how many partitions it leads and how many it holds."""
+        """Return for each usable node how many partitions it leads and how many it holds."""
         return {member.name: (self._leads[member.name], self._holds[member.name]) for member in self.usable()}
 
     def free_nodes(self, replicas: ReplicaSet) -> list[str]:
-        """Return the usable nodes without a replica of a partition, those that hold the fewest partitions first."""
+        """Return the usable nodes without a replica of a partition, fewest partitions first."""
         free = [member.name for member in self.usable() if member.name not in replicas.state.replicas]
         return sorted(free, key=lambda name: (self._holds[name], name))
 
     def _count(self, replicas: ReplicaSet) -> None:
-        """Update the load of the nodes after a change of a partition; its cost does not grow with the topics."""
+        """Update the nodes' load after a change of a partition; the cost does not grow with the topics."""
         key, state = (replicas.topic, replicas.partition), replicas.state
         before = self._counted.pop(key, None)
         if before is not None:
@@ -128,7 +128,7 @@ class Coordinator:
         return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:
-        """Return whether a partition accepts writes; a deleted one does not."""
+        """Return whether a partition exists and accepts writes."""
         state = replicas.state
         if not self.exists(replicas):
             return False
@@ -143,7 +143,7 @@ class Coordinator:
     # Topics and replicas
 
     def open_partition(self, topic: TopicState, partition: int, state: CoordinatedPartition) -> None:
-        """Host a partition on its nodes; on none if a disk cannot be used (`InvalidSetting`)."""
+        """Host a partition on its nodes, or on none if a disk is unusable (`InvalidSetting`)."""
         replicas = ReplicaSet(topic.name, partition, state, self.connected)
         try:
             for name in state.replicas:
@@ -161,7 +161,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def _prefer_longest(self, replicas: ReplicaSet) -> None:
-        """Elect another in-sync replica if the leader lost messages on disk: the longest whole one has all of them."""
+        """If the leader lost messages on disk, elect the longest whole in-sync replica, which has all of them."""
         before, state = replicas.leader, replicas.state
         counts = {
             name: replicas.hosts[name].partition.log.whole_count for name in state.in_sync if name in replicas.hosts
@@ -172,7 +172,7 @@ class Coordinator:
             hand_over_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
-        """Host a replica on a node, as a follower at first; raises `InvalidSetting` for an unusable disk."""
+        """Host a replica on a node, first as a follower; raises `InvalidSetting` for an unusable disk."""
         meta = self.topics[replicas.topic].spec.meta()
         hosted = self.members[name].node.host(replicas.topic, replicas.partition, meta)
         hosted.leader = hosted.writable = False
@@ -186,7 +186,7 @@ class Coordinator:
         self.apply_roles(replicas)
 
     def unhost(self, replicas: ReplicaSet, name: str) -> None:
-        """Remove a replica from a node, with its files."""
+        """Remove a replica with its files from a node."""
         replicas.hosts.pop(name, None)
         replicas.forget(name)
         self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
@@ -207,7 +207,7 @@ class Coordinator:
     def elect(self, replicas: ReplicaSet, name: str) -> None:
         """Make an in-sync node the leader.
 
-        Consumers of the old leader are closed; the new one gets the positions of the channels. Messages that a follower
+        Consumers of the old leader are closed; the new leader gets the channels' positions. Messages that a follower
         lacks are delivered after it has them.
         """
         before = replicas.leader
@@ -219,7 +219,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def apply_roles(self, replicas: ReplicaSet) -> None:
-        """Set the role of every node in a partition, and start missing catch-ups."""
+        """Set every node's role in a partition, and start missing catch-ups."""
         topic, state = self.topics[replicas.topic], replicas.state
         writable = state.is_writable(topic.spec)
         for name, hosted in replicas.hosts.items():
@@ -275,7 +275,7 @@ class Coordinator:
     # Links between nodes
 
     def separate(self, first: str, second: str) -> None:
-        """Cut the link between two nodes; a leader drops the follower when a lease has passed."""
+        """Cut the link between two nodes; a leader drops the follower after a lease."""
         pair = frozenset((first, second))
         if pair not in self.separated:
             self.separated.add(pair)
@@ -292,7 +292,7 @@ class Coordinator:
                 self.drop(replicas, dropped)
 
     def connect(self, first: str, second: str) -> None:
-        """Restore the link between two nodes; followers that were dropped catch up."""
+        """Restore the link between two nodes; dropped followers catch up."""
         pair = frozenset((first, second))
         if pair in self.separated:
             self.separated.discard(pair)
@@ -303,7 +303,7 @@ class Coordinator:
     # Catch-up
 
     def start_catch_ups(self, replicas: ReplicaSet) -> None:
-        """Start the catch-up of every reachable replica that is not in sync."""
+        """Start the catch-up of every reachable out-of-sync replica."""
         state = replicas.state
         self._count(replicas)
         if not self.reachable(state.leader) or self._group is None:
@@ -317,8 +317,8 @@ class Coordinator:
     async def _catch_up(self, replicas: ReplicaSet, name: str) -> None:
         """Copy what a replica lacks and add it to the in-sync set.
 
-        Ends without success when the leader changes, a node of the two becomes silent or the topic is deleted; the
-        change that caused it starts the next catch-up. A full disk is tried again after a second.
+        Ends without success when the leader changes, either node becomes silent or the topic is deleted; this change
+        then starts the next catch-up. A full disk is tried again after a second.
         """
         key, state, epoch = (replicas.topic, replicas.partition, name), replicas.state, replicas.state.epoch
 

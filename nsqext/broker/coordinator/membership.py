@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: Member) -> None:
-    """Start the lease of a node that was killed or frozen; its partitions stay until the lease has expired."""
+    """Start the lease of a killed or frozen node; its partitions stay until the lease expires."""
     for replicas in coordinator.replica_sets_on(member.name):
         coordinator.apply_roles(replicas)
     if member.name not in coordinator.leases:
@@ -35,14 +35,14 @@ async def _lease(coordinator: Coordinator, member: Member, scope: anyio.CancelSc
 
 
 def left(coordinator: Coordinator, member: Member) -> None:
-    """Move the partitions of a node that ends on SIGTERM at once (captured: failover_r3_term_leader)."""
+    """Move a node's partitions at once when it ends on SIGTERM (captured: failover_r3_term_leader)."""
     member.alive = False
     _stop_lease(coordinator, member)
     _gone(coordinator, member)
 
 
 def thawed(coordinator: Coordinator, member: Member) -> None:
-    """Take a thawed node back; if its lease has expired, it returns as a follower."""
+    """Take a thawed node back, as a follower if its lease has expired."""
     if not member.present:
         returned(coordinator, member)
         return
@@ -74,7 +74,7 @@ def _stop_lease(coordinator: Coordinator, member: Member) -> None:
 
 
 def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> None:
-    """Make an in-sync node that answers the leader, if there is one."""
+    """Make an in-sync node that answers the leader, if possible."""
     reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
     chosen = replicas.state.candidate(reachable)
     if chosen is None:
@@ -94,16 +94,16 @@ def _gone(coordinator: Coordinator, member: Member) -> None:
 
 
 def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
-    """Remove followers that are gone from the in-sync replicas of a leader that answers."""
+    """Remove absent followers from the in-sync replicas of a leader that answers."""
     present = coordinator.present()
     coordinator.drop(replicas, [name for name in replicas.state.in_sync if name not in present])
 
 
 def _replace(coordinator: Coordinator, member: Member) -> None:
-    """Replace a node that stays away by others.
+    """Replace a node that stays away.
 
-    It keeps its place in a partition that no other node can hold, and where it is still in sync: while there is no
-    leader, it may be the only node with every message.
+    It keeps its place where no other node can hold the partition, and where it is still in sync: without a leader, it
+    may be the only node with every message.
     """
     for replicas in coordinator.replica_sets_on(member.name):
         state, free = replicas.state, coordinator.free_nodes(replicas)

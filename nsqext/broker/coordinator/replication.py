@@ -1,4 +1,4 @@
-"""The replicas of one partition: copy records from the leader, wait for acknowledgements, hand over channels."""
+"""The replicas of one partition: copy records, wait for acknowledgements, hand over channels."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
     from nsqext.broker.nsqd.node import Hosted
 
-_CHUNK = 1000  # records that are copied in one turn of the event loop
+_CHUNK = 1000  # records copied in one turn of the event loop
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def cut_tail(source: Partition, target: Partition) -> None:
-    """Remove records of a replica that its leader does not have: publishes that were never acknowledged.
+    """Remove records of a replica that its leader lacks: publishes that were never acknowledged.
 
-    Two records are equal when position, ids, time stamp and bytes are. Everything behind the first difference is
-    removed. So is everything behind records that the replica lost on disk and the leader has: they are copied again.
+    Records are equal in position, ids, time stamp and bytes. Everything behind the first difference is removed, and
+    everything behind records that the replica lost on disk and the leader has; both are copied again.
     """
     leader, log = source.log, target.log
     number = log.whole_count if leader.whole_count > log.whole_count else log.end_count
@@ -41,7 +41,7 @@ def cut_tail(source: Partition, target: Partition) -> None:
 
 
 def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Copy the next missing records to a replica, or raise `Refusal` (full disk); return whether it is complete."""
+    """Copy the next missing records to a replica; return whether it is complete. Raises `Refusal` for a full disk."""
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
     while gap := leader.gap_at(first):
@@ -54,14 +54,14 @@ def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bo
 
 
 def commit_all(partition: Partition) -> None:
-    """Make the whole queue readable, because every in-sync replica has it."""
+    """Make the whole queue readable: every in-sync replica has it."""
     last = partition.log.at(partition.log.end_count)
     if last is not None and last.count > partition.readable:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
 
 
 def mirror_channels(leader: Partition, follower: Partition) -> None:
-    """Copy the channels of a leader to a follower, which then keeps the messages that they have not finished."""
+    """Copy a leader's channels to a follower, which then keeps the messages that they have not finished."""
     for name in [name for name in follower.channels if name not in leader.channels]:
         follower.delete_channel(name)
     for name, channel in list(leader.channels.items()):
@@ -81,7 +81,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
 
 
 def hand_over_channels(old: Partition, new: Partition) -> None:
-    """Give a new leader the channels of the old one with their positions; messages in flight are delivered again."""
+    """Give a new leader the old leader's channels and positions; messages in flight are delivered again."""
     mirror_channels(old, new)
     for name, channel in old.channels.items():
         if channel.ephemeral:
@@ -104,13 +104,13 @@ class ReplicaSet:
 
     topic: str
     partition: int
-    state: CoordinatedPartition  # leader, replicas and in-sync replicas, as the coordinator decided
-    # tells whether a node answers another one; both are given by name, first the one that asks
+    state: CoordinatedPartition  # as the coordinator decided
+    # whether a node (first name) gets answers from another node (second name)
     reachable: Callable[[str, str], bool]
-    hosts: dict[str, Hosted] = field(factory=dict)  # the replica of each node
+    hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
-    changes: Waiters = field(factory=Waiters, init=False)  # wakes tasks that wait for a change
+    changes: Waiters = field(factory=Waiters, init=False)  # wakes waiting tasks
     _refused: str = field(default="", init=False)
 
     @property
@@ -118,9 +118,9 @@ class ReplicaSet:
         return self.hosts[self.state.leader].partition
 
     def push(self, stored: Stored | None = None) -> bool:
-        """Copy missing records to every in-sync follower; return whether all of them are complete.
+        """Copy missing records to every in-sync follower; return whether all are complete.
 
-        A follower that lacks only ``stored``, what the leader appended last, gets it without a search.
+        A follower that lacks only ``stored``, the leader's last append, gets it without a search.
         """
         complete = True
         self._refused = ""
@@ -166,12 +166,12 @@ class ReplicaSet:
             self._aligned[name] = self.state.epoch
 
     def forget(self, name: str) -> None:
-        """Align a replica again before the next copy, because its node was down."""
+        """Align a replica again before the next copy: its node was down."""
         self._aligned.pop(name, None)
         self._mirrored.pop(name, None)
 
     def uncommit_tail(self) -> None:
-        """Hide messages of a new leader that an in-sync follower lacks: without it, they may be lost after delivery."""
+        """Hide a new leader's messages that an in-sync follower lacks: they could be lost after delivery."""
         leader = self.leader
         held = min(self.hosts[name].partition.log.end_count for name in self.state.in_sync if name in self.hosts)
         if held < leader.committed:

@@ -1,4 +1,4 @@
-"""The coordinator's state in a file, for a cluster that is started again on the same data path."""
+"""The coordinator's state in a file, which a new cluster on the same data path reads."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Partitions = dict[tuple[str, int], CoordinatedPartition]
 
 
 class StateFile:
-    """Writes the topics and the roles of their partitions whenever they change, and reads them at the start."""
+    """Reads topics and the roles of their partitions at the start, and writes them at each change."""
 
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
-        self._coordinator = coordinator  # whose state is kept
-        self._path = path  # the file; it is replaced as a whole, so that a kill leaves the old one or the new one
+        self._coordinator = coordinator
+        self._path = path  # replaced as a whole, so that a kill leaves the old or the new file
         self._topics: dict[str, msgspec.Raw] = {}
         self._written = b""
         self._retry = False
@@ -52,7 +52,7 @@ class StateFile:
         self._write()
 
     def save(self, topic: str) -> None:
-        """Write the file after a change of a topic; only that topic is encoded again."""
+        """Write the file after a change of a topic; encode only that topic again."""
         found = self._coordinator.topics.get(topic)
         if found is None:
             self._topics.pop(topic, None)
@@ -78,8 +78,8 @@ class StateFile:
     def load(self) -> None:
         """Open the topics of the file.
 
-        If it is missing or damaged, the topics are rebuilt from the files of the nodes, with a warning; a damaged file
-        is renamed and kept. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
+        Topics of a missing or damaged file are rebuilt from the nodes' files, with a warning; a damaged file is renamed
+        and kept. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
         """
         topics, partitions = self._read() or self._rebuild()
         for topic in topics:
@@ -88,7 +88,7 @@ class StateFile:
             self._open(name, number, state)
 
     def _read(self) -> tuple[list[TopicState], _Partitions] | None:
-        """Return the contents of the file, None if it is missing or damaged."""
+        """Return the contents of the file; None if it is missing or damaged."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class StateFile:
             ) from error
 
     def _rebuild(self) -> tuple[list[TopicState], _Partitions]:
-        """Derive topics and partitions from the files of the nodes; a new data path has none."""
+        """Derive topics and partitions from the nodes' files; a new data path has none."""
         copies: dict[tuple[str, int], dict[str, StoredPartition]] = {}
         for name, member in self._coordinator.members.items():
             folder = member.node.options.data_path
@@ -139,7 +139,7 @@ class StateFile:
         return topics, partitions
 
     def _open(self, name: str, number: int, state: CoordinatedPartition) -> None:
-        """Open a partition; an in-sync node leads it, with a higher epoch than before."""
+        """Open a partition; an in-sync node becomes its leader, with a higher epoch than before."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
         leader = state.candidate(members)
@@ -153,16 +153,16 @@ class StateFile:
 
 
 def _derive_partition(held: dict[str, StoredPartition]) -> CoordinatedPartition:
-    """Return a partition whose leader is the replica that knows best what consumers have finished.
+    """Return a partition led by the replica that knows best what consumers have finished.
 
-    Another replica that has more messages becomes the leader when the partition is opened, and the others copy it.
+    A replica with more messages becomes the leader when the partition is opened, and the others copy it.
     """
     leader = max(held, key=lambda name: sum(channel.count for channel in held[name].channels))
     return CoordinatedPartition(leader, list(held), list(held))
 
 
 def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredPartition]]) -> TopicState:
-    """Return the topic that explains the partitions found on the nodes."""
+    """Return the topic that explains the partitions of the nodes."""
     held = {number: nodes for (topic, number), nodes in copies.items() if topic == name}
     stored = [found for nodes in held.values() for found in nodes.values()]
     places = [node for nodes in held.values() for node in nodes]

@@ -1,4 +1,4 @@
-"""State of topics, partitions and nodes in the coordinator, and its decisions: no I/O."""
+"""State of topics, partitions and nodes in the coordinator, and its decisions; no I/O."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 @frozen
 class TopicSpec:
-    """Specification of a topic; a topic with an equal one may be created again (captured: topic_create)."""
+    """Specification of a topic; a topic with an equal specification may be created again (captured: topic_create)."""
 
-    partition_num: int = 1  # number of partitions
+    partition_num: int = 1
     replica: int = 1  # copies of each partition
     suggest_load: int = 0  # load for placement; stored, not used
-    sync_every: int = 0  # messages between two syncs to the disk; 0 for the server's default
-    retention_days: int = 0  # days that finished messages are kept; 0 for the server's default
-    ordered: bool = False  # SUB_ORDERED is required; several partitions may live on one node
-    multi_part: bool = False  # several partitions may live on one node
+    sync_every: int = 0  # messages between two syncs to disk; 0 for the server's default
+    retention_days: int = 0  # days to keep finished messages; 0 for the server's default
+    ordered: bool = False  # SUB_ORDERED is required; one node may hold several partitions
+    multi_part: bool = False  # one node may hold several partitions
     extend: bool = False  # messages may carry JSON headers
-    disable_channel_auto_create: bool = False  # channels have to be registered
+    disable_channel_auto_create: bool = False  # channels must be registered
 
     @property
     def shares_nodes(self) -> bool:
@@ -35,17 +35,17 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half of the replicas, as captured in failover_kill_leader."""
+        """In-sync replicas that a write needs, more than half, as captured in failover_kill_leader."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
-        """Return the smallest number of nodes that the topic fits on."""
+        """Return the smallest number of nodes for the topic."""
         return self.replica if self.shares_nodes else self.replica * self.partition_num
 
     def place(
         self, load: Mapping[str, tuple[int, int]], existing: Mapping[int, CoordinatedPartition]
     ) -> dict[int, list[str]] | None:
-        """Choose nodes for the partitions that are not placed yet, the leader first; None when there are too few nodes.
+        """Choose nodes for partitions that are not placed yet, the leader first; None with too few nodes.
 
         ``load`` has for each usable node how many partitions it leads and how many it holds.
         """
@@ -90,17 +90,17 @@ class TopicSpec:
 class CoordinatedPartition:
     """One partition."""
 
-    leader: str  # the node that was elected last; it may be dead
-    replicas: list[str]  # the nodes that hold a copy, in sync or not
-    in_sync: list[str]  # replicas that have every acknowledged message, the leader included
+    leader: str  # elected last; may be dead
+    replicas: list[str]  # nodes with a copy, in sync or not
+    in_sync: list[str]  # replicas with every acknowledged message, leader included
     epoch: int = 1  # grows with each election
     resigned: bool = False  # the leader lost its majority (captured: failover_kill_follower)
     joining: set[str] = field(factory=set)  # nodes about to join the in-sync replicas; writes wait for them
 
     def candidate(self, alive: Collection[str]) -> str | None:
-        """Return the in-sync node that should lead, the present leader if it is alive; None if all are dead.
+        """Return the in-sync node that should lead, preferably the present leader; None if all are dead.
 
-        A node that is not in sync is never chosen: it may lack acknowledged messages.
+        A node out of sync is never chosen: it may lack acknowledged messages.
         """
         if self.leader in alive and self.leader in self.in_sync:
             return self.leader
@@ -126,7 +126,7 @@ class CoordinatedPartition:
             self.resigned = len(self.in_sync) < spec.quorum
 
     def is_writable(self, spec: TopicSpec) -> bool:
-        """Return whether the partition accepts writes if its leader is alive."""
+        """Return whether the partition accepts writes while its leader is alive."""
         return len(self.in_sync) >= spec.quorum and not self.joining and not self.resigned
 
 
@@ -147,15 +147,15 @@ class TopicState:
 class Member:
     """One node."""
 
-    name: str  # its name in the cluster, ``n1`` for example
+    name: str  # for example ``n1``
     node: Node  # the nsqd; survives a kill, as its disk would
-    tcp: Address  # address for clients
-    http: Address  # address of its HTTP API
+    tcp: Address  # for clients
+    http: Address  # its HTTP API
     number: int  # its position among the nodes, from 1
-    alive: bool = True  # its process runs
-    isolated: bool = False  # it serves clients, and neither the coordinator nor other nodes reach it
-    present: bool = True  # it is alive, or its lease has not expired
-    removing: bool = False  # its partitions are being moved to other nodes
+    alive: bool = True
+    isolated: bool = False  # serves clients; neither the coordinator nor other nodes reach it
+    present: bool = True  # alive, or with an unexpired lease
+    removing: bool = False  # its partitions move to other nodes
 
     @property
     def reachable(self) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP API of nsqlookupd, redesigned generation: queries, and operations on topics, nodes and partitions."""
+"""The HTTP API of the redesigned nsqlookupd: queries, and operations on topics, nodes and partitions."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class _RedesignedRoutes:
         changes: dict[str, Any] = {}
         if call.arg("replicator"):
             changes["replica"] = read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR)
-        # a negative number: the setting stays as it is
+        # negative: the setting stays as it is
         if (sync := call.number("syncdisk", BAD_SYNC, default="-1")) >= 0:
             changes["sync_every"] = sync
         if (days := call.number("retention", default="-1")) >= 0:
@@ -155,7 +155,7 @@ class _RedesignedRoutes:
             self.lookupd.hidden.setdefault(name, set()).add(node)
 
     def _writers(self, name: str) -> set[str]:
-        """Return the addresses of the nodes that lead a partition of a topic."""
+        """Return the addresses of the leaders of a topic's partitions."""
         topic, peers = self.lookupd.view.topic(name), self.lookupd.view.peers()
         registered = [found.registered for found in topic.partitions.values()] if topic else []
         return {peers[node].address for node in registered if node is not None and node in peers}
@@ -195,7 +195,7 @@ class _RedesignedRoutes:
     # Nodes and partitions
 
     def _name(self, node: str) -> str:
-        """Return the name of a node that is given by its id or its name."""
+        """Return the name of a node, given by id or name."""
         for name, member in self.coordinator.members.items():
             if node in (name, member.distributed_id):
                 return name
@@ -226,7 +226,7 @@ class _RedesignedRoutes:
         return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
 
     def remove_node(self, call: Call) -> None:
-        """Answer `/cluster/node/remove`: move the node's partitions to others, one after the other."""
+        """Answer `/cluster/node/remove`: move the node's partitions to others, one after another."""
         node = call.arg("remove_node")
         self._must_lead()
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
@@ -237,7 +237,7 @@ class _RedesignedRoutes:
         self.coordinator.upgrading = upgrading
 
     def balance(self, call: Call) -> None:
-        """Answer `/cluster/balance/topn`; without effect: partitions are always placed evenly."""
+        """Answer `/cluster/balance/topn`; without effect, because placement is always even."""
         len(call.args)  # refuses unreadable arguments
         self._must_lead()
 
@@ -325,7 +325,7 @@ class _RedesignedRoutes:
 
 
 def _is_listed(topic: TopicView | None) -> bool:
-    """Return whether `/topics` lists a topic: a leader without quorum withdraws it, a dead one does not."""
+    """Return whether `/topics` lists a topic: a leader without quorum withdraws it, a dead leader does not."""
     partitions = topic.partitions.values() if topic else ()
     return any(found.registered for found in partitions) or not any(found.reader for found in partitions)
 

@@ -1,7 +1,7 @@
-"""Lookup nodes without their sockets, and what they show: the cluster's present state, a snapshot, or nothing.
+"""Lookup nodes without sockets, and what they show: the cluster's present state, a snapshot, or nothing.
 
-Parameters of queries are checked in the real server's order, and refused with its texts. The real servers have no
-`/metrics` on this port: it is in the text format of Prometheus.
+Query parameters are checked in the real server's order, and refused with its texts. The real servers have no `/metrics`
+on this port: it has the text format of Prometheus.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _UNKNOWN = Address("127.0.0.1", 0)
 class ListedPartition:
     """One partition."""
 
-    registered: str | None  # the connected node that registered as its leader; it accepts writes
-    reader: str | None  # the node for consumers; it may accept no writes at the moment
-    channels: tuple[str, ...]  # channels that the leader registered; empty while it accepts no writes
+    registered: str | None  # the connected node that registered as leader; accepts writes
+    reader: str | None  # the node for consumers; may refuse writes at the moment
+    channels: tuple[str, ...]  # registered by the leader; empty while it accepts no writes
 
 
 @frozen
@@ -105,11 +105,11 @@ ClusterView = LiveView | ClusterSnapshot
 class LookupServer(ABC):
     """One lookup node without its sockets."""
 
-    name: str = "nsqlookupd"  # its name in the cluster, ``l1`` for example
-    tcp: Address = _UNKNOWN  # address of its TCP side
-    http: Address = _UNKNOWN  # address of its HTTP API
-    delay: float = 0.0  # seconds by which each response is delayed
-    alive: bool = True  # it runs
+    name: str = "nsqlookupd"  # for example ``l1`` in a cluster
+    tcp: Address = _UNKNOWN
+    http: Address = _UNKNOWN
+    delay: float = 0.0  # seconds before each response
+    alive: bool = True
 
     @abstractmethod
     def show_current(self) -> None:
@@ -121,7 +121,7 @@ class LookupServer(ABC):
 
     @abstractmethod
     def show_snapshot(self) -> None:
-        """Show the state of this moment from now on; later changes are not shown."""
+        """Show the state of this moment from now on."""
 
     def delayed(self, handler: Handler) -> Handler:
         """Wrap a handler so that its response is sent after `delay` seconds."""
@@ -138,17 +138,16 @@ class LookupServer(ABC):
 class Lookupd(LookupServer):
     """One lookup node."""
 
-    coordinator: Coordinator  # coordinator of its cluster
-    group: LookupdGroup  # the lookup nodes of the cluster
-    # what it shows of the cluster
+    coordinator: Coordinator
+    group: LookupdGroup  # all lookup nodes of the cluster
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
-    # for each topic, the nodes that access=w does not show (tombstones), as ``host:http_port``
+    # per topic, the tombstones: nodes that access=w does not show, as ``host:http_port``
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
     write_disabled: str = field(default="", init=False)  # ``all``, ``ordered`` or empty (`/disable/write`)
 
     @property
     def is_leader(self) -> bool:
-        """Whether it is the leader of the group; only the leader changes topics."""
+        """Whether it leads the group; only the leader changes topics."""
         return self.group.leader is self
 
     @property
@@ -179,15 +178,15 @@ class Lookupd(LookupServer):
 
 @define(eq=False)
 class LookupdGroup:
-    """The lookup nodes of a cluster, one of which is the leader."""
+    """The lookup nodes of a cluster, one of them the leader."""
 
-    nodes: list[Lookupd] = field(factory=list)  # all of them, in order
-    hidden: set[str] = field(factory=set)  # ids that `/listlookup` does not show (`/cluster/lookupd/tombstone`)
+    nodes: list[Lookupd] = field(factory=list)  # in order
+    hidden: set[str] = field(factory=set)  # ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
     epoch: int = 0  # grows with each change of the leader
-    leader: Lookupd | None = None  # the leader; None before the first election
+    leader: Lookupd | None = None  # None before the first election
 
     def elect(self) -> None:
-        """Elect the first node that is alive, unless the present leader is."""
+        """Elect the first live node, unless the present leader is alive."""
         if self.leader is not None and self.leader.alive:
             return
         before = self.leader
@@ -219,7 +218,7 @@ def read_partition_num(call: Call) -> int:
 
 
 def read_topic(call: Call) -> tuple[str, TopicSpec]:
-    """Return name and specification of the topic to create."""
+    """Return name and specification of a topic to create."""
     return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
         partition_num=read_partition_num(call),
         replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
@@ -234,7 +233,7 @@ def read_topic(call: Call) -> tuple[str, TopicSpec]:
 
 
 def read_deletion(call: Call) -> str:
-    """Return the name of the topic to delete."""
+    """Return the name of a topic to delete."""
     name = call.arg("topic", "MISSING_ARG_TOPIC")
     if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
         raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -248,7 +247,7 @@ def read_channel(call: Call) -> tuple[str, str]:
 
 
 def read_kind(call: Call) -> ChannelKind | None:
-    """Return the type of the channel to create, None for the default; an extension of this broker (key-failover)."""
+    """Return the type of a new channel, None for the default; an extension of this broker (key-failover)."""
     try:
         return make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
     except Refusal as refusal:
@@ -291,7 +290,7 @@ def _for_consumers(lookupd: Lookupd, topic: TopicView | None, partition: str) ->
 
 
 def _unusual_spelling(topic: TopicView, partition: str) -> dict[str, int]:
-    """Return a partition that the consumer spells in another way than registrations (``00``), under this spelling."""
+    """Return a partition that the consumer spells differently from registrations (``00``), under its spelling."""
     try:
         number = parse_int(partition)
     except ValueError:
@@ -321,8 +320,8 @@ def _for_producers(lookupd: Lookupd, topic: TopicView | None, partition: str) ->
 def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
 
-    access=w shows only partitions that accept writes and have a channel; access=r also those that accept no writes at
-    the moment. The response has ``meta`` if ``metainfo`` is given at all.
+    access=w shows only partitions that accept writes and have a channel; access=r also partitions that accept no writes
+    at the moment. The response has ``meta`` if ``metainfo`` is given.
     """
     topic = lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
@@ -343,7 +342,7 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
 
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
-    """Return the metrics of a lookup node of the redesigned generation."""
+    """Return the metrics of a redesigned lookup node."""
     topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
     partitions = {name: topic.partitions.values() for name, topic in topics.items()}
     channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}
@@ -360,7 +359,7 @@ def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
 
 
 def registry_metrics(view: Registry, version: str, generation: str) -> Response:
-    """Return the metrics of a lookup node that nsqd register at."""
+    """Return the metrics of a lookup node with registrations of nsqd."""
     topics = sorted({one.key for one in view.find("topic", "*")})
     shown = {name: [one for one in view.producers("topic", name) if view.is_active(one)] for name in topics}
     hidden = {name: sum(map(view.is_hidden, producers)) for name, producers in shown.items()}

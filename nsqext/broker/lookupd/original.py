@@ -1,4 +1,4 @@
-"""nsqlookupd without a cluster, original and redesigned: its HTTP API over the registrations of nsqd."""
+"""nsqlookupd without a cluster, of both generations: its HTTP API over the registrations of nsqd."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NO_TOPIC = "MISSING_ARG_TOPIC"
 
 @define(eq=False)
 class OriginalLookupd(LookupServer):
-    """One lookup node that nsqd register at over TCP: of the original generation, or redesigned without a cluster."""
+    """One lookup node where nsqd register over TCP: original, or redesigned without a cluster."""
 
-    registry: Registry  # the registrations
-    version: str  # version that it reports
+    registry: Registry
+    version: str
     broadcast_address: str = "127.0.0.1"  # its host in the response to IDENTIFY
-    # the registrations that it shows; another registry while a fault is injected
+    # another registry while a fault is injected
     view: Registry = field(init=False, default=Factory(lambda self: self.registry, takes_self=True))
 
     def session(self, remote: str, *, partitions: bool = False) -> LookupSession:
@@ -170,7 +170,7 @@ def original_app(lookupd: OriginalLookupd) -> Starlette:
 
 @define(eq=False)
 class _StandaloneRoutes:
-    """The handlers; captured on a real nsqlookupd without a cluster id and a registered standalone nsqd."""
+    """The handlers; captured on a real nsqlookupd without cluster id and a registered standalone nsqd."""
 
     lookupd: OriginalLookupd
 
@@ -245,7 +245,7 @@ class _StandaloneRoutes:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}
 
     def refuse(self, call: Call, *, read: Handler | None = None, text: str = "MISSING_COORDINATOR") -> object:
-        """Refuse an operation that needs a cluster, after its arguments were checked."""
+        """Refuse an operation that needs a cluster, after a check of its arguments."""
         if read is not None:
             read(call)
         raise HttpFault(500, text)

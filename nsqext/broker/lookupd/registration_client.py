@@ -1,4 +1,4 @@
-"""Client side of nsqlookupd's TCP protocol: an nsqd without a coordinator registers its topics and channels."""
+"""Client side of nsqlookupd's TCP protocol: an nsqd without coordinator registers topics and channels."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.types import Address
 
-_TIMEOUT = 5.0  # the real one waits for a second, which a busy machine may exceed between two programs
+_TIMEOUT = 5.0  # the real nsqd waits one second, which a busy machine may exceed between two programs
 _CLOSE_TIMEOUT = 1.0  # seconds
-_POLL = 1.0  # seconds between two checks of the configured lookup nodes
+_POLL = 1.0  # seconds between two looks at the configured lookup nodes
 _QUESTIONS = 4
-"""Questions about new topics at once: with thousands of them, the connection pool takes quadratic time."""
+"""Concurrent questions about new topics: with thousands, the connection pool takes quadratic time."""
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
@@ -40,12 +40,12 @@ _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 @define(eq=False)
 class _LookupConnection:
-    """Connection to one lookup node; while it is closed, `stream` is None."""
+    """Connection to one lookup node; ``stream`` is None while closed."""
 
     address: str  # ``host:port`` of the lookup node's TCP side
     stream: SocketStream | None = None
-    info: PeerInfo | None = None  # its response to IDENTIFY; None before
-    reported: bool = False  # its failure was logged; the next one is logged after it was connected again
+    info: PeerInfo | None = None  # response to IDENTIFY; None before
+    reported: bool = False  # its failure was logged; logged again only after a new connection
 
     async def connect(self, identity: PeerInfo) -> None:
         """Connect and identify; raises one of `_FAILURES`."""
@@ -79,7 +79,7 @@ def _log_command(connection: _LookupConnection, command: bytes) -> None:
 
 
 class RegistrationClient:
-    """Registers the topics and channels of a node at lookup nodes."""
+    """Registers a node's topics and channels at lookup nodes."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class RegistrationClient:
         partitions: bool = False,
         known_channels: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
-        self.node = node  # the node; its ``on_…`` callbacks are set
-        self._partitions = partitions  # register partitions (redesigned generation) instead of topics
-        # returns the channels of a topic that lookup nodes of this process know; None to ask lookup nodes over HTTP
+        self.node = node  # its ``on_…`` callbacks are set
+        self._partitions = partitions  # registers partitions (redesigned generation) instead of topics
+        # channels of a topic that lookup nodes of this process know; None to ask over HTTP
         self._known_channels = known_channels
-        self.ping_interval = ping_interval  # seconds between two PINGs; failed connections are retried at the same time
+        self.ping_interval = ping_interval  # seconds between two PINGs and between retries of failed connections
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
             tcp_port=tcp.port,
@@ -109,7 +109,7 @@ class RegistrationClient:
         self._commands: list[bytes] = []
         self._wakeup = Wakeup()
         self._tasks: TaskGroup | None = None
-        self._http = HttpClient(_TIMEOUT)  # address of the node's HTTP API
+        self._http = HttpClient(_TIMEOUT)
         self._questions = anyio.CapacityLimiter(_QUESTIONS)
         node.on_topic_created = self._topic_created
         node.on_topic_deleted = lambda topic: self._queue(unregister(topic))
@@ -138,7 +138,7 @@ class RegistrationClient:
             self._tasks.start_soon(self._create_known_channels, topic)
 
     async def run(self) -> None:
-        """Keep the registrations up to date until cancelled; closing the connections then removes them."""
+        """Keep registrations up to date until cancelled; closed connections then remove them."""
         try:
             async with anyio.create_task_group() as self._tasks:
                 due = anyio.current_time()
@@ -166,7 +166,7 @@ class RegistrationClient:
             self._commands.pop(0)
 
     async def _update_connections(self) -> None:
-        """Connect to lookup nodes that were added to the configuration, disconnect from those that were removed."""
+        """Connect to lookup nodes that were added to the configuration, disconnect from removed lookup nodes."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
             logger.info("LOOKUP(%s): removing peer", address)
@@ -188,7 +188,7 @@ class RegistrationClient:
             await self._close_failed(connection, error)
 
     async def _connect(self, connection: _LookupConnection) -> None:
-        """Connect, identify and register everything; a failed attempt is repeated with the next PING."""
+        """Connect, identify and register everything; after a failure the next PING tries again."""
         logger.info("LOOKUP connecting to %s", connection.address)
         try:
             await connection.connect(self._identity)
@@ -217,7 +217,7 @@ class RegistrationClient:
         return commands
 
     async def _create_known_channels(self, topic: str) -> None:
-        """Create the channels that lookup nodes know of a new topic, so that they get its messages from the start."""
+        """Create the channels that lookup nodes know of a new topic, so that they get its first messages."""
         infos = [connection.info for connection in self._connections.values() if connection.info is not None]
         if not infos:
             return

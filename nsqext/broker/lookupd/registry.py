@@ -1,4 +1,4 @@
-"""Registrations of nsqd at a lookup node, and its TCP side: sessions without I/O, and the server that accepts nsqd."""
+"""Registrations of nsqd at a lookup node, and its TCP side: sessions without I/O, and the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
 NEVER = -6795364578871345152
-"""Nanoseconds that the real server prints for a time that was never set."""
+"""The real server's nanoseconds for a time that was never set."""
 
 NODE_MEMBERS = ("remote_address", "hostname", "broadcast_address", "tcp_port", "http_port", "version")
 """What the redesigned server shows of a node."""
@@ -29,10 +29,10 @@ _ACCEPT_PAUSE = 0.05
 
 
 class Registration(NamedTuple):
-    """Key of registrations: category ``client``, ``topic`` or ``channel``, and the names that belong to it.
+    """Key of registrations: category ``client``, ``topic`` or ``channel``, and its names.
 
-    Standalone nodes of the redesigned generation register partitions: the subkey of a topic is its partition, that of a
-    channel ``partition:channel``.
+    Standalone redesigned nodes register partitions: a topic's subkey is its partition, a channel's is
+    ``partition:channel``.
     """
 
     category: str
@@ -49,7 +49,7 @@ class RegisteredNode:
 
     id: str  # its end of the connection, ``host:port``
     members: dict[str, Any]  # its entry in `/lookup`
-    last_seen: int  # time of its last PING, in nanoseconds since 1970
+    last_seen: int  # last PING, in nanoseconds since 1970
 
     @property
     def address(self) -> str:
@@ -61,8 +61,8 @@ class RegisteredNode:
 class ListedProducer:
     """A node in one registration."""
 
-    node: RegisteredNode  # the nsqd
-    hidden_at: int | None = None  # when a tombstone was set, in nanoseconds since 1970; None without one
+    node: RegisteredNode
+    hidden_at: int | None = None  # when a tombstone was set, in nanoseconds since 1970; None without
 
 
 @define(eq=False)
@@ -70,13 +70,13 @@ class Registry:
     """All registrations of one lookup node."""
 
     wall: Callable[[], int]  # nanoseconds since 1970
-    inactive_timeout: float = 300.0  # seconds without PING after which a node is not shown
+    inactive_timeout: float = 300.0  # seconds without PING until a node is hidden
     tombstone_lifetime: float = 45.0  # seconds that a tombstone hides a node
     _table: dict[Registration, dict[str, ListedProducer]] = field(factory=dict, init=False)
     _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
     def snapshot(self) -> Registry:
-        """Return a copy; later changes are not shown in it."""
+        """Return a copy, which later changes do not reach."""
         made = self.empty()
         for registration, held in self._table.items():
             made.add(registration)
@@ -96,7 +96,7 @@ class Registry:
             producers.setdefault(node.id, ListedProducer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Remove a registration, or one node from it; without nodes it stays, unless it is of an ephemeral name."""
+        """Remove a registration, or one node from it; an empty registration of an ephemeral name is removed."""
         if node is None:
             self._delete(registration)
             return
@@ -113,16 +113,16 @@ class Registry:
             self._by_key.pop(registration[:2], None)
 
     def withdraw(self, registration: Registration, node: RegisteredNode) -> None:
-        """Remove one node from a registration; the registration stays, even of an ephemeral name."""
+        """Remove one node from a registration, which stays even for an ephemeral name."""
         self._table.get(registration, {}).pop(node.id, None)
 
     def remove_node(self, node: RegisteredNode) -> None:
-        """Remove a node from all registrations; they stay without it."""
+        """Remove a node from all registrations, which stay."""
         for producers in self._table.values():
             producers.pop(node.id, None)
 
     def hide(self, topic: str, address: str, hidden: bool = True) -> None:
-        """Set a tombstone for a node (``host:http_port``) of a topic, or remove it."""
+        """Set or remove the tombstone of a node (``host:http_port``) of a topic."""
         at = self.wall() if hidden else None
         for registration in self.find("topic", topic, "*"):
             for producer in self._table[registration].values():
@@ -137,7 +137,7 @@ class Registry:
         return [registration for registration in candidates if registration.matches(category, key, subkey)]
 
     def producers(self, category: str, key: str = "", subkey: str = "") -> list[ListedProducer]:
-        """Return the nodes of all registrations that match, without duplicates."""
+        """Return the nodes of all matching registrations, without duplicates."""
         found: dict[str, ListedProducer] = {}
         for registration in self.find(category, key, subkey):
             for name, producer in self._table[registration].items():
@@ -164,13 +164,13 @@ class Registry:
 
 @define(eq=False)
 class LookupSession:
-    """One connection of an nsqd: executes its commands and returns the responses."""
+    """One connection of an nsqd: executes its commands and returns responses."""
 
-    registry: Registry  # the registrations
+    registry: Registry
     remote: str  # the nsqd's end of the connection, ``host:port``
     own: PeerInfo  # response to IDENTIFY
     partitions: bool = False  # registrations name a partition after the topic (redesigned generation)
-    node: RegisteredNode | None = field(default=None, init=False)  # the nsqd; None before IDENTIFY
+    node: RegisteredNode | None = field(default=None, init=False)  # None before IDENTIFY
     closing: bool = field(default=False, init=False)  # close the connection after the responses
     _parser: LookupdCommandParser = field(init=False)
 
@@ -195,7 +195,7 @@ class LookupSession:
         return b"".join(responses)
 
     def end(self) -> None:
-        """Remove the registrations of the nsqd, because its connection ended."""
+        """Remove the nsqd's registrations: its connection ended."""
         if self.node is not None:
             self.registry.remove_node(self.node)
 
@@ -212,7 +212,7 @@ class LookupSession:
 
     def _identify(self, peer: PeerInfo) -> bytes:
         members = {"remote_address": self.remote} | asdict(peer)
-        del members["distributed_id"]  # of clusters only, whose nodes do not register by TCP
+        del members["distributed_id"]  # only of clusters, whose nodes do not register by TCP
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
@@ -254,13 +254,13 @@ class LookupTcpServer:
     """Accepts connections of nsqd."""
 
     def __init__(self, make_session: Callable[[str], LookupSession]) -> None:
-        self._make_session = make_session  # makes the session of a connection from ``host:port``
+        self._make_session = make_session  # gets ``host:port`` of a connection
         self._scope = anyio.CancelScope()
 
     async def serve(
         self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve at a listening socket until `kill` or cancellation, then close it."""
+        """Serve a listening socket until `kill` or cancellation, then close it."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:

@@ -90,7 +90,7 @@ LAZY: dict[str, set[str]] = {
     "transport": {"cramjam"},
     "broker": {"cramjam"},
     "cli": {"prometheus_client"},
-    "transactions": {"psycopg", "sqlalchemy"},
+    "transactions": {"opentelemetry", "psycopg", "sqlalchemy"},
 }
 
 

@@ -1,12 +1,13 @@
-"""Draw lanes, a redelivery, outbox and inbox: ``python -m docs.pictures.draw_flows`` writes three SVG files here."""
+"""Draw lanes, a redelivery, outbox and inbox, a trace: ``python -m docs.pictures.draw_flows`` writes SVG files here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-__all__ = ("PICTURES", "lanes", "outbox_inbox", "path_of", "redelivery")
+__all__ = ("PICTURES", "TRACE", "TraceSpan", "lanes", "outbox_inbox", "path_of", "redelivery", "trace")
 
 _LADDER, _MARGIN = 760, 112
 _BLUE, _RED, _YELLOW, _GREY, _INK = "#4477aa", "#cc6677", "#ddaa33", "#7f8c99", "#33404d"
@@ -124,7 +125,75 @@ def outbox_inbox() -> str:
     return _svg(label, _LADDER, 350, parts)
 
 
-PICTURES: dict[str, Callable[[], str]] = {"lanes": lanes, "redelivery": redelivery, "outbox-inbox": outbox_inbox}
+class TraceSpan(NamedTuple):
+    """A span of the picture of a trace."""
+
+    name: str
+    process: str
+    parent: str | None
+    links: tuple[str, ...] = ()
+
+
+TRACE: tuple[TraceSpan, ...] = (
+    TraceSpan("POST /orders", "service", None),
+    TraceSpan("create orders", "relay", "POST /orders"),
+    TraceSpan("publish orders", "relay", None, ("create orders",)),
+    TraceSpan("process orders", "worker", "create orders"),
+    TraceSpan("bill", "worker", "process orders"),
+)
+"""The spans of a message that was added to an outbox, and handled with an inbox."""
+_TIMES = {
+    "POST /orders": (0, 210, "order, row of the outbox"),
+    "create orders": (250, 20, "the header traceparent is written"),
+    "publish orders": (250, 150, "batch, own trace"),
+    "process orders": (420, 200, "inbox: begin … commit"),
+    "bill": (460, 110, "handler"),
+}
+"""Begin and length of each span, as they are drawn, and what happens in it."""
+
+
+def _arrow(x: float, y: float, right: float, row: float, *, dashed: bool) -> str:
+    """Return an arrow down to a place, from a bar above it or, at a right angle, from its right end."""
+    if x <= right:
+        return _line(x, row + 24, x, y, dashed=dashed)
+    return (
+        f'<line x1="{right:g}" y1="{row + 12:g}" x2="{x:g}" y2="{row + 12:g}" stroke="{_INK}" stroke-width="1.6"/>'
+        + (_line(x, row + 12, x, y, dashed=dashed))
+    )
+
+
+def trace() -> str:
+    """Return the picture of a trace from a web request over outbox, relay and inbox to the handler."""
+    colours = {"service": _BLUE, "relay": _YELLOW, "worker": _RED}
+    rows = {span.name: 40 + number * 44 for number, span in enumerate(TRACE)}
+    parts = []
+    for span in TRACE:
+        y, (begin, length, note) = rows[span.name], _TIMES[span.name]
+        x = 190 + begin
+        for other, dashed in ((span.parent, False), *((link, True) for link in span.links)):
+            if other is not None:
+                right = 190 + sum(_TIMES[other][:2])
+                parts.append(_arrow(x + 10, y - 2, right, rows[other], dashed=dashed))
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{length}" height="24" rx="4" fill="{colours[span.process]}"/>'
+            + _text(10, y + 16, span.name, anchor="start")
+            + _text(128, y + 16, span.process, anchor="start", size=11, colour=colours[span.process])
+        )
+        if length > 100:
+            parts.append(_text(x + length / 2, y + 16, note, size=11, colour="#ffffff"))
+        else:
+            parts.append(_text(x + length + 170, y + 16, note, anchor="start", size=11))
+    parts.append(_text(10, 20, "spans", anchor="start", size=11) + _text(190, 20, "time →", anchor="start", size=11))
+    parts.append(_text(10, 282, "Solid arrows lead from parent to child, the dashed arrow to a link.", anchor="start"))
+    return _svg("A trace from a web request over outbox, relay and inbox to the handler", 840, 300, parts)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "lanes": lanes,
+    "redelivery": redelivery,
+    "outbox-inbox": outbox_inbox,
+    "trace": trace,
+}
 """The pictures by the name of their file."""
 
 if __name__ == "__main__":

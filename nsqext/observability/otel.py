@@ -117,23 +117,30 @@ class OpenTelemetry(Observer):
         attributes: Attributes = {**base, OPERATION_TYPE: "send"}
         # a batch has a create span for each message; the send span of a single message creates it
         creates = publishing.batch and self._create_spans
-        links = self._create(publishing) if creates else []
-        if publishing.batch:
-            attributes[BATCH_COUNT] = len(publishing.messages)
-        else:
+        origins = _origins(publishing.messages)
+        parent: Context | None = None
+        links = []
+        if not publishing.batch:
             attributes |= self._details(publishing.messages[0])
+            parent, origins = origins[0], [None]
+        else:
+            attributes[BATCH_COUNT] = len(publishing.messages)
+            links = [_link(origin) for origin in origins if origin is not None]
+        if creates:
+            links = self._create(publishing, origins)
         kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
         name = f"publish {topic}"
         with (
-            self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span,
+            self._tracer.start_as_current_span(name, parent, kind=kind, attributes=attributes, links=links) as span,
             self._measured(span, base, len(publishing.messages)),
         ):
             if not creates:
-                self._propagate(publishing, [context.get_current()] * len(publishing.messages))
+                current = context.get_current()
+                self._propagate(publishing, [origin or current for origin in origins])
             yield
             self._add_receipts(span, publishing)
 
-    def _create(self, publishing: Publishing) -> list[Link]:
+    def _create(self, publishing: Publishing, origins: Sequence[Context | None]) -> list[Link]:
         links, contexts = [], []
         base: Attributes = {
             SYSTEM: "nsq",
@@ -141,9 +148,10 @@ class OpenTelemetry(Observer):
             OPERATION_TYPE: "create",
             DESTINATION: publishing.topic,
         }
-        for message in publishing.messages:
+        name = f"create {publishing.topic}"
+        for message, origin in zip(publishing.messages, origins, strict=True):
             attributes = base | self._details(message)
-            span = self._tracer.start_span(f"create {publishing.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+            span = self._tracer.start_span(name, origin, SpanKind.PRODUCER, attributes)
             contexts.append(trace.set_span_in_context(span))
             links.append(Link(span.get_span_context()))
             span.end()
@@ -261,10 +269,19 @@ class OpenTelemetry(Observer):
 
 def _origin(message: Message) -> Context | None:
     """Return the publisher's context from the headers of a message."""
-    if not message.header:
-        return None
-    headers = {name: value for name, value in message.headers.items() if isinstance(value, str)}
-    context = propagate.extract(headers, Context())
+    return _context_in(message.headers) if message.header else None
+
+
+def _origins(messages: Sequence[OutgoingMessage]) -> list[Context | None]:
+    """Return the contexts in the headers of messages: that of an outbox; without effect where a span is active."""
+    if trace.get_current_span().get_span_context().is_valid:
+        return [None] * len(messages)
+    return [_context_in(message.headers) if message.headers else None for message in messages]
+
+
+def _context_in(headers: Mapping[str, object]) -> Context | None:
+    texts = {name: value for name, value in headers.items() if isinstance(value, str)}
+    context = propagate.extract(texts, Context())
     return context if trace.get_current_span(context).get_span_context().is_valid else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from nsqext.transactions.inbox import Inbox
+from nsqext.transactions.outbox import Outbox
 from nsqext.transactions.positions import Positions
 from nsqext.transactions.relay import OutboxRelay
 from nsqext.transactions.schema import create_tables, drop_tables, schema_sql
-from nsqext.transactions.store import Outbox, OutboxStore
+from nsqext.transactions.store import OutboxStore
 
 __all__ = ("Inbox", "Outbox", "OutboxRelay", "OutboxStore", "Positions", "create_tables", "drop_tables", "schema_sql")

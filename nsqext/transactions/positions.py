@@ -9,8 +9,8 @@ from nsqext.client.consumer.message import Requeue
 from nsqext.client.consumer.position import Position
 from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.protocol.identify import SHARED
-from nsqext.transactions.inbox import Begin, HandlerTransaction, S, Statement
-from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, execute, fetched
+from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S
+from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, Statement, execute, fetched
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

@@ -19,6 +19,7 @@ from nsqext.errors.server import BadMessage, RecordTooLarge
 from nsqext.protocol.headers import IDENTITY_HEADER
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.store import MOST_BYTES, OutboxListener
+from nsqext.transactions.trace_context import without_active_span
 
 if TYPE_CHECKING:
     from nsqext import Producer
@@ -160,18 +161,22 @@ class OutboxRelay:
         listener = OutboxListener(self._store)
         timeout = float(str(producer.settings["timeout"]))
         try:
-            while True:
-                try:
-                    if not await self._publish_next(producer, timeout):
-                        await listener.wait(self._poll)
-                except Exception as error:
-                    if outage_of(error) is None:
-                        raise
-                    logger.warning("the database of the outbox cannot be used: %s", self._store.shown(error))
-                    await anyio.sleep(_RECONNECT)
+            with without_active_span():
+                await self._publish_all(producer, listener, timeout)
         finally:
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._leave, listener)
+
+    async def _publish_all(self, producer: Producer, listener: OutboxListener, timeout: float) -> None:
+        while True:
+            try:
+                if not await self._publish_next(producer, timeout):
+                    await listener.wait(self._poll)
+            except Exception as error:
+                if outage_of(error) is None:
+                    raise
+                logger.warning("the database of the outbox cannot be used: %s", self._store.shown(error))
+                await anyio.sleep(_RECONNECT)
 
     def _leave(self, listener: OutboxListener) -> None:
         """Return the leases; without the database they end by themselves."""
@@ -334,5 +339,6 @@ def _is_final(error: NsqError) -> bool:
 def _message(row: OutboxRow, *, extend: bool) -> OutgoingMessage:
     headers: dict[str, str] = orjson.loads(row.headers) if row.headers else {}
     if extend:
-        headers[IDENTITY_HEADER] = row.identity
+        trace_context: dict[str, str] = orjson.loads(row.trace_context) if row.trace_context else {}
+        headers = {**trace_context, **headers, IDENTITY_HEADER: row.identity}
     return OutgoingMessage(bytes(row.body), headers or None, row.tag, None, None if row.key is None else bytes(row.key))

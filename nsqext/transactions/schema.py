@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS nsqext_outbox (
     key {bytes},
     tag TEXT,
     headers TEXT,
+    trace_context TEXT,
     body {bytes} NOT NULL,
     shard INTEGER NOT NULL,
     added {real} NOT NULL,
@@ -164,7 +165,7 @@ def drop_tables(op: _Operations) -> None:
         op.execute(f"DROP TABLE IF EXISTS {table}")
 
 
-_PARAMETER = re.compile(r":([a-z]+\d*)")
+_PARAMETER = re.compile(r":([a-z_]+\d*)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
 
 OF_PARTITION = "topic = :topic AND channel = :channel AND partition = :partition"
@@ -184,6 +185,10 @@ class SqlConnection(Protocol):
 
     def execute(self, statement: Any, parameters: Any = ..., /) -> Any:
         """Execute a statement; an asynchronous connection returns an awaitable."""
+
+
+Statement = tuple[str, Mapping[str, object]]
+"""SQL and the values of its parameters."""
 
 
 def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:

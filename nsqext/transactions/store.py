@@ -1,35 +1,23 @@
-"""The outbox: programs add messages in their transactions; relays lease parts of it, read and delete."""
+"""The outbox as relays use it: they lease parts of it, read and delete."""
 
 from __future__ import annotations
 
-import inspect
-import os
 import sqlite3
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from zlib import crc32
+from typing import Any, Self
 
 import anyio
-import orjson
 from anyio import to_thread
 from attrs import frozen
 
-from nsqext.client.producer.request import key_bytes
-from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidSetting, InvalidState
-from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
-from nsqext.protocol.names import check_identity, check_topic
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
-from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, is_postgresql, prepared, statements_of
-
-if TYPE_CHECKING:
-    from nsqext.transactions.schema import SqlConnection
-
+from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, prepared, statements_of
 
 _BUSY = 30.0
 """Seconds that a transaction of SQLite waits for those of other processes."""
@@ -38,7 +26,7 @@ MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
 _READ_ONLY = "25006"
 """SQLSTATE of a server that only reads."""
-_COLUMNS = "sequence, identity, topic, key, tag, headers, body"
+_COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
 
 
 @frozen
@@ -51,6 +39,7 @@ class OutboxRow:
     key: bytes | None
     tag: str | None
     headers: str | None
+    trace_context: str | None
     body: bytes
 
 
@@ -372,121 +361,3 @@ def _named(letter: str, values: Sequence[object]) -> dict[str, object]:
 def _listed(names: Mapping[str, object]) -> str:
     """Return the parameters of these names as a list of SQL."""
     return f"({', '.join(f':{name}' for name in names)})"
-
-
-_INSERT = """
-INSERT INTO nsqext_outbox (identity, topic, key, tag, headers, body, shard, added)
-VALUES (:identity, :topic, :key, :tag, :headers, :body, :shard, :added)
-"""
-_NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
-
-
-class Outbox:
-    """Messages that are published if, and only if, a database transaction is committed.
-
-    `add` writes a message to a table of the user's database; an `OutboxRelay` publishes it after the commit. The tables
-    are those of `schema_sql`.
-    """
-
-    def add(
-        self,
-        connection: SqlConnection,
-        topic: str,
-        body: bytes,
-        *,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | int | None = None,
-        tag: str | None = None,
-        identity: str | None = None,
-    ) -> str:
-        """Add a message in the transaction of a blocking connection.
-
-        Messages of one key are published in the order in which they were added, if each transaction began after the one
-        before it was committed.
-
-        Args:
-            connection: a session or connection of SQLAlchemy, or a connection of psycopg or sqlite3.
-            topic: name of the topic.
-            body: the body; not empty.
-            headers: extend headers; the topic has to support them.
-            key: see `nsqext.Producer.publish`.
-            tag: tag for dispatch; the topic has to support extend headers.
-            identity: identity of the message within the topic, such as the number of an order, 200 characters at most;
-                None for a random one.
-
-        Returns:
-            The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
-            an `Inbox` knows a message that was published twice. On others, put your own into the body, and let
-            ``Inbox(identity=…)`` read it there.
-
-        Raises:
-            InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
-            Exception: those of the database.
-        """
-        identity, values = _row(topic, body, headers, key, tag, identity)
-        for statement in _statements(connection, values):
-            found = connection.execute(*statement)
-            if inspect.isawaitable(found):
-                if inspect.iscoroutine(found):
-                    found.close()
-                raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
-        return identity
-
-    async def add_async(
-        self,
-        connection: SqlConnection,
-        topic: str,
-        body: bytes,
-        *,
-        headers: Mapping[str, str] | None = None,
-        key: str | bytes | int | None = None,
-        tag: str | None = None,
-        identity: str | None = None,
-    ) -> str:
-        """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
-        identity, values = _row(topic, body, headers, key, tag, identity)
-        for statement in _statements(connection, values):
-            found = connection.execute(*statement)
-            if not inspect.isawaitable(found):
-                raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
-            await found
-        return identity
-
-
-def _statements(connection: SqlConnection, values: Mapping[str, object]) -> Iterator[tuple[Any, Mapping[str, object]]]:
-    """Yield what the connection has to execute to add a row."""
-    yield prepared(connection, _INSERT, values)
-    if is_postgresql(connection):
-        yield prepared(connection, _NOTIFY, {})
-
-
-def _row(
-    topic: str,
-    body: bytes,
-    headers: Mapping[str, str] | None,
-    key: str | bytes | int | None,
-    tag: str | None,
-    identity: str | None,
-) -> tuple[str, dict[str, object]]:
-    """Return the identity of a message and the values of its row."""
-    check_topic(topic)
-    if not isinstance(body, bytes) or not body:
-        raise InvalidBody("the body has to be bytes, and not empty", topic=topic)
-    identity = os.urandom(16).hex() if identity is None else check_identity(identity)
-    if headers and IDENTITY_HEADER in headers:
-        raise InvalidHeader(f"the header {IDENTITY_HEADER} is that of the outbox", topic=topic, hint="give identity=")
-    data = None if key is None else key_bytes(key)
-    header = encode_headers({**(headers or {}), IDENTITY_HEADER: identity}, tag=tag)  # checks what the relay sends
-    if data is not None:
-        add_key(header, data)
-    spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
-    return identity, {
-        "identity": identity,
-        "topic": topic,
-        "key": data,
-        "tag": tag,
-        "headers": orjson.dumps(dict(headers)).decode() if headers else None,
-        "body": body,
-        "shard": spread % SHARDS,
-        "added": time.time(),
-    }

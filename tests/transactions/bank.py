@@ -26,7 +26,7 @@ from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 
 if TYPE_CHECKING:
     from nsqext.client.middleware import CallNext, Handling
-    from nsqext.transactions.inbox import Statement
+    from nsqext.transactions.schema import Statement
 
 __all__ = ("ACCOUNTS", "OPENING", "SKIPPED", "Bank", "create_accounts", "engine_of", "transfer")
 

@@ -30,7 +30,7 @@ from tests.transactions.databases import url_of
 from tests.transactions.test_outbox import connect
 
 if TYPE_CHECKING:
-    from nsqext.transactions.inbox import HandlerTransaction
+    from nsqext.transactions.handler_transaction import HandlerTransaction
 
 Begin = Callable[[], Any]
 Handler = Callable[[Any], Awaitable[None]]

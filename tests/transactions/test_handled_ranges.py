@@ -21,7 +21,7 @@ from nsqext import Admin, Consumer, Message, Position, Producer
 from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting
 from nsqext.transactions import Inbox, inbox
-from nsqext.transactions.inbox import HandledRange, merged
+from nsqext.transactions.handled_ranges import HandledRange, merged
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.databases import url_of

@@ -219,7 +219,7 @@ def test_messages_are_read_in_the_order_of_their_numbers_whatever_the_clock_was(
 
 def test_the_pace_follows_the_link() -> None:
     pace = Pace()
-    rows = [OutboxRow(number, "i", "t", None, None, None, bytes(50_000)) for number in range(100)]
+    rows = [OutboxRow(number, "i", "t", None, None, None, None, bytes(50_000)) for number in range(100)]
     first = pace.part(rows)
     assert len(first) == 2
     for _ in range(10):

@@ -1,0 +1,223 @@
+"""A transaction around each call of a handler, in which the message is recorded: what inbox and positions share."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
+from contextvars import ContextVar
+from secrets import token_hex
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from anyio import CancelScope, to_thread
+
+from nsqext.client.consumer.message import Finish
+from nsqext.client.middleware import Middleware
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.transactions.boundaries import (
+    End,
+    OpenTransaction,
+    autocommit_error,
+    check_outermost,
+    end_error,
+    uncommitted_error,
+)
+from nsqext.transactions.schema import SqlConnection, Statement, execute, missing_table
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.middleware import CallNext, Handling
+
+
+logger: logging.Logger = logging.getLogger("nsqext.transactions")
+
+S = TypeVar("S", bound=SqlConnection)
+
+Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]
+"""Opens a transaction, and commits it at the end or rolls it back after an exception."""
+
+
+class _RolledBack(Exception):
+    """Ends the first transaction of a check."""
+
+
+class HandlerTransaction(Middleware, Generic[S]):
+    """What `Inbox` and `Positions` share.
+
+    Args:
+        begin: see there.
+    """
+
+    _tables: ClassVar[tuple[str, ...]]
+
+    def __init__(self, begin: Begin[S]) -> None:
+        self._begin = begin
+        self._session: ContextVar[S] = ContextVar("nsqext_session")
+        self._checked = False
+        self.skipped: int = 0
+        """Messages that were handled before, and skipped."""
+
+    def session(self) -> S:
+        """Return the session of the message that is being handled: ``Annotated[AsyncSession, Depends(inbox.session)]``.
+
+        Raises:
+            InvalidState: no message is being handled.
+        """
+        found = self._session.get(None)
+        if found is None:
+            raise InvalidState("no message is being handled", hint="call it in a handler with this middleware")
+        return found
+
+    async def start(self) -> None:
+        """Check the tables and ``begin``, see `check`; a warning is logged if the database does not respond.
+
+        Raises:
+            InvalidSetting: as for `check`.
+        """
+        if self._checked:
+            return
+        try:
+            await self.check()
+        except (InvalidInput, InvalidSetting):
+            raise
+        except Exception as error:
+            logger.warning("%s cannot check its database yet: %s", type(self).__name__, error)
+
+    async def _check_tables(self) -> None:
+        for table in self._tables:
+            try:
+                await self._read(f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
+            except Exception as error:
+                await self._read("SELECT 1")  # raises if the database does not respond
+                raise missing_table(type(self).__name__, table, error) from error
+
+    async def _read(self, sql: str) -> None:
+        async with self._transaction() as session:
+            check_outermost(session)
+            await execute(session, sql, {})
+
+    async def check(self) -> None:
+        """Check that the tables exist, and that ``begin`` commits at its end and rolls back after an exception.
+
+        The start of an app or consumer does so too. A row is written in three transactions and removed.
+
+        Raises:
+            InvalidSetting: a table is missing, or ``begin`` does not, or opens a savepoint in a longer transaction.
+            Exception: those of the database.
+        """
+        await self._check_tables()
+        name = token_hex(8)
+        with suppress(_RolledBack):
+            async with self._transaction() as session:
+                check_outermost(session)
+                await self._write_probe(session, name)
+                raise _RolledBack
+        async with self._transaction() as session:
+            stayed = await self._remove_probe(session, name)
+            if not stayed:
+                await self._write_probe(session, name)
+        if stayed:
+            raise autocommit_error()
+        async with self._transaction() as session:
+            committed = await self._remove_probe(session, name)
+        if not committed:
+            raise uncommitted_error()
+        self._checked = True
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler in a transaction, unless the message was handled before.
+
+        Raises:
+            InvalidInput: the handler receives batches.
+            InvalidSetting: ``begin`` opens no transaction that is committed or rolled back at its end.
+            InvalidState: the handler has ended its transaction; the message is handled again.
+            Exception: that of the handler, or of the database; nothing is committed then.
+        """
+        if handling.batch:
+            raise InvalidInput(
+                f"{type(self).__name__} cannot be used with batches", hint="use a handler of single messages"
+            )
+        if not self._checked:
+            await self.check()
+        undo: list[Statement] = []
+        try:
+            return await self._handle(handling, call_next, undo)
+        finally:
+            if undo:
+                await self._undo(undo[0])
+
+    async def _handle(self, handling: Handling, call_next: CallNext, undo: list[Statement]) -> object:
+        """Call the handler in a transaction; add what removes the record of a message that may be committed alone."""
+        finish: Finish | None = None
+        result: object = None
+        async with self._transaction() as session:
+            check_outermost(session)
+            removal = await self._record(session, handling.channel, handling.message)
+            if removal is None:
+                self.skipped += 1
+                return None
+            undo.append(removal)
+            opened = await OpenTransaction.of(session)
+            undo.clear()
+            token = self._session.set(session)
+            try:
+                result = await call_next(handling)
+            except Finish as signal:  # the message is done: commit
+                finish = signal
+            except Exception as error:
+                end = await opened.end()
+                if end is not End.OPEN:
+                    undo.append(removal)
+                if end is End.ENDED:
+                    raise end_error(end, handling.message.topic) from error
+                raise
+            finally:
+                opened.release()
+                self._session.reset(token)
+            end = await opened.end()
+            if end is not End.OPEN:
+                undo.append(removal)
+                raise end_error(end, handling.message.topic)
+        if finish is not None:
+            raise finish
+        return result
+
+    async def _undo(self, removal: Statement) -> None:
+        """Remove the record of a message, so that it is handled again."""
+        try:
+            with CancelScope(shield=True):
+                async with self._transaction() as session:
+                    await execute(session, *removal)
+        except Exception:
+            logger.exception("a message may be skipped although its handler has failed")
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[S]:
+        """Open a transaction; one of a blocking connection begins and ends in a thread."""
+        manager = self._begin()
+        if isinstance(manager, AbstractAsyncContextManager):
+            async with manager as session:
+                yield session
+            return
+        session = await to_thread.run_sync(manager.__enter__)
+        try:
+            yield session
+        except BaseException as error:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(manager.__exit__, type(error), error, error.__traceback__)
+            raise
+        with CancelScope(shield=True):
+            await to_thread.run_sync(manager.__exit__, None, None, None)
+
+    @abstractmethod
+    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
+        """Record a message in the transaction; return what removes the record, None if it was handled before."""
+
+    @abstractmethod
+    async def _write_probe(self, session: S, name: str) -> None:
+        """Write a row that stands for no message."""
+
+    @abstractmethod
+    async def _remove_probe(self, session: S, name: str) -> bool:
+        """Remove that row; return whether there was one."""

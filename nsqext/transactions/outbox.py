@@ -1,0 +1,166 @@
+"""The outbox as programs use it: a message is added in the transaction of their effects."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import orjson
+
+from nsqext.client.producer.request import key_bytes
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
+from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
+from nsqext.protocol.names import check_identity, check_topic
+from nsqext.transactions.schema import CHANNEL, SHARDS, is_postgresql, prepared
+from nsqext.transactions.trace_context import active_context
+
+if TYPE_CHECKING:
+    from nsqext.transactions.schema import SqlConnection
+
+_INSERT = """
+INSERT INTO nsqext_outbox (identity, topic, key, tag, headers, trace_context, body, shard, added)
+VALUES (:identity, :topic, :key, :tag, :headers, :trace_context, :body, :shard, :added)
+"""
+_NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
+
+
+class Outbox:
+    """Messages that are published if, and only if, a database transaction is committed.
+
+    `add` writes a message to a table of the user's database; an `OutboxRelay` publishes it after the commit. The tables
+    are those of `schema_sql`. The trace context of OpenTelemetry's active span is stored with the message, and sent
+    where the topic supports extend headers.
+    """
+
+    def add(
+        self,
+        connection: SqlConnection,
+        topic: str,
+        value: object,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | int | None = None,
+        tag: str | None = None,
+        identity: str | None = None,
+    ) -> str:
+        """Add a message in the transaction of a blocking connection.
+
+        Messages of one key are published in the order in which they were added, if each transaction began after the one
+        before it was committed.
+
+        Args:
+            connection: a session or connection of SQLAlchemy, or a connection of psycopg or sqlite3.
+            topic: name of the topic.
+            value: the body, as for `nsqext.App.publish`: bytes, str, JSON values, a dataclass, or an attrs, msgspec or
+                pydantic object; not empty.
+            headers: extend headers; the topic has to support them.
+            key: see `nsqext.Producer.publish`.
+            tag: tag for dispatch; the topic has to support extend headers.
+            identity: identity of the message within the topic, such as the number of an order, 200 characters at most;
+                None for a random one.
+
+        Returns:
+            The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
+            an `Inbox` knows a message that was published twice. On others, put your own into the body, and let
+            ``Inbox(identity=…)`` read it there.
+
+        Raises:
+            InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
+            Exception: those of the database.
+        """
+        identity, values = _row(topic, value, headers, key, tag, identity)
+        for statement in _statements(connection, values):
+            found = connection.execute(*statement)
+            if inspect.isawaitable(found):
+                if inspect.iscoroutine(found):
+                    found.close()
+                raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
+        return identity
+
+    async def add_async(
+        self,
+        connection: SqlConnection,
+        topic: str,
+        value: object,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: str | bytes | int | None = None,
+        tag: str | None = None,
+        identity: str | None = None,
+    ) -> str:
+        """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
+        identity, values = _row(topic, value, headers, key, tag, identity)
+        for statement in _statements(connection, values):
+            found = connection.execute(*statement)
+            if not inspect.isawaitable(found):
+                raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
+            await found
+        return identity
+
+
+def _statements(connection: SqlConnection, values: Mapping[str, object]) -> Iterator[tuple[Any, Mapping[str, object]]]:
+    """Yield what the connection has to execute to add a row."""
+    yield prepared(connection, _INSERT, values)
+    if is_postgresql(connection):
+        yield prepared(connection, _NOTIFY, {})
+
+
+def _row(
+    topic: str,
+    value: object,
+    headers: Mapping[str, str] | None,
+    key: str | bytes | int | None,
+    tag: str | None,
+    identity: str | None,
+) -> tuple[str, dict[str, object]]:
+    """Return the identity of a message and the values of its row."""
+    check_topic(topic)
+    body = _body(topic, value)
+    identity = os.urandom(16).hex() if identity is None else check_identity(identity)
+    if headers and IDENTITY_HEADER in headers:
+        raise InvalidHeader(f"the header {IDENTITY_HEADER} is that of the outbox", topic=topic, hint="give identity=")
+    data = None if key is None else key_bytes(key)
+    _check_headers(headers, identity, tag, data)
+    trace_context = active_context()
+    if trace_context:
+        try:
+            _check_headers({**trace_context, **(headers or {})}, identity, tag, data)
+        except InvalidHeader:  # a message is not lost for its trace
+            trace_context = {}
+    spread = crc32(topic.encode() + b"\0" + (identity.encode() if data is None else data))
+    return identity, {
+        "identity": identity,
+        "topic": topic,
+        "key": data,
+        "tag": tag,
+        "headers": _json(headers),
+        "trace_context": _json(trace_context),
+        "body": body,
+        "shard": spread % SHARDS,
+        "added": time.time(),
+    }
+
+
+def _body(topic: str, value: object) -> bytes:
+    if not isinstance(value, bytes):
+        from nsqext.client.consumer.typed.body import encode_body
+
+        value = encode_body(value)
+    if not value:
+        raise InvalidBody("the body is empty", topic=topic)
+    return value
+
+
+def _check_headers(headers: Mapping[str, str] | None, identity: str, tag: str | None, key: bytes | None) -> None:
+    """Check what a relay sends."""
+    header = encode_headers({**(headers or {}), IDENTITY_HEADER: identity}, tag=tag)
+    if key is not None:
+        add_key(header, key)
+
+
+def _json(headers: Mapping[str, str] | None) -> str | None:
+    return orjson.dumps(dict(headers)).decode() if headers else None

@@ -85,7 +85,7 @@ class WriteOptions(ProducerSettings, total=False):
     """Options of `write`, which have the meaning of the Spark sink's, and settings of producers."""
 
     topic: str
-    """Topic of rows without a value in the column ``topic``."""
+    """Topic of all rows, whatever the column ``topic`` contains."""
     idempotence_header: str
     ack_batch_bytes: int
     max_rows_per_second: int

@@ -46,10 +46,18 @@ def test_rows_are_read_as_they_were_written(servers: Servers) -> None:
     assert found.column("tag").to_pylist() == ["blue", None]
     one, two = (dict(pairs) for pairs in found.column("headers").to_pylist())
     assert (one["a"], one["nsqext_id"], two["nsqext_id"]) == ("b", "j/0/0/0", "j/0/0/1")
-    # what was read can be written
-    copy = servers.make_topic("t", 1, extend=True)
-    assert nsqext.arrow.write(nsqext.arrow.read(topic, servers.lookupd), servers.lookupd, topic=copy) == 2
-    assert len(collect(servers, topic, 4)) == 4, "the column topic has precedence"
+
+
+def test_the_option_topic_wins_over_the_column(servers: Servers) -> None:
+    """As in Kafka's connector: what was read from a topic is copied to another one, and not back."""
+    source, copy = (servers.make_topic("t", 1) for _ in range(2))
+    servers.publish(source, [b"%d" % number for number in range(10)])
+    assert nsqext.arrow.write(nsqext.arrow.read(source, servers.lookupd), servers.lookupd, topic=copy) == 10
+    for topic in (source, copy):
+        assert len(values(nsqext.arrow.read(topic, servers.lookupd).read_all())) == 10
+    # without the option, the column decides
+    assert nsqext.arrow.write(nsqext.arrow.read(source, servers.lookupd), servers.lookupd) == 10
+    assert len(values(nsqext.arrow.read(source, servers.lookupd).read_all())) == 20
 
 
 def test_offsets_choose_messages(servers: Servers) -> None:

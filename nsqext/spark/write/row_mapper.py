@@ -26,7 +26,7 @@ from nsqext import OutgoingMessage
 from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.names import check_partition, check_topic
-from nsqext.spark.columns import WRITABLE
+from nsqext.spark.columns import ONLY_READ, WRITABLE
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
@@ -218,7 +218,7 @@ class RowMapper:
         """
         found = dict(zip(self._names, batch.columns, strict=True))
         topic, values = self._options.topic, found["value"]
-        if topic is None or values.null_count or not found.keys() <= {"value", "key"}:
+        if topic is None or values.null_count or not found.keys() <= {"value", "key", "topic", *ONLY_READ}:
             return None
         try:
             meta = self._metas.get(topic) or self._resolve(topic)[1]
@@ -274,9 +274,14 @@ class RowMapper:
         return error
 
     def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
-        """Return the values of `WRITABLE`."""
+        """Return the values of `WRITABLE`; the option `topic` replaces the column."""
         found = dict(zip(self._names, batch.columns, strict=True))
-        return [(_bytes if name in ("value", "key") else _values)(found.get(name)) for name in WRITABLE]
+        columns: list[Iterable[Any]] = [
+            (_bytes if name in ("value", "key") else _values)(found.get(name)) for name in WRITABLE
+        ]
+        if self._options.topic is not None:
+            columns[WRITABLE.index("topic")] = repeat(self._options.topic)
+        return columns
 
     def _message(
         self,
@@ -289,7 +294,6 @@ class RowMapper:
         tag: str | None,
         row: int | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        topic = self._options.topic if topic is None else topic
         row = self._row if row is None else row
         try:
             meta = self._metas.get(topic) if topic is not None else None

@@ -45,7 +45,7 @@ def test_bad_rows_are_described(servers: Servers) -> None:
     rows += [{"value": b"\xff", "headers": {"a": "b"}}, {"value": b"x", "topic": "no topic"}]
     rows += [{"value": b"y", "partition": 7}, {"value": b"z" * 900, "key": "k"}, {"value": b"last"}]
     options = {"badRows": "topic", "badRowsTopic": bad, "nsqext.max_message_size": "800"}
-    assert write(servers, rows, topic=topic, **options) == len(rows)
+    assert write(servers, [{"topic": topic, **row} for row in rows], **options) == len(rows)
     assert [message.body for message in collect(servers, topic, 2)] == [b"first", b"last"]
     found = sorted(collect(servers, bad, 7), key=lambda message: json.loads(message.body)["row"])
     described = [json.loads(message.body) for message in found]

@@ -90,19 +90,25 @@ def test_values_and_keys_are_bytes_or_text(kind: pa.DataType) -> None:
 
 
 def test_rows_are_grouped_by_topic_and_partition() -> None:
-    rows = Rows("plain")
+    rows = Rows()
     first: list[dict[str, Any]] = [
-        {"value": b"%d" % number, "topic": None, "partition": number % 2 or None} for number in range(4)
+        {"value": b"%d" % number, "topic": "plain", "partition": number % 2 or None} for number in range(4)
     ]
     second: list[dict[str, Any]] = [
         {"value": b"4", "topic": "original", "partition": None},
-        {"value": b"5", "topic": None, "partition": 1},
+        {"value": b"5", "topic": "plain", "partition": 1},
     ]
     (chunk,) = rows.chunks(first, second)
     groups = {place: group.rows for place, group in chunk.groups.items()}
     assert groups == {("plain", None): [0, 2], ("plain", 1): [1, 3, 5], ("original", None): [4]}
     assert chunk.count == 6
     assert rows.asked == ["plain", "original"]
+
+
+def test_the_option_topic_wins_over_the_column() -> None:
+    for row in ({"value": b"x", "topic": "extend"}, {"value": b"x", "topic": None, "tag": None}):
+        (chunk,) = Rows("plain").chunks([row])
+        assert list(chunk.groups) == [("plain", None)]
 
 
 def test_chunks_are_bounded_by_bytes_and_by_number() -> None:

@@ -16,7 +16,7 @@ from nsqext.spark import dedupe
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.write.row_mapper import Origin
 from tests.support.spark_cluster import collect
-from tests.support.spark_queries import run_to_end
+from tests.support.spark_queries import after_slow_starts, run_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,12 +50,12 @@ def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
         [
             ("to plain", plain, "k", None, None, None),
             ("traced", plain, None, None, -2, None),
-            ("to extend", None, "k", {"a": "b"}, None, "blue"),
-            ("its own id", None, None, {"nsqext_id": "mine"}, 5, None),
+            ("to extend", extend, "k", {"a": "b"}, None, "blue"),
+            ("its own id", extend, None, {"nsqext_id": "mine"}, 5, None),
         ],
         ROW,
     )
-    save(rows.coalesce(1), servers, topic=extend)
+    save(rows.coalesce(1), servers)
     found = {message.body: message for message in collect(servers, plain, 2) + collect(servers, extend, 2)}
     assert found[b"traced"].trace_id == 2**64 - 2
     tagged, own = found[b"to extend"], found[b"its own id"]
@@ -64,6 +64,28 @@ def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
     job, batch, partition, row = str(tagged.headers["nsqext_id"]).split("/")
     assert (len(job), batch, partition, row) == (32, "0", "0", "2")
     assert found[b"to plain"].trace_id == Origin(job, 0, 0).trace_ids(0, 1)[0]
+
+
+def test_a_stream_of_one_topic_with_the_option_topic_of_another_feeds_itself_nothing(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    source, target = servers.make_topic("source", 1), servers.make_topic("target", 1)
+    servers.publish(source, [b"%d" % number for number in range(11)])
+    rows = spark.readStream.format("nsqext").options(**servers.options, subscribe=source, channel="copy")
+    writer = rows.option("startingOffsets", "earliest").load().writeStream.format("nsqext")
+    writer = writer.options(**servers.options, topic=target, checkpointLocation=str(tmp_path / "checkpoint"))
+
+    def run() -> None:
+        query = writer.trigger(processingTime="0 seconds").start()
+        try:
+            for _ in range(2):
+                query.processAllAvailable()
+        finally:
+            query.stop()
+
+    after_slow_starts(run)
+    assert load(spark, servers, source).count() == 11
+    assert sorted(int(message.body) for message in collect(servers, target, 11)) == list(range(11))
 
 
 def test_keys_and_partitions_keep_their_order(spark: SparkSession, servers: Servers) -> None:

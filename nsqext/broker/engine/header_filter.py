@@ -1,11 +1,11 @@
 r"""Filters on extend headers that a client requests in IDENTIFY (captured: ext_filter).
 
-They select a text by a path (github.com/tidwall/gjson): a dot descends into an object or selects an element of an
-array; ``*`` and ``?`` match any characters of a name unless escaped with a backslash. The first match counts, so the
-first of several members with one name.
+They select a text by a path (github.com/tidwall/gjson): a dot descends into an object or selects an array element;
+``*`` and ``?`` match any characters of a name unless escaped with a backslash. The first match counts, also among
+members with the same name.
 
-The server uses Go's ``regexp`` and ``github.com/gobwas/glob``. Both are compiled to RE2 (google-re2), whose syntax and
-guarantee Go's package shares: no backtracking, so a hostile expression or header costs time linear in the header.
+The server's Go ``regexp`` and ``github.com/gobwas/glob`` are compiled to RE2 (google-re2) here, with the syntax and the
+guarantee of Go's package: no backtracking, so a hostile expression or header costs time linear in the header.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BYTES_OPTIONS.log_errors = False
 _BYTES_OPTIONS.never_capture = True
 _BYTES_OPTIONS.encoding = re2.Options.Encoding.LATIN1
 
-# quoted texts, escaped characters, brackets with what is in them, and parentheses of groups
+# quoted texts, escaped characters, brackets with content, and parentheses of groups
 _PARTS = re2.compile(r"(?s)\\Q.*?(?:\\E|\z)|\\.|\[\^?\]?(?:\[:.*?:\]|\\.|[^\\\]])*\]|[()]")
 
 Matcher = Callable[[str], bool]
@@ -53,7 +53,7 @@ class InvalidExpression(ValueError):
 
 
 def compile_regexp(pattern: str) -> Matcher:
-    """Return a function that tells whether an expression of Go's ``regexp`` matches anywhere in a text.
+    """Return a function that matches an expression of Go's ``regexp`` anywhere in a text.
 
     Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB for it.
     """
@@ -63,10 +63,10 @@ def compile_regexp(pattern: str) -> Matcher:
 
 
 def compile_glob(pattern: str) -> Matcher:
-    """Return a function that tells whether a glob matches a whole text; raises `InvalidExpression`.
+    """Return a function that matches a glob with a whole text; raises `InvalidExpression`.
 
-    A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, braces that are not
-    closed end with the glob, and a glob that is only ``?`` or ``[!…]`` also matches an empty text.
+    A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, unclosed braces end
+    with the glob, and a glob of only ``?`` or ``[!…]`` also matches an empty text.
     """
     expression = _compile_re2("(?s)" + _glob_expression(pattern))
     return lambda text: expression.fullmatch(_valid(text)) is not None
@@ -74,9 +74,9 @@ def compile_glob(pattern: str) -> Matcher:
 
 @lru_cache(256)
 def compile_wildcard(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a name with ``*`` and ``?`` matches a whole text; ``?`` is one byte.
+    """Return a function that matches a name with ``*`` and ``?`` with a whole text; ``?`` is one byte.
 
-    A pattern that needs more bytes than a header has matches no text; RE2 would refuse the largest of them.
+    A pattern that needs more bytes than a header matches no text; RE2 would refuse the largest.
     """
     pattern = _STARS.sub("*", pattern)
     if len(_bytes(pattern)) - pattern.count("*") > _MAX_HEADER:
@@ -98,12 +98,12 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """Return a text whose invalid UTF-8 (lone surrogates) is U+FFFD, as which Go reads it."""
+    """Return a text with U+FFFD for invalid UTF-8 (lone surrogates), as Go reads it."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 def _check_go_only_rules(pattern: str) -> None:
-    r"""Check a valid RE2 expression against the two rules that only Go has: no ``\C``, and a bound for nesting."""
+    r"""Check a valid RE2 expression for two rules that only Go has: no ``\C``, and a bound for nesting."""
     depth = 0
     for part in _PARTS.findall(pattern):
         if part == r"\C":
@@ -138,7 +138,7 @@ def _glob_expression(pattern: str) -> str:
 
 
 def _glob_class(pattern: str, at: int) -> tuple[str, int]:
-    """Read what follows a ``[``, one range or single characters; return its expression and the position behind it."""
+    """Read one range or single characters after a ``[``; return the expression and the position behind it."""
     negative = pattern.startswith("!", at)
     at += negative
     ranges: list[tuple[str, str]] = []
@@ -159,10 +159,10 @@ def _glob_class(pattern: str, at: int) -> tuple[str, int]:
 
 
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
-    """Return the function that tells whether a record passes a filter; None for no filter and for an invalid one.
+    """Return the function that applies a filter to a record; None without a filter or for an invalid filter.
 
-    The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, so it
-    passes an inverse one.
+    The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, and so
+    passes an inverse filter.
     """
     try:
         test = _compile(wanted)
@@ -210,7 +210,7 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
 
 
 def text_at(path: str, header: bytes) -> str | None:
-    """Return the text at a path in a header; None if the value is missing, nested too deeply or not a text."""
+    """Return the text at a path in a header; None if missing, nested too deeply or no text."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
     except (ValueError, RecursionError):
@@ -223,7 +223,7 @@ def text_at(path: str, header: bytes) -> str | None:
 
 
 def _find(value: Any, path: str) -> Any:
-    """Return the value at a path inside an object or array; an empty tuple if it is missing."""
+    """Return the value at a path inside an object or array; an empty tuple if missing."""
     if isinstance(value, Members):
         name, wild, rest = _split(path)
         members = [member for key, member in value if (compile_wildcard(name)(key) if wild else name == key)]
@@ -244,7 +244,7 @@ def _find(value: Any, path: str) -> Any:
 
 
 def _split(path: str) -> tuple[str, bool, str | None]:
-    """Return the first name of a path, whether it has wildcards, and the rest; None if nothing follows."""
+    """Return the first name of a path, whether it has wildcards, and the rest (None if nothing follows)."""
     name, wild, at = "", False, 0
     while at < len(path):
         char = path[at]

@@ -30,16 +30,16 @@ MIB: int = 1024 * 1024
 class ChannelKind:
     """How a channel distributes messages."""
 
-    type: str = SHARED  # ``shared``, or ``key_failover``
+    type: str = SHARED  # ``shared`` or ``key_failover``
     key_header: str = KEY_HEADER  # extend header that carries the key
-    fixed: bool = False  # the type was chosen when the channel was created; otherwise the first subscriber chooses
+    fixed: bool = False  # chosen at the channel's creation; otherwise the first subscriber chooses
 
     def __str__(self) -> str:
         other = f" with keys in {self.key_header}" if self.key_header != KEY_HEADER else ""
         return self.type + other
 
     def same(self, other: ChannelKind) -> bool:
-        """Return whether messages are distributed in the same way."""
+        """Return whether messages are distributed equally."""
         return self.type == other.type and (self.type == SHARED or self.key_header == other.key_header)
 
 
@@ -47,7 +47,7 @@ PLAIN = ChannelKind()
 
 
 def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> ChannelKind | None:
-    """Return the requested type, None if no type is requested; raises `Refusal` for an unknown one."""
+    """Return the requested type, None without a request; raises `Refusal` for an unknown type."""
     if not dispatch:
         return None
     if dispatch not in DISPATCH_TYPES:
@@ -57,20 +57,20 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
 
 @frozen
 class ChannelRules:
-    """Numbers of the redesigned server's channels."""
+    """Limits and thresholds of the redesigned server's channels."""
 
     delayed_threshold: float = 900.0  # seconds; REQ with a longer delay moves the message to the delayed queue
-    # a channel stops reading while so many intervals are finished behind an unfinished message
+    # a channel stops reading at this number of finished intervals behind an unfinished message
     confirm_window: int = 500
-    delayed_batch: int = 100  # messages that are taken from the delayed queue at a time
+    delayed_batch: int = 100  # messages taken from the delayed queue at a time
     delayed_most: int = 160_000  # bound of a channel's delayed queue; with 0 it takes one message
-    replay_limit: int = 10_000  # messages that a channel of type key_failover reads ahead of its clients
-    rate_limit: int = 0  # KiB a second of large messages that each channel delivers; 0 for no limit
-    ignored_attempts: int = 0  # a message is finished instead of delivered again after more attempts, if it is old
-    ignored_after: float = 0.0  # seconds after which a message is old; 0 for never, and so with ``ignored_attempts`` 0
+    replay_limit: int = 10_000  # messages that a key_failover channel reads ahead of its clients
+    rate_limit: int = 0  # KiB per second of large messages in each channel; 0 for no limit
+    ignored_attempts: int = 0  # after more attempts an old message is finished instead of redelivered
+    ignored_after: float = 0.0  # seconds after which a message is old; 0 for never, also with ``ignored_attempts`` 0
 
     def ignores(self, attempts: int, age: float) -> bool:
-        """Return whether a message with so many attempts, published so many seconds ago, is finished instead."""
+        """Return whether a message with these attempts and this age in seconds is finished instead of delivered."""
         return self.ignored_attempts > 0 and attempts > self.ignored_attempts and 0 < self.ignored_after < age
 
 
@@ -80,13 +80,13 @@ class QueueOptions:
 
     # what the node allows and offers; ``limits.generation`` chooses the redesigned or the original server
     limits: ServerLimits = field(factory=ServerLimits)
-    clock: Callable[[], float] = time.monotonic  # seconds that never go backwards
+    clock: Callable[[], float] = time.monotonic  # monotonic seconds
     wall: Callable[[], int] = time.time_ns  # nanoseconds since 1970, for time stamps
-    clustered: bool = True  # topics are placed by a coordinator
-    data_path: Path | None = None  # folder of the queues; None keeps them in memory
-    disk: DiskOptions = field(factory=DiskOptions)  # how the folder is used
-    rules: ChannelRules = field(factory=ChannelRules)  # numbers of the redesigned server's channels
-    # without ``data_path``, bytes of unfinished messages that a partition keeps; a publish beyond them is refused
+    clustered: bool = True  # a coordinator places topics
+    data_path: Path | None = None  # folder of the queues; None for memory
+    disk: DiskOptions = field(factory=DiskOptions)
+    rules: ChannelRules = field(factory=ChannelRules)
+    # without ``data_path``, a partition's bytes of unfinished messages; publishes beyond them are refused
     memory_bound: int = 256 * MIB
     # messages of a topic and of a channel that the original server keeps in memory before it uses the disk
     mem_queue_size: int = 10_000
@@ -101,15 +101,15 @@ class PartitionOptions(QueueOptions):
     """Settings of one partition."""
 
     extend: bool = False  # messages carry extend headers
-    ordered: bool = False  # channels are consumed with SUB_ORDERED only
-    # without ``data_path``, finished messages that stay in memory for consumers that seek backwards
+    ordered: bool = False  # channels accept only SUB_ORDERED
+    # without ``data_path``, finished messages in memory for consumers that seek backwards
     finished_bytes: int = 16 * MIB
-    cache_bytes: int = 16 * MIB  # with ``data_path``, messages that stay in memory; others are read from disk
-    # tells whether consumers without extend support are served on extend topics now
+    cache_bytes: int = 16 * MIB  # with ``data_path``, messages in memory; others are read from disk
+    # whether extend topics serve consumers without extend support now
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
-    turn: Turn = field(factory=Turn)  # commands of a client that are being run; shared by the partitions of a node
-    # source of what is random at the real server: sampling, and the order in which messages of a lost connection are
-    # requeued. Seed it to repeat a run.
+    turn: Turn = field(factory=Turn)  # commands of a client in execution; shared by a node's partitions
+    # source of what the real server randomizes: sampling, and the requeue order of a lost connection's messages. Seed
+    # it to repeat a run.
     random: Random = field(factory=Random)
 
     @property
@@ -122,29 +122,29 @@ class PartitionOptions(QueueOptions):
 class NodeOptions(QueueOptions):
     """Settings of one node; times in seconds, sizes in bytes."""
 
-    # seconds for output buffers, also while ``clock`` stands still; read when a node is made, for simulations
+    # seconds for output buffers, even while ``clock`` stands still; read when a node is made, for simulations
     machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
-    broadcast_address: str = "127.0.0.1"  # host that clients connect to, in lookup responses
+    broadcast_address: str = "127.0.0.1"  # host for clients, in lookup responses
     hostname: str = field(factory=lambda: socket.gethostname())  # its name in lookup responses
-    client_timeout: float = 60.0  # how long a new connection may take for its first four bytes
-    # bytes of replies and messages of one connection that are kept while the client does not read. Beyond that the
-    # client's commands are not read, and nothing is delivered to it, until it has read them.
+    client_timeout: float = 60.0  # seconds until the first four bytes of a new connection
+    # unsent bytes of replies and messages of one connection. Beyond that the client's commands are not read, and
+    # nothing is delivered to it, until it has read them.
     max_unsent: int = 4 * MIB
     # bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING)
     max_pub_waiting: int = 200 * MIB
-    allow_ext_compatible: bool = False  # a topic that takes no headers drops internal ones instead of refusing them
-    allow_sub_ext_compatible: bool = False  # consumers without extend support may subscribe to extend topics
-    tls: ssl.SSLContext | None = None  # certificate of the TCP side, used when ``limits.tls`` is true
-    auth_addresses: tuple[str, ...] = ()  # ``host:port`` or URL of HTTP auth servers; empty without authorization
+    allow_ext_compatible: bool = False  # a topic without headers drops internal headers instead of refusing them
+    allow_sub_ext_compatible: bool = False  # consumers without extend support may use extend topics
+    tls: ssl.SSLContext | None = None  # certificate of the TCP side, used with ``limits.tls``
+    auth_addresses: tuple[str, ...] = ()  # ``host:port`` or URL of HTTP auth servers; empty for none
     auth_method: str = "get"  # ``get`` or ``post``
     # refuses HTTP requests that a foreign web page caused; None accepts them, as the real servers do
     http_guard: HttpGuard | None = None
     https_only: bool = False  # the HTTP port refuses everything (original generation, with ``--tls-required``)
-    # seconds between two flushes of a redesigned node without a cluster, where the first channel of a topic starts at
-    # the last flush. The real one flushes every fourth ``--sync-timeout``.
+    # seconds between flushes of a redesigned node without a cluster, where a topic's first channel starts at the last
+    # flush. The real nsqd flushes every fourth ``--sync-timeout``.
     flush_interval: float = 8.0
-    node_memory_bound: int = 1024 * MIB  # bytes of messages that all partitions together keep in memory
-    # repeats what is random at the real server: the order of requeued messages, sampling. None for no seed.
+    node_memory_bound: int = 1024 * MIB  # bytes of messages in memory, all partitions together
+    # repeats what the real server randomizes: requeue order, sampling
     seed: int | None = None
-    # values that ``/config`` of the original generation shows for options without effect in this server
+    # values in ``/config`` of the original generation for options without effect in this server
     reported: Mapping[str, Any] = field(factory=dict)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """One partition of a topic on one node; raises `InvalidSetting` if the data in its ``data_path`` cannot be used."""
+    """One partition of a topic on one node; raises `InvalidSetting` if the data in its ``data_path`` is unusable."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class Partition:
         self.partition = partition
         self.options: PartitionOptions = options or PartitionOptions()
         self.extend: bool = self.options.extend  # messages carry extend headers
-        self.ordered: bool = self.options.ordered  # channels are consumed with SUB_ORDERED only
-        self._budget: MemoryBudget = budget or MemoryBudget()  # memory bound of the node
-        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=self._budget)  # the queue
-        self.channels: dict[str, Channel] = {}  # channels by name
+        self.ordered: bool = self.options.ordered  # channels accept only SUB_ORDERED
+        self._budget: MemoryBudget = budget or MemoryBudget()  # of the node
+        self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=self._budget)
+        self.channels: dict[str, Channel] = {}
         self.committed: int = 0  # number of the last committed message
-        self.readable: int = 0  # number of the last message that channels may read
-        self.readable_offset: int = 0  # offset behind that message
-        self.suspended: bool = False  # another node leads the partition, so consumers are refused
-        self.paused: bool = False  # messages are not passed to channels (original server)
+        self.readable: int = 0  # number of the last message for channels
+        self.readable_offset: int = 0  # offset behind it
+        self.suspended: bool = False  # another node leads, consumers are refused
+        self.paused: bool = False  # channels get no messages (original server)
         self.touched: bool = False  # a deadline may have changed since the last `tick`
-        self.changes: int = 0  # grows with every change of the channels' persistent state, and when records are removed
+        self.changes: int = 0  # grows with each change of the channels' persistent state and each removal of records
         self.message_count: int = 0  # messages stored since the partition was opened
-        self.message_bytes: int = 0  # bytes of their bodies
-        # called with the name of a deleted channel; None for no callback
+        self.message_bytes: int = 0  # of their bodies
+        # called with the name of a deleted channel
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._schedule = schedule or Schedule()  # ticks the partition when something is due
         self._original = self.options.original
@@ -68,7 +68,7 @@ class Partition:
         self._closed = False
         self._new_on_replica = False
         self._saved_end = 0  # end of the queue when the state was written
-        self._stored_count = 0  # messages when the server was started (original server)
+        self._stored_count = 0  # messages when the server started (original server)
         self._storage: PartitionStore | None = None
         self._budget.add(self)
         if self.options.data_path is not None and not is_ephemeral(topic):
@@ -135,11 +135,11 @@ class Partition:
         )
 
     def skip_ids(self, count: int) -> None:
-        """Leave out so many ids, because messages that had them were refused."""
+        """Skip the ids of refused messages."""
         self._counter += count
 
     def commit(self, stored: Stored) -> None:
-        """Let channels read up to these messages, because all in-sync replicas have them."""
+        """Let channels read up to these messages: all in-sync replicas have them."""
         last = stored.entries[-1]
         if last.count <= self.committed:
             return
@@ -154,7 +154,7 @@ class Partition:
                 channel.pump()
 
     def uncommit(self, count: int) -> None:
-        """Let channels read only so many messages, because not every in-sync replica has those behind them.
+        """Let channels read only ``count`` messages: an in-sync replica lacks the following messages.
 
         What a channel has acknowledged stays readable.
         """
@@ -163,7 +163,7 @@ class Partition:
         self.readable_offset = self.log.find_count(self.readable)
 
     def _pass_to_channels(self) -> None:
-        """Pass committed messages to the channels, unless the topic is paused or has none (original server)."""
+        """Pass committed messages to the channels, unless the topic is paused or has no channel (original server)."""
         if self.paused or not self.channels:
             return
         first, self.readable = self.readable, self.committed
@@ -179,15 +179,15 @@ class Partition:
             channel.pump()
 
     def rollback(self, stored: Stored) -> None:
-        """Remove messages that were put and not committed, with all messages behind them."""
+        """Remove messages that were put and not committed, and all messages behind them."""
         if stored.entries[0].count > self.committed:
             self.truncate(stored.offset)
 
     def append_replica(self, entries: list[LogEntry], *, leader_start: int | None = None) -> None:
         """Append records of the leader, in order; a jump between them is a gap of its queue.
 
-        If the leader's queue starts (at ``leader_start``; None for the first record) behind the end of this one, this
-        one restarts there. A replica accepts what its leader accepted, and removes only what the leader removed: it
+        If the leader's queue starts (at ``leader_start``; None for the first record) behind this queue's end, this
+        queue restarts there. A replica accepts what its leader accepted, and removes only what the leader removed: it
         learns late how far the channels are, and may become the leader. Raises `Refusal` if the disk cannot be written.
         """
         log = self.log
@@ -201,7 +201,7 @@ class Partition:
             channel.pump()
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset, because a new leader does not have it."""
+        """Remove everything at or behind an offset: a new leader does not have it."""
         self.log.truncate(offset)
         self._continue_counter()
         if self.committed > self.log.end_count:
@@ -221,7 +221,7 @@ class Partition:
     # Memory
 
     def _make_room(self) -> None:
-        """Free memory; raises `Refusal` if unfinished messages of the partition, or of the node, exceed the bound."""
+        """Free memory; raises `Refusal` if unfinished messages of partition or node exceed the bound."""
         self.free_memory()
         bound, budget = self.options.memory_bound, self._budget
         if self.log.held > bound and self._storage is None:
@@ -239,14 +239,14 @@ class Partition:
             )
 
     def free_memory(self) -> None:
-        """Remove finished messages from memory; with a data path, remove everything that can be read from disk."""
+        """Remove finished messages from memory; with a data path, everything that can be read from disk."""
         if self._storage is None:
             self._trim(0)
         else:
             self.log.shrink(0)
 
     def _trim(self, keep: int) -> None:
-        """Remove finished messages, except those in so many bytes of the end of the queue."""
+        """Remove finished messages, except in the last ``keep`` bytes of the queue."""
         if self.suspended:
             return
         slowest = min((channel.acked.offset for channel in self.channels.values()), default=self.readable_offset)
@@ -258,15 +258,15 @@ class Partition:
     # Channels
 
     def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
-        """Return a channel; a new one has this type and starts at the end of the queue.
+        """Return a channel; a new channel has this type and starts at the end of the queue.
 
-        At the original server, the first channel receives the messages that the topic holds.
+        At the original server, the first channel receives the messages in the topic.
         """
         channel = self.channels.get(name)
         if channel is None:
             channel = self._make_channel(name, self.readable_offset, self.readable, kind)
             if self.suspended:
-                self._new_on_replica = True  # its position follows at once; the end would be a wrong one to store
+                self._new_on_replica = True  # its position follows at once; the end would be a wrong position to store
             else:
                 self.note_channels()
             if self._original:
@@ -274,7 +274,7 @@ class Partition:
         return channel
 
     def add_channels(self, names: list[str]) -> None:
-        """Create several channels, each of which receives the messages that the topic holds (original server)."""
+        """Create several channels, each with the messages in the topic (original server)."""
         for name in names:
             self._make_channel(name, self.readable_offset, self.readable, PLAIN)
         self.note_channels()
@@ -293,7 +293,7 @@ class Partition:
         return channel
 
     def set_kind(self, name: str, kind: ChannelKind) -> Channel:
-        """Return a channel of this type: created if it is missing, otherwise converted at its acknowledged position.
+        """Return a channel of this type, created if missing, otherwise converted at its acknowledged position.
 
         Messages in flight are redelivered, so the channel must have no subscriber.
         """
@@ -310,7 +310,7 @@ class Partition:
         return channel
 
     def check_kind(self, name: str, wanted: ChannelKind) -> None:
-        """Raise `Refusal` unless a channel, which may not exist yet, can have a type."""
+        """Raise `Refusal` unless a channel, existing or not, can have a type."""
         channel = self.channels.get(name)
         kind = channel.kind if channel else PLAIN
         if kind.same(wanted):
@@ -321,10 +321,10 @@ class Partition:
             raise Refusal(f"channel {name} of topic {self.topic} is ordered and cannot become {wanted}")
 
     def admit(self, name: str, wanted: ChannelKind | None) -> Channel:
-        """Return the channel for a subscriber, or for a request to create it; raises `Refusal` as `check_kind`.
+        """Return the channel for a subscriber or a request to create it; raises `Refusal` as `check_kind`.
 
-        Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless it was chosen
-        when the channel was created.
+        Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless the channel's
+        creation chose it.
         """
         channel = self.channel(name)
         if wanted is None or (channel.kind.same(wanted) and channel.kind.fixed):
@@ -350,7 +350,7 @@ class Partition:
     def upgrade_extend(self) -> None:
         """Make the topic an extend topic permanently.
 
-        Older records are not changed and are delivered as version 0 (captured: upgrade_old_records).
+        Older records stay unchanged and are delivered as version 0 (captured: upgrade_old_records).
         """
         self.extend = True
         self.note_channels()
@@ -359,12 +359,12 @@ class Partition:
 
     @property
     def depth(self) -> int:
-        """Messages that were not passed to channels."""
+        """Messages not passed to channels."""
         return self.committed - self.readable
 
     @property
     def stored_depth(self) -> int:
-        """Messages that were not passed to channels since before the server was started."""
+        """Messages not passed to channels since before the server started."""
         return max(min(self.committed, self._stored_count) - self.readable, 0)
 
     def set_paused(self, paused: bool) -> None:
@@ -373,7 +373,7 @@ class Partition:
         self._pass_to_channels()
 
     def empty(self) -> None:
-        """Discard messages that were not passed to channels; channels keep theirs."""
+        """Discard messages not passed to channels; channels keep theirs."""
         self._delays.clear()
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
@@ -385,16 +385,16 @@ class Partition:
     # Time and end
 
     def touch(self) -> None:
-        """Schedule a tick, because a deadline may have changed."""
+        """Schedule a tick: a deadline may have changed."""
         self.touched = True
         self._schedule.add(self)
 
     def tick(self) -> float | None:
-        """Process what is due in the channels and on disk, and free memory of finished messages.
+        """Process what is due in the channels and on disk; free memory of finished messages.
 
-        Returns the clock time of the next call that is needed; None until `touch` is called.
+        Returns the clock time of the next call; None until `touch` is called.
         """
-        self.touched = True  # what the channels change now is part of the result
+        self.touched = True  # includes what the channels change now
         due = min((channel.tick() for channel in self._all_channels()), default=inf)
         storage = self._storage
         if storage is not None:
@@ -411,7 +411,7 @@ class Partition:
         return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._all_channels()]
 
     def suspend(self) -> None:
-        """Refuse consumers, because another node leads: clients are closed, messages in flight are discarded."""
+        """Refuse consumers, because another node leads: close clients, discard messages in flight."""
         self.suspended = True
         for channel in self._all_channels():
             channel.suspend()
@@ -423,7 +423,7 @@ class Partition:
             channel.pump()
 
     def restart(self) -> None:
-        """Continue as a restarted process does, which has only what it had stored: no clients and no counters."""
+        """Continue as a restarted process: only with what is stored, without clients and counters."""
         self.message_count = self.message_bytes = 0
         self._stored_count = self.committed
         for channel in self._all_channels():
@@ -431,7 +431,7 @@ class Partition:
             channel.pump()
 
     def close(self, *, destroy: bool = False, save: bool = True) -> None:
-        """Close the clients of all channels and the files, which are removed with ``destroy``.
+        """Close the clients of all channels and the files; ``destroy`` removes the files.
 
         Without ``save`` the files are left as by a killed process.
         """
@@ -485,7 +485,7 @@ class Partition:
             self.note_channels()
 
     def note_channels(self) -> None:
-        """Write the channels' state at once, because channels were created, deleted or switched."""
+        """Write the channels' state at once: channels were created, deleted or switched."""
         self._new_on_replica = False
         self.changes += 1
         if self._storage is not None:

@@ -1,6 +1,6 @@
 """When partitions are ticked, and when their channels deliver.
 
-Partitions are ticked only when a deadline has passed, so that idle partitions cost nothing.
+A partition is ticked only after a deadline: idle partitions cost nothing.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from attrs import define, field
 
 
 class Scheduled(Protocol):
-    """A thing with deadlines."""
+    """Something with deadlines."""
 
     def tick(self) -> float | None:
-        """Process what is due; return the clock time of the next deadline, None for none."""
+        """Process what is due; return the clock time of the next deadline."""
 
 
 @define(eq=False)
 class Schedule:
     """The deadlines of all partitions of a node.
 
-    A partition whose deadlines may have changed is added with `add` and ticked by the next `run`; afterwards it is
-    ticked when its own next deadline passes.
+    `run` ticks partitions that were added with `add` (their deadlines may have changed) and partitions whose deadline
+    has passed.
     """
 
-    on_change: Callable[[], None] = lambda: None  # called when the first item was added since the last `run`
+    on_change: Callable[[], None] = lambda: None  # called at the first `add` since the last `run`
     _changed: dict[Scheduled, None] = field(factory=dict)
     _deadlines: dict[Scheduled, float] = field(factory=dict)
     _heap: list[tuple[float, int, Scheduled]] = field(factory=list)
@@ -43,13 +43,13 @@ class Schedule:
 
     @property
     def next_deadline(self) -> float:
-        """Clock time at which `run` has something to do; -infinity if it has now, infinity if nothing is due."""
+        """Clock time at which `run` has work, -infinity for now, infinity for never."""
         if self._changed:
             return -inf
         return self._heap[0][0] if self._heap else inf
 
     def remove(self, item: Scheduled) -> None:
-        """Tick an item no more."""
+        """Stop ticking an item."""
         self._changed.pop(item, None)
         self._deadlines.pop(item, None)
 
@@ -79,27 +79,25 @@ class Pumped(Protocol):
 
 @define(eq=False)
 class Turn:
-    """Commands that were received together are run before the messages that they let through are delivered.
+    """Runs commands received together before the messages that they let through are delivered.
 
-    At the real servers another goroutine delivers, which in most cases runs only when all these commands have been
-    answered: after SUB, RDY and PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
+    At the real servers another goroutine delivers, usually only after the answers to all these commands: after SUB, RDY
+    and PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
     """
 
     _channels: dict[Pumped, None] = field(factory=dict)
     _open: bool = False
 
     def begin(self) -> None:
-        """Defer deliveries."""
         self._open = True
 
     def defers(self, channel: Pumped) -> bool:
-        """Return whether a channel has to wait; it is pumped at the end of the turn then."""
+        """Return whether a channel waits; it is pumped at the end of the turn then."""
         if self._open:
             self._channels[channel] = None
         return self._open
 
     def end(self) -> None:
-        """Deliver."""
         self._open = False
         if self._channels:
             waiting, self._channels = self._channels, {}

@@ -1,7 +1,7 @@
 """A channel of the redesigned server: clients, delivery, responses to messages, switches.
 
-The channel always reads one message ahead. Only a client can take it, so a message that no client can take now blocks
-the messages behind it (captured: tag_head_of_line).
+The channel reads one message ahead. If no client can take this message now, it blocks the messages behind it (captured:
+tag_head_of_line).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """One channel of one partition; it starts to read at an offset with ``count`` messages before it."""
+    """One channel of one partition; reads from an offset with ``count`` messages before it."""
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
-        self.ephemeral: bool = is_ephemeral(name)  # the channel is deleted with its last client
+        self.ephemeral: bool = is_ephemeral(name)  # deleted with the last client
         self.paused: bool = False  # nothing is delivered
         self.skipped: bool = False  # every message is discarded
-        self.traced: bool = False  # deliveries and finished messages are logged (`/message/trace/enable`)
+        self.traced: bool = False  # logs deliveries and finished messages (`/message/trace/enable`)
         self.cursor: Cursor = self._make_cursor(partition, (offset, count))  # read position and messages in flight
-        self.read_ahead: Delivery | None = None  # the message that was read and is not delivered yet
-        self.clients: dict[int, SubscribedClient] = {}  # clients by their numbers
+        self.read_ahead: Delivery | None = None  # read and not delivered yet
+        self.clients: dict[int, SubscribedClient] = {}  # by their numbers
         self.timeouts: int = 0  # messages that timed out
-        self.latencies: Latencies = Latencies()  # histograms of finished messages
-        self.kind = PLAIN  # type of the channel
+        self.latencies: Latencies = Latencies()  # of finished messages
+        self.kind = PLAIN
         self._partition = partition
         self._options = partition.options
         self._clock = partition.options.clock
@@ -58,7 +58,7 @@ class Channel:
 
     @property
     def ordered(self) -> bool:
-        """One message at a time for all clients together, in the order of the queue."""
+        """All clients together get one message at a time, in the order of the queue."""
         return self.cursor.ordered
 
     @property
@@ -68,7 +68,7 @@ class Channel:
     # Clients
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client, with ``ordered`` as SUB_ORDERED does; ``start`` is ignored unless this is the only client.
+        """Add a client, with ``ordered`` as SUB_ORDERED does; only the first client's ``start`` counts.
 
         Raises `Refusal` with the text for E_INVALID, or "Consume is disabled currently".
         """
@@ -98,8 +98,8 @@ class Channel:
     def _make_ordered(self) -> None:
         """Become ordered: read again from the acknowledged position.
 
-        The message that was read ahead is delivered before, and the rewind takes it from its client again. The client
-        receives it twice with the same attempts, for any RDY count (captured: sub_ordered_first_reset_duplicate).
+        The message read ahead is delivered first; the rewind then takes it from its client, which receives it twice
+        with the same attempts, for any RDY count (captured: sub_ordered_first_reset_duplicate).
         """
         if not self.ordered:
             self.cursor.ordered = True
@@ -108,7 +108,7 @@ class Channel:
 
     @property
     def _waits_for_tag(self) -> bool:
-        """Whether the message that was read ahead waits for a client of its tag; the server ignores moves meanwhile."""
+        """Whether the message read ahead waits for a client of its tag; the server ignores moves meanwhile."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, client: SubscribedClient) -> None:
@@ -123,10 +123,10 @@ class Channel:
         self.pump()
 
     def _requeue_all_of(self, client: SubscribedClient) -> None:
-        """Requeue what a client had in flight, in random order, as the real server does: it iterates over a Go map.
+        """Requeue a client's messages in flight in random order, as the real server does (it iterates over a Go map).
 
-        The server's message pump runs at the same time, so other clients may receive the first of these messages, and
-        messages that were never sent, before the last one is requeued.
+        The server's message pump runs at the same time: other clients may receive the first of these messages, and
+        messages that were never sent, before the last of these is requeued.
         """
         random = self._options.random
         deliveries = self._in_flight.of(client)
@@ -146,7 +146,7 @@ class Channel:
             self.pump()
 
     def set_client_limit(self, prefix: str, limit: int) -> None:
-        """Limit the messages in flight at clients whose ``host:port`` starts with a prefix, whatever their RDY."""
+        """Limit the messages in flight of clients whose ``host:port`` has a prefix, whatever their RDY."""
         for client in self.clients.values():
             if client.name.startswith(prefix):
                 client.limit = limit
@@ -155,12 +155,12 @@ class Channel:
         self.pump()
 
     def set_rate_limit(self, rate: int) -> None:
-        """Limit the KiB of large messages a second; a rate of zero or less changes nothing."""
+        """Limit the KiB of large messages per second; zero or less changes nothing."""
         if rate > 0:
             self._rate_limit = RateLimit(rate, self._clock())
 
     def _dropped(self, delivery: Delivery) -> None:
-        """Take a message that is not finished from its client."""
+        """Take an unfinished message from its client."""
         client = delivery.owner
         delivery.owner = None
         if client is not None:
@@ -200,7 +200,7 @@ class Channel:
             self._pumping = False
 
     def _must_not_pump(self) -> bool:
-        """Mark the partition as used; return whether deliveries wait for the end of a turn, or are being made."""
+        """Mark the partition as used; return whether deliveries wait for the end of a turn or are under way."""
         if not self._partition.touched:
             self._partition.touch()
         return self._pumping or self._options.turn.defers(self)
@@ -218,7 +218,7 @@ class Channel:
         return delivery
 
     def _is_ignored(self, delivery: Delivery) -> bool:
-        """Return whether a message is finished instead of delivered again; see `ChannelRules.ignores`."""
+        """Return whether a message is finished instead of redelivered; see `ChannelRules.ignores`."""
         age = self._options.wall() - delivery.entry.record.timestamp
         return self._options.rules.ignores(delivery.attempts, age / 1e9)
 
@@ -228,7 +228,7 @@ class Channel:
             self.cursor.acknowledge(delivery)
             return
         known = self._in_flight.table.get(delivery.entry.record.internal_id)
-        if known is not None:  # read again because the position was moved, and still at a client
+        if known is not None:  # read again after a move of the position, and still at a client
             if known.delayed and not delivery.delayed:
                 self.cursor.acknowledge(delivery)
             return
@@ -274,7 +274,7 @@ class Channel:
         self.pump()
 
     def finish_forced(self, internal_id: int) -> None:
-        """Finish a message at any client, or a deferred one; raises `Refusal` if it is not in flight."""
+        """Finish a message at any client, or a deferred message; raises `Refusal` if it is not in flight."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
@@ -284,14 +284,14 @@ class Channel:
         self.pump()
 
     def finish_deferred(self) -> None:
-        """Finish all messages that wait for their delay in memory."""
+        """Finish all messages whose delay runs in memory."""
         for delivery in list(self._in_flight.deferred_messages()):
             self.finish_forced(delivery.entry.record.internal_id)
 
     def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
-        """Requeue a message after some seconds; raises `Refusal` if that is not allowed.
+        """Requeue a message after some seconds, or raise `Refusal`.
 
-        An ordered channel ignores a request with a delay, so the message is redelivered after its timeout (captured:
+        An ordered channel ignores REQ with a delay; the message is redelivered after its timeout (captured:
         sub_ordered_requeue).
         """
         if delay > 0 and (self.ordered or self._partition.ordered):
@@ -312,7 +312,7 @@ class Channel:
         self.pump()
 
     def touch(self, client: SubscribedClient, internal_id: int) -> None:
-        """Restart the timeout of a message, up to the longest time in flight; raises `Refusal` as `finish`."""
+        """Restart a message's timeout, up to the longest time in flight; raises `Refusal` as `finish`."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
@@ -360,9 +360,9 @@ class Channel:
     # Switches
 
     def set_offset(self, position: StartPosition) -> None:
-        """Move the read position; messages in flight are discarded, the message that was read ahead is kept.
+        """Move the read position; messages in flight are discarded, the message read ahead is kept.
 
-        Without effect while that message waits for a client of its tag. Raises `Refusal` for a position not found.
+        Without effect while that message waits for a client of its tag. Raises `Refusal` for an unknown position.
         """
         found = position.find(self._partition.log, clustered=self._options.clustered)
         if not self._waits_for_tag:
@@ -375,7 +375,7 @@ class Channel:
         self.set_offset(AT_END)
 
     def requeue_delayed(self, ahead: float = 0) -> None:
-        """Requeue messages of the delayed queue that are due within so many seconds."""
+        """Requeue messages of the delayed queue that are due within ``ahead`` seconds."""
         self.cursor.requeue_delayed(ahead)
         self.pump()
 
@@ -386,7 +386,7 @@ class Channel:
             self.pump()
 
     def set_ordered(self, ordered: bool) -> None:
-        """Make the channel ordered, or make it unordered, which closes its clients; they receive nothing more."""
+        """Make the channel ordered or unordered; the latter closes its clients, which receive nothing more."""
         if ordered:
             self._make_ordered()
             self.pump()
@@ -400,7 +400,7 @@ class Channel:
         self.pump()
 
     def set_skipped(self, skipped: bool) -> None:
-        """Discard the queue and every further message, or keep messages again; the channel then starts at the end."""
+        """Discard the queue and all further messages, or keep messages again, from the end of the queue on."""
         self.skipped = skipped
         self._partition.note_channels()
         self.empty()
@@ -408,7 +408,7 @@ class Channel:
     # Leader changes, close, disk
 
     def suspend(self) -> None:
-        """Close all clients and discard messages in flight, because another node leads the partition."""
+        """Close all clients and discard messages in flight: another node leads the partition."""
         self._close_clients()
         for client in self.clients.values():
             self._selector.remove(client)
@@ -423,7 +423,7 @@ class Channel:
             self._partition.delete_channel(self.name)
 
     def restart(self) -> None:
-        """Forget what only a process remembers: clients, messages in flight, counters, and that it is ordered."""
+        """Forget what only a process knows: clients, messages in flight, counters, and being ordered."""
         self.suspend()
         self.cursor.ordered = False
         self.cursor.requeues = self.timeouts = 0
@@ -453,7 +453,7 @@ class Channel:
         )
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
-        """Load a persistent state and the content of the delayed queue."""
+        """Load a persistent state and the delayed queue."""
         log = self._partition.log
         self.paused = state.paused
         self.skipped = state.skipped
@@ -462,7 +462,7 @@ class Channel:
         self._partition.note_restored()
 
     def cut(self, offset: int, count: int) -> None:
-        """Discard everything behind the end of a queue that was truncated."""
+        """Discard everything behind the end of a truncated queue."""
         if self.read_ahead is not None and self.read_ahead.entry.offset >= offset:
             self.read_ahead = None
         self.cursor.cut(offset, count)

@@ -1,8 +1,8 @@
 """The read position of a channel, with requeued messages, messages in flight and the acknowledged position.
 
-Requeued messages are delivered before the queue is read further. Moving the read position discards everything in
-flight; a message that the channel has read ahead is not part of the cursor and is still delivered (captured:
-channel_setoffset, channel_empty_connected, sub_advanced_special).
+Requeued messages are delivered before the queue is read further. A move of the read position discards everything in
+flight; the message read ahead is not part of the cursor and is still delivered (captured: channel_setoffset,
+channel_empty_connected, sub_advanced_special).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Latencies:
     """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
 
-    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was stored
-    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by the time since the message was delivered
+    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by time since the message was stored
+    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by time since it was delivered
 
     def add(self, held: float, age: int) -> None:
-        """Count a message that was delivered so many seconds ago, and stored so many nanoseconds ago."""
+        """Count a message by seconds since its delivery and nanoseconds since it was stored."""
         self.delivery[bisect_right(_BOUNDS, held * 1000)] += 1
         self.consume[bisect_right(_BOUNDS, age // 1_000_000)] += 1
 
@@ -49,39 +49,39 @@ class Latencies:
 class KeyRangeStats:
     """One key range of a channel of type key_failover."""
 
-    low: float  # lower bound, 0 to 1
-    high: float  # upper bound
-    tag: str  # dispatch tag of the client; each tag has ranges of its own
-    client_id: int  # number of the client in its node
+    low: float  # bounds, 0 to 1
+    high: float
+    tag: str  # dispatch tag of the client; each tag has its own ranges
+    client_id: int  # the client's number in its node
     remote_address: str
-    rate: float  # messages per second that were read for it recently
-    waiting: int  # messages of the replay set that wait for this client
+    rate: float  # messages per second read for it recently
+    waiting: int  # messages of the replay set for this client
 
 
 @define(kw_only=True)
 class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
 
-    depth: int  # messages that are not finished (redesigned server), or not delivered (original)
+    depth: int  # unfinished messages (redesigned server), or undelivered messages (original)
     depth_size: int  # their bytes in the queue
-    depth_timestamp: int  # time stamp of the message that was read last; 0 for none
-    backend_depth: int  # the part of the depth that is on disk
-    backlogs: int  # messages that were never delivered, deferred ones included
-    in_flight_count: int  # messages at clients; the redesigned server includes deferred ones
-    deferred_count: int  # messages that wait for their delay in memory
-    deferred_from_delay_count: int  # messages that were taken from the delayed queue and are not finished
+    depth_timestamp: int  # time stamp of the last message read; 0 for none
+    backend_depth: int  # the part of ``depth`` on disk
+    backlogs: int  # messages never delivered, deferred messages included
+    in_flight_count: int  # messages at clients; redesigned: and deferred messages
+    deferred_count: int  # messages whose delay runs in memory
+    deferred_from_delay_count: int  # unfinished messages from the delayed queue
     message_count: int  # messages that entered the channel
-    requeue_count: int  # requeued messages
-    timeout_count: int = 0  # messages that timed out
-    delayed_queue_count: int  # messages in the delayed queue
-    delayed_queue_recent: int  # when the first of them is due; 0 for none
+    requeue_count: int
+    timeout_count: int = 0
+    delayed_queue_count: int
+    delayed_queue_recent: int  # when its first message is due; 0 for none
     replay_count: int = 0  # messages that were read and wait for the client of their key
     held_keys: int = 0  # keys with messages in flight
-    key_ranges: list[KeyRangeStats] = field(factory=list)  # ranges of the clients
+    key_ranges: list[KeyRangeStats] = field(factory=list)
 
 
 class PartitionView(Protocol):
-    """A partition as a channel sees it; its members are described in `nsqext.broker.engine.partition.Partition`."""
+    """A partition as a channel sees it; see `nsqext.broker.engine.partition.Partition`."""
 
     topic: str
     options: PartitionOptions
@@ -103,33 +103,33 @@ class PartitionView(Protocol):
 
 
 class Cursor:
-    """The messages of one channel, from its read position: an offset, and the number of messages before it."""
+    """The messages of one channel from its read position: an offset, with the number of messages before it."""
 
     def __init__(
         self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
     ) -> None:
         self.channel: str = channel
-        self.offset: int = position[0]  # offset of the next record to read
+        self.offset: int = position[0]  # of the next record to read
         self.count: int = position[1]  # messages before it
-        self.timestamp: int = 0  # time stamp (ns) of the message that was read last; 0 for none
+        self.timestamp: int = 0  # time stamp (ns) of the last message read; 0 for none
         self.ordered: bool = False  # one message at a time
-        self.requeued: deque[Delivery] = deque()  # requeued messages, which are delivered next
-        self.in_flight: InFlight = InFlight()  # messages at clients and deferred ones
-        self.acked: AckTracker = AckTracker(*position)  # the acknowledged position
+        self.requeued: deque[Delivery] = deque()  # delivered next
+        self.in_flight: InFlight = InFlight()  # messages at clients and deferred messages
+        self.acked: AckTracker = AckTracker(*position)
         self.delayed: DelayedQueue = DelayedQueue(channel, self._journal(partition, channel))
-        # internal ids of messages that were taken from the delayed queue and are not finished
+        # internal ids of unfinished messages from the delayed queue
         self.from_delayed: set[int] = set()
-        self.requeues: int = 0  # number of requeued messages so far
+        self.requeues: int = 0  # requeued messages so far
         self._partition = partition
         self._options = partition.options
         self._window = partition.options.rules.confirm_window
-        self._on_dropped = on_dropped  # called with each message in flight when the position is moved
-        # bound of `requeued`, the real server's requeuedMsgChan; the rest waits in a Go map, without an order
+        self._on_dropped = on_dropped  # called with each message in flight when the position moves
+        # bound of `requeued`, the real server's requeuedMsgChan; the rest waits in a Go map, without order
         small = partition.ordered or is_ephemeral(channel)
         self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
         self._overflow: list[Delivery] = []
         self._read_ahead: Delivery | None = None  # read while a requeued message was taken
-        self._unreadable: int | None = None  # messages before the one that could not be read from disk
+        self._unreadable: int | None = None  # messages before a message that could not be read from disk
         self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
 
     def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
@@ -138,7 +138,7 @@ class Cursor:
     # Reading and acknowledging
 
     def take(self) -> Delivery | None:
-        """Return the next message; None at the end of the queue and while too many messages are unacknowledged."""
+        """Return the next message; None at the end and while too many messages are unacknowledged."""
         rewound = False
         while True:
             if self._rewind is not None:
@@ -153,7 +153,7 @@ class Cursor:
             self._rewind = True
 
     def _move_to(self, entry: LogEntry) -> None:
-        """Acknowledge up to a message, because the acknowledged position is not the start of any."""
+        """Acknowledge up to a message: no message starts at the acknowledged position."""
         logger.warning(
             "%s: the acknowledged position %d is not the start of a message; it moves to %d",
             self.channel,
@@ -164,7 +164,7 @@ class Cursor:
         self._partition.note_progress()
 
     def _next(self) -> Delivery | None:
-        """Take a requeued message or the next of the queue; the queue is read in either case, as the server does."""
+        """Take a requeued message or the queue's next message; the queue is read in either case, as at the server."""
         ahead = self._read_ahead or self._read()
         if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):
             self._refill()
@@ -172,7 +172,7 @@ class Cursor:
         return self.requeued.popleft() if self.requeued else ahead
 
     def _refill(self) -> None:
-        """Move messages from the overflow to `requeued` in random order; the real server's scan loop does that."""
+        """Move messages from the overflow to `requeued` in random order, as the real server's scan loop does."""
         self._options.random.shuffle(self._overflow)
         self.requeued.extend(self._overflow[: self._max_requeued])
         del self._overflow[: self._max_requeued]
@@ -184,7 +184,7 @@ class Cursor:
         try:
             entry = partition.log.at(self.count + 1)
         except Refusal as refusal:
-            if self._unreadable != self.count:  # the channel waits for the message; that is logged once
+            if self._unreadable != self.count:  # the channel waits for the message; logged once
                 self._unreadable = self.count
                 logger.warning("%s", refusal.text)
             return None
@@ -199,9 +199,9 @@ class Cursor:
         return Delivery(entry)
 
     def _starts_over(self) -> bool:
-        """Forget what was finished out of order if it alone stops a reader at the acknowledged position.
+        """Forget what was finished out of order if only that stops a reader at the acknowledged position.
 
-        A new leader starts so. The real server does the same: finished messages are redelivered.
+        A new leader starts in this state. As at the real server, finished messages are redelivered.
         """
         if self.count != self.acked.count or not self.acked.starts:
             return False
@@ -211,7 +211,7 @@ class Cursor:
         return True
 
     def _pass_over_missing(self) -> None:
-        """Acknowledge messages that were lost on disk, or move to the start of a queue that starts later."""
+        """Acknowledge messages lost on disk, or move to the start of a queue that starts later."""
         gap = self._partition.log.gap_at(self.count + 1)
         if gap is None:
             self.jump(self._partition.log.start_offset, self._partition.log.start_count)
@@ -222,22 +222,22 @@ class Cursor:
 
     @property
     def blocked_by_disk(self) -> bool:
-        """Whether the next message could not be read from disk; reading it is tried again with every tick."""
+        """Whether the next message could not be read from disk; each tick tries again."""
         return self._unreadable == self.count and self.count < self._partition.readable
 
     def _must_wait(self) -> bool:
         return (self.ordered and bool(self.in_flight.table or self.requeued or self._overflow)) or self.is_full()
 
     def is_full(self) -> bool:
-        """Return whether so many messages are finished out of order that the queue is not read further."""
+        """Return whether too many messages are finished out of order to read further."""
         return len(self.acked.starts) > self._window or self.is_clogged()
 
     def is_blocked(self) -> bool:
-        """Return whether the window of messages that are finished out of order is used up."""
+        """Return whether the window of messages finished out of order is used up."""
         return len(self.acked.starts) >= self._window
 
     def is_clogged(self) -> bool:
-        """Return whether more than half of a full window of messages is deferred."""
+        """Return whether more than half of a full window is deferred."""
         return 2 * self.in_flight.deferred > self.count - self.acked.count >= self._window
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -250,7 +250,7 @@ class Cursor:
             self._partition.note_progress()
 
     def is_finished(self, delivery: Delivery) -> bool:
-        """Return whether a message that was read again is finished already, or waits in the delayed queue."""
+        """Return whether a message read again is finished or waits in the delayed queue."""
         entry = delivery.entry
         if delivery.delayed:
             return False
@@ -272,9 +272,9 @@ class Cursor:
             self._overflow.append(delivery)
 
     def delay(self, delivery: Delivery, delay: float) -> bool:
-        """Move a message to the delayed queue for some seconds; return False if its journal could not be written.
+        """Move a message to the delayed queue; return False if its journal could not be written.
 
-        After very many attempts it waits at least a second for each of them.
+        After very many attempts it waits at least one second for each attempt.
         """
         if delivery.attempts >= MAX_ATTEMPTS // 4:
             delay = max(delay, delivery.attempts)
@@ -288,7 +288,7 @@ class Cursor:
         return True
 
     def requeue_delayed(self, ahead: float = 0) -> None:
-        """Requeue messages of the delayed queue that are due within so many seconds."""
+        """Requeue messages of the delayed queue that are due within ``ahead`` seconds."""
         now = self._options.wall() + round(ahead * 1e9)
         for delayed in self.delayed.due(now, self._options.rules.delayed_batch):
             internal_id = delayed.entry.record.internal_id
@@ -312,9 +312,9 @@ class Cursor:
         self.drain()
 
     def rewind(self, *, forget: bool) -> None:
-        """Read again from the acknowledged position, after the message that was read ahead.
+        """Read again from the acknowledged position, after the message read ahead.
 
-        With ``forget``, what was finished out of order is redelivered, too.
+        With ``forget``, messages finished out of order are redelivered, too.
         """
         self._rewind = forget
 
@@ -326,7 +326,7 @@ class Cursor:
         self.drain()
 
     def skip_queue(self) -> None:
-        """Move to the end of the queue, unless it is the position."""
+        """Move to the end of the queue, unless already there."""
         partition = self._partition
         if self.count < partition.readable:
             self.jump(partition.readable_offset, partition.readable)
@@ -350,7 +350,7 @@ class Cursor:
             self.delayed.restore(message)
 
     def cut(self, offset: int, count: int) -> None:
-        """Discard everything behind the end of a queue that was truncated."""
+        """Discard everything behind the end of a truncated queue."""
         self.acked.cut(offset, count)
         for internal_id, delayed in list(self.delayed.messages.items()):
             if delayed.entry.offset >= offset:

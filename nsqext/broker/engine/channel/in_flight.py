@@ -1,4 +1,4 @@
-"""Clients of a channel, and its deliveries: read, at a client, waiting for a delay, or acknowledged."""
+"""Clients of a channel, and its deliveries: read, at a client, delayed, or acknowledged."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
 NO_LIMIT = 50_000
-"""Messages that may be in flight at a client without a limit set over HTTP."""
+"""Messages in flight at a client without a limit set over HTTP."""
 
 _SLOW_AFTER = 5
 
 
 @define(eq=False)
 class SubscribedClient(ABC):
-    """A consumer connection as its channel sees it; a session subscribes with one of its own."""
+    """A consumer connection as its channel sees it; sessions implement it."""
 
-    id: int  # number of the client, unique in the node
+    id: int  # unique in the node
     name: str  # ``host:port``
     tag: str = ""  # desired dispatch tag; empty for none, and on topics without extend support
-    extend: bool = False  # the client reads extend headers
+    extend: bool = False  # it reads extend headers
     sample_rate: int = 0  # percentage of messages to deliver; 0 for all
-    ext_filter: Mapping[str, Any] = field(factory=dict)  # the member ``ext_filter`` of IDENTIFY; empty for none
-    msg_timeout: float = 60.0  # seconds before a delivered message times out
+    ext_filter: Mapping[str, Any] = field(factory=dict)  # member ``ext_filter`` of IDENTIFY; empty for none
+    msg_timeout: float = 60.0  # seconds
     touch_timeout: float = 60.0  # seconds that TOUCH adds
     ready: int = field(default=0, init=False)  # RDY count; set by `Channel.set_ready`
-    matches: Callable[[Record], bool] | None = field(init=False)  # header filter; None without one
-    filtered: bool = field(init=False)  # some messages are not delivered to the client
+    matches: Callable[[Record], bool] | None = field(init=False)  # header filter
+    filtered: bool = field(init=False)  # some messages are not delivered to it
     in_flight: int = field(default=0, init=False)
-    window: int = field(default=0, init=False)  # most messages in flight at present
-    limit: int = field(default=NO_LIMIT, init=False)  # most messages in flight, as set over HTTP
+    window: int = field(default=0, init=False)  # most messages in flight now
+    limit: int = field(default=NO_LIMIT, init=False)  # most messages in flight, set over HTTP
     errors: int = field(default=0, init=False)
-    queued: bool = field(default=False, init=False)  # the client waits in a selector's queue
-    # nothing more is delivered: the client disconnected, or its topic was upgraded to extend support without the
-    # client having it (captured: upgrade_ext)
+    queued: bool = field(default=False, init=False)  # waits in a selector's queue
+    # nothing more is delivered: the client disconnected, or its topic got extend support that the client lacks
+    # (captured: upgrade_ext)
     stalled: bool = field(default=False, init=False)
-    messages: int = field(default=0, init=False)  # messages delivered
+    messages: int = field(default=0, init=False)  # delivered
     finished: int = field(default=0, init=False)
     requeued: int = field(default=0, init=False)
-    timed_out: int = field(default=0, init=False)  # messages that timed out
+    timed_out: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.matches = compile_filter(self.ext_filter)
@@ -64,21 +64,21 @@ class SubscribedClient(ABC):
 
     @abstractmethod
     def deliver(self, message: RawMessage) -> None:
-        """Send a message; every field of it is set."""
+        """Send a message with all fields set."""
 
     @abstractmethod
     def closed(self) -> None:
-        """Close the connection, because the channel was closed."""
+        """Close the connection: the channel was closed."""
 
     def refresh(self) -> None:
-        """Compute the window from RDY, the limit and recent errors; five or more errors reduce it, down to 1."""
+        """Compute the window from RDY, limit and recent errors; five or more errors reduce it, down to 1."""
         ready = self.ready
         if ready:
             ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
         self.window = 0 if self.stalled else min(ready, self.limit)
 
     def stall(self) -> None:
-        """Deliver nothing more, heartbeats included; see `stalled`."""
+        """Deliver nothing more, not even heartbeats; see `stalled`."""
         self.stalled = True
         self.window = 0
 
@@ -88,7 +88,7 @@ class SubscribedClient(ABC):
         self.refresh()
 
     def record_success(self) -> None:
-        """Reduce the error count by two, faster when few errors are left."""
+        """Reduce the error count by two, or faster when few are left."""
         left = self.errors - 2
         ready = self.ready
         if 0 < left < ready:
@@ -99,10 +99,10 @@ class SubscribedClient(ABC):
 
 @define(eq=False)
 class TagSelector:
-    """The clients of a channel that can take a message, in one queue per dispatch tag and one for clients without.
+    """The clients of a channel that can take a message: a queue per dispatch tag, and a queue without tag.
 
-    A message whose tag a connected client requested goes only to clients of that tag; every other message goes to
-    clients without a tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
+    A message whose tag a connected client requested goes only to clients of that tag, every other message to clients
+    without tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
     """
 
     tagged: bool = field(default=False, init=False)  # a client with a tag is connected
@@ -136,7 +136,7 @@ class TagSelector:
             self._queues[client.tag].append(client)
 
     def renew(self, client: SubscribedClient) -> None:
-        """Move a client to the end of its queue, because its window or RDY changed (captured: turns)."""
+        """Move a client to the end of its queue: its window or RDY changed (captured: turns)."""
         if not client.queued:
             self.offer(client)
             return
@@ -162,20 +162,20 @@ class TagSelector:
 class Delivery:
     """A message between the queue and its acknowledgement."""
 
-    entry: LogEntry  # the stored message
+    entry: LogEntry
     attempts: int = 0  # deliveries so far
-    delayed: bool = field(default=False, kw_only=True)  # it was taken from the delayed queue
-    owner: SubscribedClient | None = None  # the client that has it; None while it is at no client
-    deadline: float = 0.0  # clock time at which it times out or its delay ends
+    delayed: bool = field(default=False, kw_only=True)  # taken from the delayed queue
+    owner: SubscribedClient | None = None  # the client that has it
+    deadline: float = 0.0  # clock time of its timeout or of the end of its delay
     delivered: float = 0.0  # clock time of the last delivery
-    deferred: bool = False  # it waits for its delay and is at no client
-    behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)
-    kept: bool = False  # it was read ahead when the read position was moved, and is delivered nevertheless
-    key: bytes | None = None  # its key; None while it was not determined, and on channels without keys
+    deferred: bool = False  # delayed, at no client
+    behind: int = 0  # number of the message to read before it is redelivered (original generation)
+    kept: bool = False  # read ahead before a move of the read position, and still delivered
+    key: bytes | None = None  # None while not determined, and on channels without keys
 
     @cached_property
     def tag(self) -> str:
-        """Dispatch tag of the message; empty for none and for an unreadable header."""
+        """Its dispatch tag; empty for none or an unreadable header."""
         record = self.entry.record
         if record.version == EXT_TAG:
             return record.header.decode("utf-8", "replace")
@@ -203,17 +203,17 @@ class Delivery:
 
 @define(eq=False)
 class InFlight:
-    """Messages of a channel that are at clients or deferred."""
+    """Messages of a channel at clients, and deferred messages."""
 
-    table: dict[int, Delivery] = field(factory=dict)  # deliveries by internal id
-    deferred: int = 0  # number of deferred ones
+    table: dict[int, Delivery] = field(factory=dict)  # by internal id
+    deferred: int = 0  # deferred messages
     _delays: list[tuple[float, int, Delivery]] = field(factory=list)
     _order: Iterator[int] = field(factory=count)
-    # a lower bound: no message at a client times out before. The exact minimum would cost more than a rare scan
+    # a lower bound: no message at a client times out earlier. The exact minimum would cost more than a rare scan
     _earliest: float = inf
 
     def add(self, delivery: Delivery) -> None:
-        """Add a message that is sent to a client, or record its new deadline."""
+        """Add a message sent to a client, or record its new deadline."""
         self.table[delivery.entry.record.internal_id] = delivery
         if delivery.deadline < self._earliest:
             self._earliest = delivery.deadline
@@ -223,7 +223,7 @@ class InFlight:
             self.deferred -= 1
 
     def defer(self, delivery: Delivery, deadline: float) -> None:
-        """Keep a message, at no client, until a clock time."""
+        """Keep a message until a clock time, at no client."""
         delivery.owner = None
         delivery.deferred = True
         delivery.deadline = deadline
@@ -232,7 +232,7 @@ class InFlight:
         heappush(self._delays, (deadline, next(self._order), delivery))
 
     def of(self, client: SubscribedClient) -> list[Delivery]:
-        """Return the messages of a client in the order of the queue."""
+        """Return a client's messages in the order of the queue."""
         found = [delivery for delivery in self.table.values() if delivery.owner is client]
         return sorted(found, key=lambda delivery: delivery.entry.offset)
 
@@ -240,7 +240,7 @@ class InFlight:
         return (delivery for delivery in self.table.values() if delivery.deferred)
 
     def pop_due(self, now: float) -> list[Delivery]:
-        """Remove and return the messages whose deadline has passed: deferred ones first, then by deadline."""
+        """Remove and return the due messages: deferred messages first, then by deadline."""
         found = []
         while self._delays and self._delays[0][0] <= now:
             deadline, _, delivery = heappop(self._delays)
@@ -276,10 +276,10 @@ class InFlight:
 
 @define(eq=False)
 class AckTracker:
-    """The acknowledged position of a channel, with the intervals that were finished out of order."""
+    """The acknowledged position of a channel, with the intervals finished out of order."""
 
-    offset: int  # every record before this offset is finished
-    count: int  # messages before that offset
+    offset: int  # all records before it are finished
+    count: int  # messages before it
     # first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
     starts: list[int] = field(factory=list, init=False)
     _ends: list[int] = field(factory=list, init=False)
@@ -320,12 +320,12 @@ class AckTracker:
         starts[first:stop], ends[first:stop], counts[first:stop] = [start], [end], [count]
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return whether a record lies in a finished interval behind the position."""
+        """Return whether a record lies in a finished interval."""
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and self._ends[index] >= offset + size
 
     def reset(self, offset: int, count: int) -> None:
-        """Move to another position and drop the intervals."""
+        """Move to another position without intervals."""
         self.offset, self.count = offset, count
         self.clear()
 
@@ -335,7 +335,7 @@ class AckTracker:
         self._counts.clear()
 
     def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
-        """Load a stored position with its intervals; parts of intervals before the position are ignored."""
+        """Load a stored position with its intervals; ignore their parts before the position."""
         self.reset(offset, count)
         for start, end, last in intervals:
             if end > offset:
@@ -343,7 +343,7 @@ class AckTracker:
         self._advance()
 
     def cut(self, offset: int, count: int) -> None:
-        """Drop everything at and behind an offset, because the queue was truncated there."""
+        """Drop everything at and behind the offset of a truncation."""
         if self.offset > offset:
             self.offset, self.count = offset, count
         first = bisect_left(self.starts, offset)

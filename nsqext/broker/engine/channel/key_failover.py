@@ -1,8 +1,7 @@
-"""Channels of type key_failover: many clients, and one at a time for each key (Key_Failover note).
+"""Channels of type key_failover: many clients, one at a time for each key (Key_Failover note).
 
-The replay set holds the messages that were read and not delivered, by key, in the order of the queue. While a client
-has messages of a key in flight, no other client receives messages of it, so the order of a key survives every change of
-the ranges.
+The replay set holds messages that were read and not delivered, by key, in queue order. While a client has messages of a
+key in flight, no other client receives messages of this key: the order of a key survives every change of the ranges.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.options import ChannelKind
 
 _BALANCE = 2.0
-"""Seconds after a change of the ranges, or after the last look, until a consumer that is too busy gives keys away."""
+"""Seconds from a change of the ranges, or the last look, until an overloaded consumer gives keys away."""
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
 
 
 def key_of(delivery: Delivery, header: str) -> bytes:
-    """Return the key of a message: the value of a header (text or a whole number), otherwise a key from its id.
+    """Return the key of a message: the value of a header (text or whole number), otherwise a key from its id.
 
-    The dispatch tag is read as well, so that the header is decoded once.
+    The dispatch tag is read too, so that the header is decoded once.
     """
     record = delivery.entry.record
     if record.version == EXT_JSON:
@@ -57,20 +56,20 @@ class KeyQueue:
     """The messages of one key."""
 
     key: bytes
-    pending: deque[Delivery] = field(factory=deque)  # messages that wait for delivery, in the order of the queue
-    in_flight: set[Delivery] = field(factory=set)  # messages at the client that holds the key
-    # messages that were requeued with a delay; later messages wait for them
+    pending: deque[Delivery] = field(factory=deque)  # waiting for delivery, in queue order
+    in_flight: set[Delivery] = field(factory=set)  # at the client that holds the key
+    # requeued with a delay; later messages wait for them
     blocked: set[Delivery] = field(factory=set)
-    holder: SubscribedClient | None = None  # the client that holds the key; None for none
-    queued: SubscribedClient | None = None  # the client whose heap contains this queue; None for none
-    position: int = field(init=False)  # position of the key in the hash space
+    holder: SubscribedClient | None = None  # the client that holds the key
+    queued: SubscribedClient | None = None  # the client whose heap contains this queue
+    position: int = field(init=False)  # in the hash space of keys
 
     @position.default
     def _position(self) -> int:
         return position_of(self.key)
 
     def put(self, delivery: Delivery) -> None:
-        """Insert a message at its place in the order of the queue."""
+        """Insert a message in queue order."""
         pending, offset = self.pending, delivery.entry.offset
         index = len(pending)
         while index and pending[index - 1].entry.offset > offset:
@@ -79,7 +78,7 @@ class KeyQueue:
 
     @property
     def is_deliverable(self) -> bool:
-        """Whether no earlier message of the key blocks the first pending one."""
+        """Whether no earlier message of the key blocks the first pending message."""
         if not self.pending:
             return False
         first = self.pending[0].entry.offset
@@ -88,31 +87,31 @@ class KeyQueue:
 
 @define(eq=False)
 class KeySelector(TagSelector):
-    """The clients of a channel of type key_failover: key ranges for each dispatch tag, and for clients without one."""
+    """The clients of a key_failover channel, with key ranges for each dispatch tag and for clients without tag."""
 
     _clock: Callable[[], float]  # monotonic seconds
     _header: str  # extend header that carries the key
-    # clock time at which `balance` is to be called; infinity while nothing changes
+    # clock time at which to call `balance`; infinity while nothing changes
     balance_due: float = field(default=inf, init=False)
     waiting: int = field(default=0, init=False)  # messages in the replay set
     _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
     _ranges: dict[str, KeyRanges[SubscribedClient]] = field(factory=dict, init=False)
     # by the offset of a queue's first message
     _heaps: dict[SubscribedClient, list[tuple[int, int, KeyQueue]]] = field(factory=dict, init=False)
-    _free: dict[SubscribedClient, None] = field(factory=dict, init=False)  # clients that may take messages
-    _ready: dict[SubscribedClient, None] = field(factory=dict, init=False)  # clients whose heap or window changed
+    _free: dict[SubscribedClient, None] = field(factory=dict, init=False)  # may take messages
+    _ready: dict[SubscribedClient, None] = field(factory=dict, init=False)  # heap or window changed
 
     # Clients
 
     def add(self, client: SubscribedClient) -> None:
-        """Add a client: it is assigned the upper half of the busiest client's range."""
+        """Add a client, with the upper half of the busiest client's range."""
         self._heaps[client] = []
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
         self._balance_later()
 
     def remove(self, client: SubscribedClient) -> None:
-        """Remove a client: a neighbour takes over its range; its messages in flight stay with it until requeued."""
+        """Remove a client: a neighbour takes over its range; its messages in flight stay until requeued."""
         if self._heaps.pop(client, None) is None:
             return
         self._free.pop(client, None)
@@ -146,7 +145,7 @@ class KeySelector(TagSelector):
         if client in self._heaps:
             self._free[client] = self._ready[client] = None
 
-    renew = offer  # keys decide, so clients have no order
+    renew = offer  # keys decide, clients have no order
 
     @property
     def can_take(self) -> bool:
@@ -158,7 +157,7 @@ class KeySelector(TagSelector):
         return False
 
     def next_ready(self) -> SubscribedClient | None:
-        """Return a client that can take a message and has one waiting; None for none."""
+        """Return a client that can take a message and has a waiting message."""
         while self._ready:
             client = next(iter(self._ready))
             if client.in_flight < client.window and self._heaps[client]:
@@ -178,7 +177,7 @@ class KeySelector(TagSelector):
     # Messages
 
     def put(self, delivery: Delivery) -> None:
-        """Add a message to the replay set, after it was read or requeued."""
+        """Add a message that was read or requeued to the replay set."""
         key, is_new = delivery.key, delivery.key is None
         if key is None:
             key = delivery.key = key_of(delivery, self._header)
@@ -194,7 +193,7 @@ class KeySelector(TagSelector):
         self._enqueue(queue)
 
     def _count(self, delivery: Delivery, queue: KeyQueue) -> None:
-        """Count a message that was read: what is sent would depend on how many messages a new client may have."""
+        """Count a message read: what is sent would depend on how many messages a new client may have."""
         ranges = self._ranges_for(delivery)
         if ranges is not None:
             ranges.record(queue.position)
@@ -212,7 +211,7 @@ class KeySelector(TagSelector):
             self._ready[client] = None
 
     def next_for(self, client: SubscribedClient) -> Delivery | None:
-        """Remove and return the first message for a client; the client holds its key from now on."""
+        """Remove and return the first message for a client, which holds its key from now on."""
         heap = self._heaps.get(client)
         while heap:
             queue = heappop(heap)[2]
@@ -220,7 +219,7 @@ class KeySelector(TagSelector):
                 continue  # queued again meanwhile
             queue.queued = None
             if not queue.is_deliverable:
-                continue  # an earlier message of the key was requeued with a delay; `release` queues it again
+                continue  # an earlier message of the key has a delay; `release` queues it again
             delivery = queue.pending.popleft()
             self.waiting -= 1
             queue.in_flight.add(delivery)
@@ -229,13 +228,13 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, delivery: Delivery) -> None:
-        """Queue the next message of the key of one that was sent, or finished instead."""
+        """Queue the next message of a key after a message was sent, or finished instead."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)
 
     def release(self, delivery: Delivery) -> None:
-        """Record that a message is neither at its client nor waiting for a delay."""
+        """Record that a message is neither at its client nor delayed."""
         queue = self._queue_of(delivery)
         if queue is None:
             return
@@ -280,7 +279,7 @@ class KeySelector(TagSelector):
         ]
 
     def waiting_for(self) -> dict[SubscribedClient | None, int]:
-        """Return the messages of the replay set by client; None stands for messages without a client."""
+        """Count the replay set by client; None stands for messages without a client."""
         found: dict[SubscribedClient | None, int] = {}
         for queue in self._key_queues.values():
             if queue.pending:
@@ -295,7 +294,7 @@ class KeySelector(TagSelector):
 
 
 class KeyFailoverCursor(Cursor):
-    """Requeued messages go to the replay set, at their place in the order of the queue."""
+    """Requeued messages go to the replay set, in queue order."""
 
     requeues: int
 
@@ -333,19 +332,18 @@ class KeyFailoverChannel(Channel):
     cursor: KeyFailoverCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
-        # the replay set and the key ranges
         self.keys: KeySelector = KeySelector(partition.options.clock, kind.key_header)
         super().__init__(partition, name, offset, count)
-        self.kind = kind  # its type, with the name of the header that carries the key
+        self.kind = kind  # type, with the header that carries the key
         self._selector = self.keys
-        # later messages of a key wait for a requeued one, so it stays in memory
+        # later messages of a key wait for a requeued message, so it stays in memory
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client, which is assigned a range of the keys; raises `Refusal` if it requests order."""
+        """Add a client with a range of the keys; raises `Refusal` if it requests order."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
         super().subscribe(client, start=start)
@@ -355,7 +353,7 @@ class KeyFailoverChannel(Channel):
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 
     def _requeue_all_of(self, client: SubscribedClient) -> None:
-        """Requeue what a client had in flight; the replay set keeps the order of each key."""
+        """Requeue a client's messages in flight; the replay set keeps the order of each key."""
         for delivery in self._in_flight.of(client):
             self._in_flight.remove(delivery.entry.record.internal_id)
             delivery.attempts -= 1
@@ -393,11 +391,11 @@ class KeyFailoverChannel(Channel):
         while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
             self._deliver(client, delivery)
             keys.delivered(delivery)
-            if client.stalled:  # the topic was upgraded: the keys of this client go to others
+            if client.stalled:  # topic upgraded: other clients get this client's keys
                 keys.remove(client)
 
     def tick(self) -> float:
-        """Move keys from clients that are busier than others, then as in other channels."""
+        """Move keys away from overloaded clients, then tick as other channels."""
         if self.keys.balance_due <= self._clock():
             self.keys.balance()
         return min(super().tick(), self.keys.balance_due)

@@ -1,5 +1,7 @@
-"""Channels of the original server: requeued messages go to the end, and the messages of a client that disconnects stay
-in flight until they time out."""
+"""Channels of the original server.
+
+Requeued messages go to the end; messages of a disconnected client stay in flight until they time out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class OriginalCursor(Cursor):
         return end - self.count - len(self._passed_over)
 
     def take(self) -> Delivery | None:
-        """Return the next message; a requeued one follows what was in the channel when it was requeued."""
+        """Return the next message; a requeued message follows those in the channel at its requeue."""
         if self.requeued and self.requeued[0].behind <= self.count:
             return self.requeued.popleft()
         while self.count + 1 in self._passed_over:
@@ -52,17 +54,17 @@ class OriginalCursor(Cursor):
         self.requeued.append(delivery)
 
     def defer_new(self, entry: LogEntry, deadline: float) -> None:
-        """Defer a message that was just published, before earlier messages are read."""
+        """Defer a new message, before earlier messages are read."""
         self._passed_over.add(entry.count)
         self.in_flight.defer(Delivery(entry), deadline)
 
     def discard_new(self, entry: LogEntry) -> None:
-        """Discard a message that was just published."""
+        """Discard a new message."""
         self._passed_over.add(entry.count)
         self.acked.add(entry.offset, entry.size, entry.count)
 
     def pass_over_finished(self) -> None:
-        """Exclude messages that were finished out of order from the depth."""
+        """Exclude messages finished out of order from the depth."""
         for start, _, last in self.acked.intervals:
             self._passed_over.update(range(self._partition.log.count_before(start) + 1, last + 1))
 
@@ -78,16 +80,16 @@ class OriginalChannel(Channel):
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
-        # messages of the topic that never entered the channel, or that were published before the server was started
+        # messages of the topic that never entered the channel, or were published before the server started
         self.first_count: int = count
-        self._stored_count = 0  # messages that were stored when the server was started, at this clock time
+        self._stored_count = 0  # messages stored when the server started, at this clock time
         self._started = 0.0
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> OriginalCursor:
         return OriginalCursor(partition, position, self)
 
     def release(self, delivery: Delivery) -> None:
-        """Take a message from its client, because the channel is emptied."""
+        """Take a message from its client: the channel is emptied."""
         client = delivery.owner
         delivery.owner = None
         if client is not None:
@@ -95,7 +97,7 @@ class OriginalChannel(Channel):
             self._selector.offer(client)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client, unless there are as many as are allowed; order and start positions are ignored."""
+        """Add a client, up to the allowed number; ignores order and start positions."""
         if self._closed:
             raise Refusal("exiting")
         most = self._options.limits.max_channel_consumers
@@ -107,7 +109,7 @@ class OriginalChannel(Channel):
         """Leave the messages in flight until they time out."""
 
     def _failed(self, client: SubscribedClient) -> None:
-        """Errors do not reduce the window at the original server."""
+        """Errors do not reduce the original server's window."""
 
     def _next_attempt(self, attempts: int) -> int:
         return (attempts + 1) & 0xFFFF
@@ -148,7 +150,7 @@ class OriginalChannel(Channel):
         super().touch(client, internal_id)
 
     def accept(self, entry: LogEntry, delay: float) -> None:
-        """Receive a message that was just published, to be delivered after some seconds."""
+        """Receive a new message, to be delivered after ``delay`` seconds."""
         if delay > 0:
             self.cursor.defer_new(entry, self._clock() + delay)
         elif self.ephemeral and self._unread_depth(entry.count) > self._options.mem_queue_size:
@@ -161,7 +163,7 @@ class OriginalChannel(Channel):
         self.cursor.requeues = self.timeouts = 0
 
     def restart(self) -> None:
-        """Continue as a restarted server does: messages in flight and deferred ones follow those that wait."""
+        """Continue as a restarted server: messages in flight and deferred messages follow waiting messages."""
         self._close_clients()
         self.clients.clear()
         if self.ephemeral:
@@ -172,7 +174,7 @@ class OriginalChannel(Channel):
         self.reset_counters()
 
     def discard_after(self, first: int) -> None:
-        """Discard the messages behind a number, because the topic was emptied before they entered the channel."""
+        """Discard the messages behind a number: the topic was emptied before they entered the channel."""
         for before in range(first, self._partition.readable):
             entry = self._partition.log.at(before + 1)
             if entry is not None:
@@ -185,7 +187,7 @@ class OriginalChannel(Channel):
 
     @property
     def stored_depth(self) -> int:
-        """Messages that wait for delivery since before the server was started."""
+        """Messages that have waited since before the server started."""
         if not self._stored_count:
             return 0
         taken = [*self.cursor.requeued, *([self.read_ahead] if self.read_ahead else [])]
@@ -198,7 +200,7 @@ class OriginalChannel(Channel):
         return self.cursor.unread(end) + len(self.cursor.requeued) + (self.read_ahead is not None)
 
     def empty(self) -> None:
-        """Discard everything, including messages in flight."""
+        """Discard everything, also messages in flight."""
         self.read_ahead: Delivery | None = None
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
 

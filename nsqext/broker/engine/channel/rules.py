@@ -1,4 +1,4 @@
-"""When messages are not delivered, wait, or are refused: filters, the rate limit of a channel, and rules for REQ."""
+"""When messages are filtered, wait, or are refused: filters, a channel's rate limit, rules for REQ."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 _KIB = 1024
 _BURST = 4.0  # seconds
-_LONGEST = 1.0  # seconds that one message waits
-_IGNORED = 0.001  # seconds that are not worth a pause
+_LONGEST = 1.0  # seconds that a message waits
+_IGNORED = 0.001  # seconds, not worth a pause
 NOT_IN_FLIGHT = "Message ID not in flight"
 _MANY_ATTEMPTS = 100
-_SHORTEST_THRESHOLD = 0.001  # seconds; a shorter `ChannelRules.delayed_threshold` is replaced
+_SHORTEST_THRESHOLD = 0.001  # seconds; replaces a shorter `ChannelRules.delayed_threshold`
 _DEFAULT_THRESHOLD = 60.0
-_BLOCKING = 120.0  # seconds; a longer delay leaves the memory while the confirm window is full
+_BLOCKING = 120.0  # seconds; longer delays leave the memory while the confirm window is full
 
 
 def passes_filters(client: SubscribedClient, delivery: Delivery, partition: PartitionView) -> bool:
-    """Return whether the sample of a client and its header filter let a message through."""
+    """Return whether a message passes a client's sample and header filter."""
     rate = client.sample_rate
     # the real server compares so, and delivers one percent more
     if rate and not delivery.delayed and int(partition.options.random.random() * 100) > rate:
@@ -33,20 +33,20 @@ def passes_filters(client: SubscribedClient, delivery: Delivery, partition: Part
 
 
 class RateLimit:
-    """The rate limit of a channel (`/channel/ratelimit`), as the real server counts it: up to 1 KiB, nothing.
+    """The rate limit of a channel (`/channel/ratelimit`) as the real server counts it: up to 1 KiB, nothing.
 
-    A message may take more than there is: the following ones wait then, each one second at most.
+    A message may exceed the available rate; following messages then wait, each at most one second.
     """
 
     def __init__(self, rate: int, now: float) -> None:
-        self.until: float = -inf  # clock time at which the last message that was held back may be delivered
-        self._rate = rate  # KiB a second
+        self.until: float = -inf  # clock time at which the last delayed message may be delivered
+        self._rate = rate  # KiB per second
         self._left = rate * _BURST
         self._counted = now  # clock time
         self._last: Delivery | None = None
 
     def holds(self, delivery: Delivery, now: float) -> bool:
-        """Return whether the next message has to wait; it is counted once."""
+        """Return whether the next message waits; counted once."""
         if delivery is not self._last:
             self._last = delivery
             self.until = now + self._delay(len(delivery.entry.record.body), now)
@@ -66,7 +66,7 @@ class RateLimit:
 
 
 def not_owned(delivery: Delivery, client: SubscribedClient, internal_id: str = "") -> str:
-    """Return the text of the refusal of a response from a client that does not have the message."""
+    """Return the refusal of a response from a client that does not have the message."""
     owner = delivery.owner.id if delivery.owner is not None else 0
     return f"client does not own message {internal_id}: {owner} vs {client.id}"
 
@@ -75,12 +75,12 @@ class RequeueRules:
     """The rules of one channel for REQ."""
 
     def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
-        self._options = options  # settings of the partition
-        self._cursor = cursor  # messages of the channel
+        self._options = options
+        self._cursor = cursor
         self._on_disk = on_disk  # messages with a long delay move to the delayed queue on disk
 
     def refusal(self, delivery: Delivery, client: SubscribedClient, delay: float, now: float) -> str:
-        """Return the text of the refusal, "" for none; checks in the real server's order (captured: many_attempts)."""
+        """Return the text of the refusal or ""; checks in the real server's order (captured: many_attempts)."""
         if delay <= 0:
             too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
             if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
@@ -108,7 +108,7 @@ class RequeueRules:
         return self._cursor.is_blocked() and delay > min(threshold / 2, _BLOCKING)
 
     def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
-        """Return when a message that waits in memory is redelivered; after many attempts at least after a second."""
+        """Return when a message in memory is redelivered; after many attempts at the earliest after a second."""
         if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
             delay += 1
         return now + delay

@@ -1,6 +1,6 @@
-"""The delayed queue of a channel: messages that were requeued with a long delay (captured: delayed_req_to_queue).
+"""The delayed queue of a channel: messages requeued with a long delay (captured: delayed_req_to_queue).
 
-On disk, the queues of a partition share a file with one line per change, compacted when it is opened.
+On disk, the queues of a partition share a file with one line per change, compacted when opened.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Delayed:
     """A message in the delayed queue."""
 
-    entry: LogEntry  # the stored message; the queue may have removed it meanwhile
+    entry: LogEntry  # the queue may have removed it meanwhile
     attempts: int  # deliveries so far
     due: int  # nanoseconds since 1970
 
 
 @define(eq=False)
 class DelayedQueue:
-    """Messages by due time; a message stays until it is finished."""
+    """Messages by due time; they stay until finished."""
 
     _channel: str
-    _journal: DelayedJournal | None = None  # records every change; None for none
-    messages: dict[int, Delayed] = field(factory=dict, init=False)  # messages by internal id
+    _journal: DelayedJournal | None = None  # records every change
+    messages: dict[int, Delayed] = field(factory=dict, init=False)  # by internal id
     _order: list[tuple[int, int]] = field(factory=list, init=False)
 
     def put(self, delayed: Delayed) -> None:
@@ -51,7 +51,7 @@ class DelayedQueue:
         self.restore(delayed)
 
     def restore(self, delayed: Delayed) -> None:
-        """Add a message that the journal contains already."""
+        """Add a message that the journal already contains."""
         internal_id = delayed.entry.record.internal_id
         self.messages[internal_id] = delayed
         heappush(self._order, (delayed.due, internal_id))
@@ -75,7 +75,7 @@ class DelayedQueue:
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return the first messages that are due (nanoseconds since 1970), at most so many; they stay in the queue."""
+        """Return at most ``most`` messages due at a time (nanoseconds since 1970), which stay in the queue."""
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []
@@ -92,11 +92,11 @@ class DelayedQueue:
 
 
 class DelayedJournal:
-    """The file with all changes of the delayed queues of one partition."""
+    """The file with all changes of one partition's delayed queues."""
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        # the copy of the file that is kept because `load` found damage; empty without damage
+        # copy of a damaged file that `load` found; empty without damage
         self.damaged_file: str = ""
         self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found
         self._out: int | None = None
@@ -105,7 +105,7 @@ class DelayedJournal:
         self._closed = False
 
     def load(self) -> dict[str, dict[int, Delayed]]:
-        """Return the content of the delayed queues, by channel and internal id.
+        """Return the delayed queues, by channel and internal id.
 
         The last line may be torn. Any other unreadable line is damage: it is logged, and a copy of the file is kept.
         """
@@ -131,7 +131,7 @@ class DelayedJournal:
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
-        """Compact the file: write only the current content. After an `OSError` the file is unchanged."""
+        """Compact the file to the current content. After an `OSError` the file is unchanged."""
         data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
         write_atomically(self.path, data, sync=False)
         self._release()
@@ -139,7 +139,7 @@ class DelayedJournal:
 
     @property
     def is_overgrown(self) -> bool:
-        """Whether most of the file is about removed messages."""
+        """Whether most of the file concerns removed messages."""
         return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
     def put(self, channel: str, delayed: Delayed) -> None:
@@ -147,7 +147,7 @@ class DelayedJournal:
         self._write(_encode_put(channel, delayed))
 
     def _write(self, line: bytes) -> None:
-        """Write one change; raises `Refusal` if it is closed or the disk cannot be written, and is unchanged then."""
+        """Write one change; raises `Refusal`, with an unchanged file, if it is closed or the disk cannot be written."""
         if self._closed:
             raise Refusal("exiting")
         written = 0
@@ -164,21 +164,21 @@ class DelayedJournal:
         self._size += written
 
     def _cut_back(self, out: int) -> None:
-        """Remove a partly written line; if that fails, the journal is closed so that nothing follows on it."""
+        """Remove a partly written line; if that fails, close the journal so that nothing follows the line."""
         try:
             os.ftruncate(out, self._size)
         except OSError:
             self._closed = True
 
     def removed(self, channel: str, internal_id: int | None = None) -> None:
-        """Record that a message, or each one, was removed; if that is lost, it is redelivered after a restart."""
+        """Record that a message, or every message, was removed; if that is lost, a restart redelivers it."""
         try:
             self._write(_encode(_Change(channel, internal_id)))
         except Refusal as refusal:
             logger.warning("%s", refusal.text)
 
     def close(self) -> None:
-        """Close the file; further writes are refused."""
+        """Close the file, which then refuses writes."""
         self._closed = True
         self._release()
 
@@ -193,7 +193,7 @@ class DelayedJournal:
 
 
 class _Change(msgspec.Struct, omit_defaults=True):
-    """An added message, one that was removed, or without both an emptied queue."""
+    """An added message, a removed message, or without both an emptied queue."""
 
     channel: str
     removed: int | None = None

@@ -1,8 +1,7 @@
-"""Files of partitions: their names, the lock of their folder, atomic writes, and JSON with a checksum.
+"""Files of partitions: names, the lock of their folder, atomic writes, and JSON with a checksum.
 
-Files of records and of their begins are named as the real server names them: ``TOPIC-PARTITION.diskqueue.000000.dat``
-contains records (captured: disk_records); ``….000000.base.json`` beside it contains the offset and the number of
-messages at which the file begins.
+Names are the real server's: ``TOPIC-PARTITION.diskqueue.000000.dat`` contains records (captured: disk_records);
+``….000000.base.json`` beside it contains the offset and the number of messages at which the file begins.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An offset or a count in a file."""
 _CONTENT = b',"content":'
 BAD_BEGIN = (OSError, ValueError)
-"""Raised for the begin of a file that is missing or damaged."""
+"""Raised for a missing or damaged start position of a file."""
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:
-    """Return the folder of a topic's partitions; ``.`` and ``..`` are valid topics, but not valid folders."""
+    """Return the folder of a topic's partitions; ``.`` and ``..`` are valid topics, but invalid folders."""
     return data_path / (topic if topic.strip(".") else topic.replace(".", "%2E"))
 
 
@@ -47,7 +46,7 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file: a reader sees the old or the new content; with ``sync``, the medium has the new one, too."""
+    """Replace a file: a reader sees the old or the new content; ``sync`` waits until the medium has it."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:
         out.write(data)
@@ -60,7 +59,7 @@ def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
 
 
 def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
-    """Copy or rename a file to ``NAME.ENDING``, or ``NAME.ENDING.2`` and so on, which is returned."""
+    """Copy or rename a file to ``NAME.ENDING``, ``NAME.ENDING.2`` and so on; return the new path."""
     number, target = 1, path.with_name(f"{path.name}.{ending}")
     while target.exists():
         number += 1
@@ -73,7 +72,7 @@ def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the medium has the names in a folder: without this, a loss of power can undo a rename."""
+    """Wait until the medium has the names in a folder: otherwise a loss of power can undo a rename."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -84,12 +83,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def with_checksum(content: bytes) -> bytes:
-    """Return JSON of one line together with its checksum, as JSON of one line."""
+    """Return one-line JSON with its checksum, again as one-line JSON."""
     return b'{"crc32":%d%b%b}' % (crc32(content), _CONTENT, content)
 
 
 def without_checksum(data: bytes) -> bytes:
-    """Return the JSON that `with_checksum` was given; raises `ValueError` if it is damaged."""
+    """Return the JSON inside `with_checksum`; raises `ValueError` if it is damaged."""
     head, _, rest = data.partition(_CONTENT)
     content = rest[:-1]
     if head != b'{"crc32":%d' % crc32(content) or rest[-1:] != b"}":
@@ -98,7 +97,7 @@ def without_checksum(data: bytes) -> bytes:
 
 
 def decode_checked(data: bytes, kind: type[T]) -> T:
-    """Return a value from its JSON with a checksum; raises `ValueError` if it is damaged, or a member is invalid."""
+    """Decode JSON with a checksum; raises `ValueError` if it is damaged, or a member is invalid."""
     try:
         return msgspec.json.decode(without_checksum(data), type=kind)
     except msgspec.DecodeError as error:
@@ -117,10 +116,10 @@ class SegmentFile:
 
     path: Path
     number: int
-    offset: int  # offset in the queue at which it begins
+    offset: int  # its first offset in the queue
     count: int  # messages before it
-    size: int = 0  # its bytes
-    follows: int = -1  # where the queue ended before the file, if records before it are lost; -1 if it begins there
+    size: int = 0
+    follows: int = -1  # where the queue ended before it, if records before it are lost; -1 if it begins there
 
     @property
     def end(self) -> int:
@@ -135,13 +134,13 @@ class SegmentFolder:
         self.path: Path = path
         self.partition: int = partition
         self._name = f"{topic}-{partition}"
-        self._sync = sync  # whether written files are flushed to the medium
+        self._sync = sync  # flush written files to the medium
 
     def __str__(self) -> str:
         return str(self.path / self._name)
 
     def file(self, number: int, offset: int, count: int, size: int = 0) -> SegmentFile:
-        """Return the file with a number, which begins at an offset after so many messages."""
+        """Return the file with a number that begins at an offset after ``count`` messages."""
         return SegmentFile(self.data_path(number), number, offset, count, size)
 
     def base_path(self, number: int) -> Path:
@@ -151,13 +150,13 @@ class SegmentFolder:
         return self.path / f"{self._name}.diskqueue.{number:06d}.{kind}"
 
     def numbers(self, kind: str = "dat") -> list[int]:
-        """Return the numbers of the files with an ending, sorted."""
+        """Return the sorted numbers of the files with an ending."""
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\." + re.escape(kind))
         matches = (pattern.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def read_begin(self, number: int) -> SegmentFile:
-        """Return a file with its stored begin; raises `BAD_BEGIN` if that is missing or damaged."""
+        """Return a file with its stored start position; raises `BAD_BEGIN` if that is missing or damaged."""
         begin = decode_checked(self.base_path(number).read_bytes(), _Begin)
         return SegmentFile(self.data_path(number), number, begin.offset, begin.count, follows=begin.follows)
 
@@ -166,7 +165,7 @@ class SegmentFolder:
         write_atomically(self.base_path(file.number), with_checksum(begin), sync=self._sync)
 
     def write(self, file: SegmentFile, data: bytes) -> None:
-        """Store a whole file, after its begin."""
+        """Store a whole file; its start position is written first."""
         self.write_begin(file)
         write_atomically(file.path, data, sync=self._sync)
 
@@ -177,9 +176,9 @@ class SegmentFolder:
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
-    """Hold the lock of a data path, None for no lock; the end of the process releases it as well.
+    """Hold the lock of a data path (None: no lock); the end of the process releases it, too.
 
-    Raises `InvalidSetting` if another cluster or nsqd holds it, or if the folder cannot be used.
+    Raises `InvalidSetting` if another cluster or nsqd holds it, or the folder is unusable.
     """
     if folder is None:
         yield

@@ -1,7 +1,7 @@
 """The queue of one partition: records in the order of their virtual byte offsets.
 
-Records are kept in segments, the smallest part that is removed at a time. With a store behind the log, segments leave
-the memory and are read from the store again when they are needed. A gap stands for records that were lost on disk.
+Records are kept in segments, the unit of removal. With a store behind the log, segments leave the memory and are read
+again when needed. A gap stands for records lost on disk.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Refusal(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text  # the real server's text, without an error code; the caller adds the code of its command
+        self.text = text  # the real server's text; the caller adds the error code of its command
 
 
 FIRST_COUNTER = 2
-"""Counter in the internal id of the first message of a partition (captured in partition_ids)."""
+"""Counter in the internal id of a partition's first message (captured in partition_ids)."""
 ENTRY_COST = 512
-"""Bytes of memory that a record takes besides its own size."""
+"""Bytes of memory for a record besides its own size."""
 _SEGMENT_ENTRIES = 1024
 _SEGMENT_BYTES = 1024 * 1024
 _offset = attrgetter("offset")
@@ -41,24 +41,24 @@ _first_offset = attrgetter("first_offset")
 _first_count = attrgetter("first_count")
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
 _SEGMENT = 500_000
-"""Entries of one file of the real server's commit log; a position before the first file is not found."""
+"""Entries in one file of the real server's commit log; a position before the first file is not found."""
 
 
 class MemoryUser(Protocol):
     """A queue that can free memory."""
 
     def free_memory(self) -> None:
-        """Free everything that is finished, or that can be read from disk again."""
+        """Free everything that is finished or can be read from disk again."""
 
 
 @define(eq=False)
 class MemoryBudget:
     """Bytes of messages that a node keeps in memory."""
 
-    limit: float = inf  # the bound in bytes
+    limit: float = inf  # bytes
     held: int = 0  # bytes in memory, as the queues count them
     _users: dict[MemoryUser, None] = field(factory=dict)
-    _fruitless: float = inf  # bytes that were held when nothing could be freed
+    _fruitless: float = inf  # bytes held when nothing could be freed
 
     def add(self, user: MemoryUser) -> None:
         self._users[user] = None
@@ -71,7 +71,7 @@ class MemoryBudget:
         return self.held > self.limit
 
     def reclaim(self) -> None:
-        """Have every queue free memory, unless that freed nothing and hardly anything was freed since."""
+        """Let every queue free memory, unless that freed nothing and hardly anything was freed since."""
         if self.held > self._fruitless * 31 / 32:
             return
         self._fruitless = inf
@@ -84,10 +84,10 @@ class MemoryBudget:
 class LogEntry(msgspec.Struct, eq=False, gc=False):
     """A stored message."""
 
-    record: Record  # the message
-    offset: int  # virtual byte offset of the record in the partition's queue
-    size: int  # raw size in bytes; offset + size is the offset of the next record
-    count: int  # number of the message in the partition, from 1
+    record: Record
+    offset: int  # virtual byte offset in the partition's queue
+    size: int  # raw bytes; offset + size is the offset of the next record
+    count: int  # its number in the partition, from 1
 
 
 class LogStore(Protocol):
@@ -101,7 +101,7 @@ class LogStore(Protocol):
 
 
 class Segment:
-    """Adjacent records; ``entries`` is None while they are only in the store, and for a gap."""
+    """Adjacent records; ``entries`` is None for a gap and while they are only in the store."""
 
     __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
 
@@ -116,7 +116,7 @@ class Segment:
 
 
 class Log:
-    """Records of one partition; the first one is at an offset with ``count`` messages before it."""
+    """Records of one partition; the first record is at an offset with ``count`` messages before it."""
 
     def __init__(
         self,
@@ -128,31 +128,31 @@ class Log:
         cache_bytes: int | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        self.start_offset: int = offset  # offset of the first record
-        self.end_offset: int = offset  # offset behind the last record
+        self.start_offset: int = offset  # of the first record
+        self.end_offset: int = offset  # behind the last record
         self.start_count: int = count  # messages before it
         self.end_count: int = count  # number of the last message
         self.held: int = 0  # bytes in memory
-        self._store = store  # persistent storage; None for memory alone
+        self._store = store  # None for memory only
         self._segment_bytes = segment_bytes  # memory of a segment
-        self._cache_bytes = cache_bytes  # with a store, bytes that stay in memory; None for no bound
-        self._budget = budget or MemoryBudget()  # memory bound of the node
+        self._cache_bytes = cache_bytes  # with a store, bytes in memory; None for no bound
+        self._budget = budget or MemoryBudget()  # of the node
         self._segments = [Segment(offset, count)]
         self._hot = self._segments[0]
-        self._batches: list[tuple[int, int]] = []  # first and last number of messages that were published together
+        self._batches: list[tuple[int, int]] = []  # first and last number of messages published together
 
     def _hold(self, size: int) -> None:
         self.held += size
         self._budget.held += size
 
     def release(self) -> None:
-        """Give the memory back to the budget, because the log is no longer used."""
+        """Return the memory of an unused log to the budget."""
         self._hold(-self.held)
 
     # Writing
 
     def append(self, entries: Sequence[LogEntry], *, stored: bool = False) -> None:
-        """Append records that were published together; the first one has to continue the log."""
+        """Append records published together, which must continue the log."""
         if self._store is not None and not stored:
             self._store.append(entries)
         segment = self._segments[-1]
@@ -192,7 +192,7 @@ class Log:
         self._segments.append(gap)
 
     def append_runs(self, entries: Sequence[LogEntry]) -> None:
-        """Append records of another log; a jump between them, or before the first one, is a gap."""
+        """Append records of another log; a jump between them, or before the first, is a gap."""
         first = 0
         for stop in range(1, len(entries) + 1):
             if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
@@ -204,7 +204,7 @@ class Log:
     # Reading
 
     def at(self, count: int) -> LogEntry | None:
-        """Return the message with this number; None before the start, behind the end and in a gap."""
+        """Return the message with this number; None outside the log and in a gap."""
         hot = self._hot
         if not hot.first_count < count <= hot.end_count:
             if not self.start_count < count <= self.end_count:
@@ -221,7 +221,7 @@ class Log:
         return self._segments[bisect_left(self._segments, count, key=_first_count) - 1]
 
     def gap_at(self, count: int) -> Segment | None:
-        """Return the gap that contains this number, records that were lost on disk; None for none."""
+        """Return the gap (records lost on disk) that contains this number."""
         if not self.start_count < count <= self.end_count:
             return None
         segment = self._segment_of(count)
@@ -248,22 +248,22 @@ class Log:
         return entries[number] if number < len(entries) else self._at_or_after(segment.end_count + 1)
 
     def count_before(self, offset: int) -> int:
-        """Return how many messages lie before the first record at or behind an offset."""
+        """Return the number of messages before the first record at or behind an offset."""
         entry = self.read(offset)
         return self.end_count if entry is None else entry.count - 1
 
     def find_offset(self, offset: int) -> int:
-        """Return the offset of the first record at or behind an offset; the end of the log for none."""
+        """Return the offset of the first record at or behind an offset, else the end."""
         entry = self.read(offset)
         return self.end_offset if entry is None else entry.offset
 
     def find_count(self, before: int) -> int:
-        """Return the offset of the record with so many messages before it, or of the nearest record behind."""
+        """Return the offset of the record with ``before`` messages before it, or of the nearest later record."""
         entry = self._at_or_after(max(before, self.start_count) + 1)
         return self.end_offset if entry is None else entry.offset
 
     def find_timestamp(self, timestamp: int) -> int:
-        """Return the offset of the first message of this time (ns) or later; the end of the log for none."""
+        """Return the offset of the first message at or after a time (ns), else the end."""
         low, high = self.start_count, self.end_count
         while low < high:
             middle = (low + high) // 2
@@ -277,8 +277,8 @@ class Log:
     def find_id(self, internal_id: int) -> LogEntry | None:
         """Return what the real server finds for an id: the first message of the publish that contained it.
 
-        An id below the first one selects the first message, one above the last selects the last publish; None in an
-        empty queue (captured: message_get).
+        A smaller id selects the first message, a larger id the last publish; None in an empty queue (captured:
+        message_get).
         """
         if self.end_count == self.start_count:
             return None
@@ -349,7 +349,7 @@ class Log:
             self._batches.pop()
 
     def restart(self, offset: int, count: int) -> None:
-        """Remove everything and continue at a position, as a replica does whose leader has nothing older."""
+        """Remove everything and continue at a position, as a replica whose leader has nothing older."""
         if self._store is not None:
             self._store.restart(offset, count)
         self._begin_at(offset, count)
@@ -363,9 +363,9 @@ class Log:
         self._hot = self._segments[0]
 
     def shrink(self, bound: int) -> None:
-        """With a store, drop segments from memory, oldest first, until at most so many bytes are held.
+        """With a store, drop segments from memory, oldest first, down to ``bound`` bytes.
 
-        The last segment and the one that was read last are kept, unless the bound is 0.
+        The last segment and the segment read last are kept, unless the bound is 0.
         """
         if self._store is None:
             return
@@ -383,11 +383,11 @@ class StartPosition:
 
     # ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
     kind: str
-    value: int  # its number
+    value: int
 
     @classmethod
     def parse(cls, text: str) -> StartPosition:
-        """Read ``kind:number``; raises `Refusal` with the real server's text (captured: sub_advanced_offset_errors)."""
+        """Parse ``kind:number``; raises `Refusal` as the real server (captured: sub_advanced_offset_errors)."""
         kind, colon, number = text.partition(":")
         if not colon or ":" in number or kind not in _KINDS:
             raise Refusal(f"invalid consume offset:{text}")
@@ -397,7 +397,7 @@ class StartPosition:
             raise Refusal(str(error)) from None
 
     def find(self, log: Log, *, clustered: bool = True) -> tuple[int, int]:
-        """Return the offset and the number of messages before it; a position inside a record selects the next record.
+        """Return the offset and the number of messages before it; inside a record, the next record counts.
 
         A node without a cluster finds only the end. Raises `Refusal` with the real server's text.
         """
@@ -409,7 +409,7 @@ class StartPosition:
             raise Refusal("Not supported while coordinator disabled")
         nanoseconds = self.value * 1_000_000_000
         if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:
-            # seconds that do not fit as nanoseconds in 64 bits turn negative at the real server, which refuses that
+            # seconds that exceed 64 bits as nanoseconds turn negative at the real server, which refuses that
             raise Refusal(f"Invalid timestamp {self.value}")
         if self.kind != "timestamp" and -(-self.value // _SEGMENT) < -1:
             raise Refusal("search commit log data not found")

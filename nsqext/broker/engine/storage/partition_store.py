@@ -1,4 +1,4 @@
-"""A partition on disk: new messages, its queue, the state of its channels, and their delayed queues."""
+"""A partition on disk: new messages, its queue, channel states and delayed queues."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class NewMessage(msgspec.Struct, eq=False, gc=False):
     """A message to store."""
 
     body: bytes
-    trace_id: int = 0  # trace id of the publisher; 0 for none
-    header: bytes = b""  # extend header; empty for none
+    trace_id: int = 0  # the publisher's; 0 for none
+    header: bytes = b""  # empty for none
     version: int = 0  # version of the extend part: 0 none, 4 JSON
-    delay: float = 0.0  # seconds before it is delivered (DPUB of the original server)
+    delay: float = 0.0  # seconds until delivery (DPUB of the original server)
 
 
 @define(eq=False)
@@ -49,17 +49,17 @@ class Stored:
     """The stored messages of one publish."""
 
     message_id: int  # internal id of the first message
-    offset: int  # offset of the first message
+    offset: int  # of the first message
     size: int  # raw bytes of all messages
-    entries: list[LogEntry]  # the messages
-    # of a large batch, the parts that were stored one after the other; replicas copy it in the same parts
+    entries: list[LogEntry]
+    # of a large batch, the parts in the order of storing; replicas copy the same parts
     parts: Sequence[Stored] = ()
 
 
 def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[LogEntry]:
     """Return the records of messages at the end of a queue, which is not changed.
 
-    ``first`` is partition, counter and time stamp of the first message; the latter two grow by one per message.
+    ``first`` is partition, counter and time stamp of the first message; counter and time stamp grow by one per message.
     """
     partition, counter, timestamp = first
     internal_id = partition << COUNTER_BITS | counter
@@ -78,7 +78,7 @@ def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, 
 
 
 def counter_of(entry: LogEntry) -> int:
-    """Return the counter in a message's internal id, without the partition."""
+    """Return the counter in a message's internal id."""
     return entry.record.internal_id & _COUNTERS
 
 
@@ -93,15 +93,15 @@ class ChannelState:
     """Persistent state of a channel."""
 
     name: str
-    offset: Number  # the acknowledged position
+    offset: Number  # acknowledged position
     count: Number  # messages before it
     # finished out of order: first offset, end offset, number of the last message
     intervals: list[tuple[Number, Number, Number]] = field(factory=list)
     paused: bool = False  # nothing is delivered
     skipped: bool = False  # every message is discarded
-    dispatch: str = SHARED  # type of the channel
+    dispatch: str = SHARED
     key_header: str = KEY_HEADER  # extend header that carries keys
-    fixed_dispatch: bool = False  # the type was chosen when the channel was created
+    fixed_dispatch: bool = False  # the type was chosen at the channel's creation
     delayed: Number = 0  # messages in the delayed queue
 
 
@@ -112,13 +112,13 @@ class StoredPartition:
     topic: str
     partition: Number
     extend: bool = False  # messages carry extend headers
-    ordered: bool = False  # channels are consumed with SUB_ORDERED only
-    paused: bool = False  # messages are not passed to channels (original server)
-    readable: Number = 0  # number of the last message that was passed to channels (original server)
+    ordered: bool = False  # channels accept only SUB_ORDERED
+    paused: bool = False  # channels get no messages (original server)
+    readable: Number = 0  # number of the last message passed to channels (original server)
     channels: list[ChannelState] = field(factory=list)
     end_offset: Number = 0  # end of the queue when the state was written
     end_count: Number = 0  # messages before it
-    # number of each file of the queue, and the offset and the messages before it at which it begins
+    # number, start offset and messages before it of each file of the queue
     files: list[tuple[Number, Number, Number]] = field(factory=list)
 
     def encode(self) -> bytes:
@@ -126,7 +126,7 @@ class StoredPartition:
 
     @classmethod
     def decode(cls, data: bytes) -> StoredPartition:
-        """Read the state; raises `ValueError` if it is damaged, or if a member is missing or invalid."""
+        """Decode the state; raises `ValueError` if it is damaged, or a member is missing or invalid."""
         state = decode_checked(data, cls)
         if not all(map(is_valid_topic, (state.topic, *(channel.name for channel in state.channels)))):
             raise ValueError("the name of the topic or of a channel is not valid")
@@ -135,9 +135,9 @@ class StoredPartition:
         return state
 
     def renumber(self, log: Log) -> None:
-        """Count the messages before the channels' positions again, because the numbers of lost messages are estimated.
+        """Count the messages before the channels' positions again: the numbers of lost messages are estimates.
 
-        Without that, a channel could continue behind messages that are published later.
+        Otherwise a channel could continue behind later messages.
         """
         for channel in self.channels:
             lost = log.start_offset - channel.offset
@@ -166,7 +166,7 @@ def _first_readable(*paths: Path) -> StoredPartition | None:
 
 
 def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
-    """Return the states of all partitions in a folder; without channels where the file of channels cannot be read."""
+    """Return the states of all partitions in a folder; without channels where their file is unreadable."""
     found: set[Path] = set()
     for file in sorted(data_path.glob("*/*")):
         match = _FILE.fullmatch(file.name)
@@ -177,7 +177,7 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
-    """The files of one partition, in a folder of its topic."""
+    """The files of one partition, in its topic's folder."""
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
@@ -185,15 +185,15 @@ class PartitionStore:
         self.store: SegmentStore = SegmentStore(folder, topic, partition, options)  # the files of the queue
         self.dirty: bool = False  # the state changed since it was written
         self._path = folder / (name + _STATE)
-        self._options = options  # how to use the disk
+        self._options = options
         self.journal: DelayedJournal = DelayedJournal(folder / f"{name}.delayed.jsonl")
         self._next = 0.0
         self._missing: list[str] = []
 
     def load(self) -> StoredPartition | None:
-        """Return the stored state; None for a new partition, and if neither its file nor the copy can be read.
+        """Return the stored state; None for a new partition, and if neither its file nor the copy is readable.
 
-        A damaged file is renamed and kept, and a warning is logged; another `OSError` raises `InvalidSetting`.
+        A damaged file is renamed and kept, with a warning; another `OSError` raises `InvalidSetting`.
         """
         states: list[StoredPartition] = []
         problems: list[str] = []
@@ -243,7 +243,7 @@ class PartitionStore:
         return log if log is not None else make(*self.store.beginning)
 
     def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
-        """Return the content of the delayed queues, and compact the journal; a disk error is an `InvalidSetting`."""
+        """Return the delayed queues and compact the journal; a disk error is an `InvalidSetting`."""
         with usable(self._path.parent):
             is_missing = not self.journal.path.exists()
             held = self.journal.load()
@@ -261,7 +261,7 @@ class PartitionStore:
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
-        """Compact the journal if most of it is about removed messages; ``held`` returns the queues, by channel."""
+        """Compact the journal if most of it concerns removed messages; ``held`` returns the queues, by channel."""
         if self.journal.is_overgrown:
             try:
                 self.journal.rewrite(held())
@@ -269,7 +269,7 @@ class PartitionStore:
                 logger.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
 
     def save(self, state: StoredPartition) -> None:
-        """Write the state and a copy of it; a failure is logged, and tried again with the next interval."""
+        """Write the state and a copy of it; a failure is logged, and retried with the next interval."""
         state.files = self.store.begins
         try:
             for path in (self._path, _copy_of(self._path)):
@@ -281,7 +281,7 @@ class PartitionStore:
         self.dirty = False
 
     def begin_interval(self, now: float) -> bool:
-        """Begin the next interval if the current one is over; return whether the state has to be written now."""
+        """Begin the next interval when due; return whether to write the state now."""
         if now < self._next:
             return False
         self._next = now + self._options.sync_interval

@@ -1,10 +1,10 @@
-"""Read the files of a queue when it is opened, repair them, and report what is lost.
+"""Read the files of a queue when it is opened, repair them, and report losses.
 
 Only bytes behind the last known end of the queue may be torn: a record that was never acknowledged. They are cut off.
-Everything else that cannot be read is damage: a file with damaged bytes is split into one file per run of whole
-records, and a copy of it is kept. A file whose begin is unknown, or that overlaps with another one, is renamed and
-kept. Records that are missing between two files are reported once: the begin of the later file then says where the
-queue ended before it.
+Everything else unreadable is damage: a file with damaged bytes is split into one file per run of whole records, and a
+copy is kept. A file with an unknown start position, or that overlaps with another file, is renamed and kept. Records
+missing between two files are reported once: the later file's start position then records where the queue ended before
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTER = (1 << COUNTER_BITS) - 1
 _ID_AT = 14
 """Where the internal id lies in a record."""
 _NEAR = 16
-"""A record whose id is at most so far behind the expected one needs no second record to be believed."""
+"""A record whose id is at most this far behind the expected id is believed without a second record."""
 _CHUNK = 1024
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,16 +41,16 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Recovery:
     """What was found on disk."""
 
-    messages: int = 0  # records that were read
-    torn_file: str = ""  # file whose torn end was removed; empty for none
-    torn_bytes: int = 0  # bytes of that end
+    messages: int = 0  # records read
+    torn_file: str = ""  # file whose torn end was removed
+    torn_bytes: int = 0
     damaged_files: list[str] = field(factory=list)  # copies of damaged files, and files that do not continue the queue
-    lost_bytes: int = 0  # bytes of records that could not be read
-    lost_messages: int = 0  # messages that could not be read
+    lost_bytes: int = 0  # bytes of unreadable records
+    lost_messages: int = 0  # unreadable messages
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything but a torn end was found."""
+        """Whether anything except a torn end was found."""
         return bool(self.damaged_files or self.lost_bytes or self.lost_messages)
 
 
@@ -58,9 +58,9 @@ class Recovery:
 class RecordRun:
     """Adjacent records of a file."""
 
-    position: int  # where the first one begins in the file
+    position: int  # where the first record begins in the file
     count: int  # messages of the partition before it
-    entries: list[LogEntry] = field(factory=list)  # the records
+    entries: list[LogEntry] = field(factory=list)
 
     @property
     def end(self) -> int:
@@ -69,7 +69,7 @@ class RecordRun:
 
 
 def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[RecordRun], int]:
-    """Read all whole records of a file that begins at an offset, after so many messages.
+    """Read all whole records of a file that begins at ``start`` (offset, messages before it).
 
     Returns the records, with a new run behind each damaged range, and the position behind the last whole record.
     """
@@ -95,7 +95,7 @@ def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[Reco
 
 
 def _record_at(data: bytes, position: int, partition: int, previous: int | None) -> tuple[Record, int] | None:
-    """Decode a record; None unless its internal id can be one of the partition and is greater than the previous one."""
+    """Decode a record; None unless its internal id fits the partition and exceeds the previous id."""
     try:
         record, stop = decode_record(data, position)
     except ProtocolError:
@@ -108,11 +108,10 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
 
 
 def _resynchronise(data: bytes, run: RecordRun, position: int, partition: int) -> tuple[int, int] | None:
-    """Find the next whole record behind damaged bytes: its position, and messages that are lost before it; or None.
+    """Find the next whole record behind damaged bytes: its position, and messages lost before it; or None.
 
-    A damaged length makes its own record look whole and the bytes behind it look damaged; a damaged id makes later ids
-    look too small. So the search starts inside of the last record, and that record is removed from the run if the
-    record that is found contradicts it.
+    A damaged length makes its own record look whole and the following bytes damaged; a damaged id makes later ids look
+    too small. So the search starts inside the last record, which leaves the run if the found record contradicts it.
     """
     last = run.entries[-1] if run.entries else None
     begin = position - last.size + RECORD_OVERHEAD if last else position
@@ -144,7 +143,7 @@ def _drop_contradicted(run: RecordRun, found_id: int, start: int, position: int,
 
 
 def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool:
-    """Return whether a record ends at the end of the file, or another one follows."""
+    """Return whether a record ends the file or another record follows."""
     record, stop = found
     return stop == len(data) or _record_at(data, stop, partition, record.internal_id) is not None
 
@@ -153,25 +152,25 @@ class SegmentRecovery:
     """The files of a queue while it is opened."""
 
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
-        # the files of the queue in the order of their offsets, once `read` has ended
+        # the files of the queue by offset, after the end of `read`
         self.files: list[SegmentFile] = []
         self._numbers = folder.numbers()
-        self.last_number: int = max(self._numbers, default=-1)  # the largest number of a file; -1 for none
+        self.last_number: int = max(self._numbers, default=-1)  # largest file number; -1 for none
         self.end: tuple[int, int] = (0, 0)  # offset behind the last record, and messages up to there
-        self._folder = folder  # the files
-        self._recovery = recovery  # records what is found
-        # offset and number of messages where the queue ended at least; only bytes behind it may be torn
+        self._folder = folder
+        self._recovery = recovery  # records findings
+        # smallest known end of the queue (offset, messages); only bytes behind it may be torn
         self._known_end = known_end
         self._missing: list[SegmentFile] = []
-        self._read = (-1, -1)  # offset behind the records that were read, and messages up to there
-        self._scanned = ""  # the file that was read last
+        self._read = (-1, -1)  # offset behind the records read, and messages up to there
+        self._scanned = ""  # the last file read
         self._accounted = 0  # offset up to which lost bytes were counted
 
     def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[LogEntry]]:
-        """Return all records in runs; an offset that does not follow on the last one stands for lost records.
+        """Return all records in runs; an offset that does not continue the last run stands for lost records.
 
-        Everything but whole files is logged. ``begins`` has offset and number of messages at which files begin, by
-        their numbers, where that is known.
+        Everything except whole files is logged. ``begins`` has the known start offsets and numbers of messages of
+        files, by file number.
         """
         self._missing = self._missing_files()
         files = self._with_begins(begins)
@@ -195,7 +194,7 @@ class SegmentRecovery:
     # Begins of files
 
     def _with_begins(self, begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
-        """Return the files in the order of their offsets; a file whose begin is unknown is renamed and kept."""
+        """Return the files by offset; a file with an unknown start position is renamed and kept."""
         files: dict[int, SegmentFile] = {}
         for number in self._numbers:
             base = self._folder.base_path(number)
@@ -214,7 +213,7 @@ class SegmentRecovery:
         return sorted(files.values(), key=lambda file: file.offset)
 
     def _follow(self, number: int, before: SegmentFile | None, begin: tuple[int, int] | None) -> SegmentFile | None:
-        """Return a file that begins at a known position, or where the one before it ends; None if both are unknown."""
+        """Return a file that begins at a known position, or where the previous file ends; None if both are unknown."""
         if begin is not None:
             return self._folder.file(number, *begin)
         if before is not None:
@@ -226,13 +225,13 @@ class SegmentRecovery:
         return None
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        """Rename a file that cannot be a part of the queue."""
+        """Rename a file that cannot belong to the queue."""
         kept = keep_aside(path, "lost", move=True)
         self._recovery.damaged_files.append(kept.name)
         logger.warning("%s %s; renamed to %s", path, reason, kept.name)
 
     def _missing_files(self) -> list[SegmentFile]:
-        """Return the files of which only the begin is stored; it is renamed and kept."""
+        """Return files of which only the start position is stored; it is renamed and kept."""
         missing = []
         for number in self._folder.numbers("base.json"):
             self.last_number = max(self.last_number, number)
@@ -251,9 +250,9 @@ class SegmentRecovery:
     # Lost records
 
     def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
-        """Report that records before a position are lost, and the file that had them.
+        """Report lost records before a position, with their file.
 
-        Returns False if there is no gap, or if ``follows`` (where the queue ended before) shows that it was reported.
+        Returns False without a gap, or if ``follows`` (where the queue ended before) shows an earlier report.
         """
         gone = [file for file in self._missing if file.offset < offset]
         self._missing = self._missing[len(gone) :]
@@ -278,7 +277,7 @@ class SegmentRecovery:
         return True
 
     def _note_end(self, *, was_empty: bool) -> None:
-        """Report records and files that are missing at the end of the queue."""
+        """Report records and files missing at the end of the queue."""
         end, messages = self._known_end
         if was_empty and end:
             logger.warning("%s: all files of the queue are missing; it had %d messages", self._folder.path, messages)
@@ -292,7 +291,7 @@ class SegmentRecovery:
     # Damaged bytes
 
     def _scan(self, file: SegmentFile, before: int, following: SegmentFile | None) -> list[RecordRun]:
-        """Read a file and repair it: a torn end is cut off; damaged bytes split the file, and a copy of it is kept.
+        """Read and repair a file: a torn end is cut off; damaged bytes split the file, and a copy is kept.
 
         ``before`` is where the queue ended before it; -1 for the first file.
         """
@@ -301,7 +300,7 @@ class SegmentRecovery:
         runs, end = scan(data, (file.offset, file.count), self._folder.partition)
         if (
             following is not None
-            and following.offset >= file.offset + end  # otherwise it overlaps, and has the same records
+            and following.offset >= file.offset + end  # otherwise it overlaps, with the same records
             and self._is_contradicted(runs, following)
         ):
             end -= runs[-1].entries.pop().size
@@ -322,7 +321,7 @@ class SegmentRecovery:
         return runs
 
     def _is_contradicted(self, runs: list[RecordRun], following: SegmentFile) -> bool:
-        """Return whether the id of the last record of a file is too large, beside the one before and the next file."""
+        """Return whether a file's last id is too large, compared with the id before it and the next file."""
         if not runs:
             return False
         with following.path.open("rb") as opened:
@@ -332,7 +331,7 @@ class SegmentRecovery:
         return before < first_id <= ids[-1]
 
     def _note_damage(self, file: SegmentFile, data: bytes, runs: list[RecordRun]) -> None:
-        """Report a damaged file, and keep a copy of it."""
+        """Report a damaged file and keep a copy."""
         kept = keep_aside(file.path, "damaged", move=False)
         self._recovery.damaged_files.append(kept.name)
         self._accounted = file.offset + len(data)
@@ -346,7 +345,7 @@ class SegmentRecovery:
         )  # fmt: skip
 
     def _split(self, file: SegmentFile, data: bytes, runs: list[RecordRun], before: int) -> None:
-        """Replace a damaged file by one file per run; they are written before the damaged one is removed."""
+        """Replace a damaged file by one file per run; the damaged file is removed last."""
         for run in runs:
             self.last_number += 1
             part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)

@@ -1,7 +1,7 @@
 """The queue on disk, in files of records.
 
-Every record is passed to the operating system before the publish is acknowledged, so it survives the end of the
-process; `DiskOptions.fsync` decides what survives a power failure.
+Every record reaches the operating system before its publish is acknowledged, and so survives the end of the process;
+`DiskOptions.fsync` decides what survives a power failure.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _MIB = 1024 * 1024
 class DiskOptions:
     """How a partition uses the disk."""
 
-    fsync: str = "never"  # ``never``, ``interval`` or ``always``: when written data is flushed to the medium by fsync
-    sync_interval: float = 0.5  # seconds between two writes of the channels' positions, and of ``interval`` for fsync
-    max_file_bytes: int = 100 * _MIB  # size at which a new file is started
-    retention_bytes: int = 64 * _MIB  # finished messages that are kept for consumers that seek backwards
+    fsync: str = "never"  # ``never``, ``interval`` or ``always``: when fsync flushes written data to the medium
+    sync_interval: float = 0.5  # seconds between writes of the channels' positions, and of ``interval`` for fsync
+    max_file_bytes: int = 100 * _MIB  # size at which a new file starts
+    retention_bytes: int = 64 * _MIB  # finished messages for consumers that seek backwards
 
 
 class SegmentStore:
     """The files of one partition's queue."""
 
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
-        self.recovery: Recovery = Recovery()  # what `recover` found
-        # folder of the files; it is created
+        self.recovery: Recovery = Recovery()  # findings of `recover`
+        # the folder is created
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
-        self._options = options  # how to use the disk
+        self._options = options
         self._files: list[SegmentFile] = []
         self._last_number: int
         self._out: int | None = None
@@ -56,7 +56,7 @@ class SegmentStore:
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[list[LogEntry]]:
-        """Return what `SegmentRecovery.read` finds; has to be consumed before any other method is called."""
+        """Return what `SegmentRecovery.read` finds; must be consumed before any other call."""
         with usable(self._folder.path):
             found = SegmentRecovery(self._folder, self.recovery, known_end)
             yield from found.read(begins or {})
@@ -67,7 +67,7 @@ class SegmentStore:
                 self._begin(*max(found.end, known_end))
 
     def _begin(self, offset: int, count: int) -> None:
-        """Start a file; its begin is written first."""
+        """Start a file; the start offset is written before the records."""
         file = self._folder.file(self._last_number + 1, offset, count)
         if self._files and self._files[-1].end != offset:
             file.follows = self._files[-1].end
@@ -76,7 +76,7 @@ class SegmentStore:
         self._last_number = file.number
 
     def _open(self, file: SegmentFile) -> int:
-        """Write to a file from now on, which becomes the last one; return its descriptor."""
+        """Make a file the last file, for writing; return its descriptor."""
         out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.close()
         self._out = out
@@ -86,7 +86,7 @@ class SegmentStore:
 
     @property
     def begins(self) -> list[tuple[int, int, int]]:
-        """Number of each file, and the offset and the messages before it at which it begins."""
+        """Number, start offset and messages before it of each file."""
         return [(file.number, file.offset, file.count) for file in self._files]
 
     @property
@@ -97,7 +97,7 @@ class SegmentStore:
     # the log's side
 
     def append(self, entries: Sequence[LogEntry]) -> None:
-        """Store records at the end; raises `Refusal` if the disk cannot be written, and stores none of them then."""
+        """Store records at the end; raises `Refusal`, without storing any, if the disk cannot be written."""
         if self._out is None:
             raise Refusal(f"{self._files[-1].path} is closed after an error")
         data = b"".join([encode_record(entry.record) for entry in entries])
@@ -118,14 +118,14 @@ class SegmentStore:
         self._dirty = True
 
     def _cut_back(self, out: int, file: SegmentFile) -> None:
-        """Remove the bytes of refused records; if that fails, the file is closed so that nothing follows on them."""
+        """Remove the bytes of refused records; if that fails, close the file so that nothing follows them."""
         try:
             os.ftruncate(out, file.size)
         except OSError:
             self._release()
 
     def _release(self) -> None:
-        """Close the file; further records are refused."""
+        """Close the file, which then refuses records."""
         out, self._out = self._out, None
         if out is not None:
             os.close(out)
@@ -163,7 +163,7 @@ class SegmentStore:
                 logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset; if that fails, this (`Refusal`) and further records are refused."""
+        """Remove everything at or behind an offset; after a failure (`Refusal`) further records are refused."""
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
                 self._folder.remove(self._files.pop())
@@ -191,11 +191,11 @@ class SegmentStore:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether `sync` has to be called."""
+        """Whether `sync` is due."""
         return self._dirty and self._options.fsync == "interval"
 
     def sync(self) -> None:
-        """Wait until the medium has everything, if the options ask for it."""
+        """Wait until the medium has everything, if the options require it."""
         if self.is_dirty and self._out is not None:
             try:
                 os.fsync(self._out)

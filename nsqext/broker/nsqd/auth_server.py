@@ -1,4 +1,4 @@
-"""What an HTTP auth server allows a client, and the request that asks for it."""
+"""Requests to an HTTP auth server, and what it allows a client."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GRANT: Schema = {"topic": str, "channels": [str], "permissions": [str]}
 _REPLY: Schema = {"ttl": int, "authorizations": [_GRANT], "identity": str, "identity_url": str}
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _KEEP_METHOD = frozenset((307, 308))
-_MOST_REQUESTS = 10  # of Go's client, including the redirected ones
+_MOST_REQUESTS = 10  # of Go's client, redirects included
 
 _Matcher = Callable[[str], bool]
 
 
 class _BadReply(Exception):
-    """Reply of an auth server that is not valid."""
+    """Invalid reply of an auth server."""
 
 
 @frozen
@@ -46,7 +46,7 @@ class _Grant:
         needed = "subscribe" if channel else "publish"
         if needed not in self.permissions or not self.topic(topic):
             return False
-        # a publisher's channel is empty, and one of the patterns has to match that (captured: auth)
+        # a publisher's channel is empty, and a pattern must match that (captured: auth)
         return any(matches(channel) for matches in self.channels)
 
 
@@ -54,18 +54,18 @@ class _Grant:
 class Authorizations:
     """What a client may do."""
 
-    secret: bytes = field(repr=False)  # what it authenticated with; never shown
-    identity: str  # the client's name at the auth server
-    identity_url: str  # page about that identity
-    grants: tuple[_Grant, ...]  # permissions by topic and channel
-    expires: float  # clock time at which the auth server has to be asked again
+    secret: bytes = field(repr=False)  # of AUTH; never shown
+    identity: str  # name at the auth server
+    identity_url: str  # page about it
+    grants: tuple[_Grant, ...]  # by topic and channel
+    expires: float  # clock time at which to ask the auth server again
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether it may subscribe to a channel, or publish to a topic when the channel is empty."""
+        """Return whether it may subscribe to a channel, or with an empty channel publish to a topic."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
     def summary(self) -> dict[str, Any]:
-        """Return the members that a client with authorizations adds to ``/stats``."""
+        """Return what its authorizations add to ``/stats``."""
         members = {"auth_identity": self.identity, "auth_identity_url": self.identity_url}
         return {"authed": True} | {name: text for name, text in members.items() if text}
 
@@ -108,15 +108,15 @@ async def _request(client: HttpClient, method: str, url: str, content: bytes = b
 async def query_auth(
     options: NodeOptions, secret: bytes, peer: str, *, tls: bool, common_name: str = ""
 ) -> Authorizations | None:
-    """Ask the auth servers in turn until one answers; return None when none of them does.
+    """Ask the auth servers in turn until one answers; None without an answer.
 
-    The original begins with a random one.
+    The original begins with a random server.
     """
     host = peer.rpartition(":")[0].strip("[]")
     values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
     addresses = list(options.auth_addresses)
     if options.original:
-        values = {"common_name": common_name} | values  # both servers send the arguments in the order of their names
+        values = {"common_name": common_name} | values  # both servers sort the arguments by name
         start = random.randrange(len(addresses))
         addresses = addresses[start:] + addresses[:start]
     client = HttpClient(_TIMEOUT)
@@ -125,7 +125,7 @@ async def query_auth(
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    # a list for each value, the original server's form of a POST
+                    # a list for each value, as in the original server's POST
                     texts = {name: text.encode("utf-8", "surrogateescape") for name, text in values.items()}
                     body = dump({name: [text.decode("utf-8", "replace")] for name, text in texts.items()})
                     reply = await _request(client, "POST", url, body)

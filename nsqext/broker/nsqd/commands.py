@@ -1,4 +1,4 @@
-"""Commands of the redesigned generation, except publishes, and the table of all its commands."""
+"""Commands of the redesigned generation except publishes, and the table of all its commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB_ADVANCED; the start position is parsed before anything else is checked."""
+    """Run SUB_ADVANCED; first parse the start position."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -50,7 +50,7 @@ class Mode(NamedTuple):
 
     detail: bool  # messages carry queue offset and size
     ordered: bool = False  # the channel becomes ordered
-    start: StartPosition | None = None  # position to start from
+    start: StartPosition | None = None
 
 
 def _sub(session: Session, command: Command, mode: Mode) -> Awaitable[None] | None:
@@ -77,7 +77,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
-    """Return the channel, with the type that the client requested in IDENTIFY."""
+    """Return the channel, with the type requested in IDENTIFY."""
     session.node.channel(hosted, name)
     settings = session.settings
     try:
@@ -93,7 +93,7 @@ class _Place(NamedTuple):
 
 
 def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
-    """Run the checks of SUB that both generations share; return topic and channel."""
+    """Run the checks of SUB for both generations; return topic and channel."""
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
         raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -109,7 +109,7 @@ def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
 
 def _check_words(session: Session, words: list[bytes]) -> _Place:
     topic, channel = check_sub(session, words)
-    # the partition is parsed only when there are exactly four words (captured: sub_advanced_offset_partition)
+    # the partition is parsed only with exactly four words (captured: sub_advanced_offset_partition)
     return _Place(topic, channel, read_partition(words[3]) if len(words) == 4 else -1)
 
 
@@ -135,7 +135,7 @@ def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
 
 
 def rdy(session: Session, command: Command) -> None:
-    """Run RDY; after CLS it is ignored."""
+    """Run RDY; ignored after CLS."""
     check_state("RDY", session.state)
     if session.state is State.CLOSING or session.subscriber is None:
         return
@@ -155,7 +155,7 @@ def _subscribed(session: Session, verb: str) -> SessionSubscriber:
 
 
 def fin(session: Session, command: Command) -> None:
-    """Run FIN; a success is not answered."""
+    """Run FIN; success has no answer."""
     subscriber = _subscribed(session, "FIN")
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
@@ -175,14 +175,14 @@ def fin(session: Session, command: Command) -> None:
 
 
 def req(session: Session, command: Command) -> None:
-    """Run REQ; a success is not answered."""
+    """Run REQ; success has no answer."""
     subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
         raise RequestError("E_INVALID", "REQ insufficient number of params")
     full_id = words[1]
     millis = base10(words[2], f"REQ could not parse timeout {decode(full_id)}, {decode(words[2])}")
-    # the real server counts nanoseconds in 64 bits: a delay beyond that wraps around
+    # the real server counts nanoseconds in 64 bits: larger delays wrap around
     delay = min(max(wrap(millis * 1_000_000) / 1e9, 0.0), session.node.limits.max_req_timeout)
     try:
         subscriber.channel.requeue(subscriber, _ID.unpack_from(full_id)[0], delay)
@@ -191,7 +191,7 @@ def req(session: Session, command: Command) -> None:
 
 
 def touch(session: Session, command: Command) -> None:
-    """Run TOUCH; a success is not answered."""
+    """Run TOUCH; success has no answer."""
     subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:
@@ -203,7 +203,7 @@ def touch(session: Session, command: Command) -> None:
 
 
 def cls(session: Session, _: Command) -> None:
-    """Run CLS: no further deliveries; FIN, REQ and TOUCH remain allowed."""
+    """Run CLS: deliveries end; FIN, REQ and TOUCH remain allowed."""
     check_state("CLS", session.state)
     _subscribed(session, "CLS")
     session.set_ready(0)
@@ -239,7 +239,7 @@ def _compress(session: Session, *, secured: bool) -> None:
 
 
 def nop(_: Session, __: Command) -> None:
-    """Run NOP: receiving it is enough to keep the connection alive."""
+    """Run NOP: its reception keeps the connection alive."""
 
 
 def _create_topic(session: Session, command: Command) -> None:

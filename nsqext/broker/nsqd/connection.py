@@ -1,9 +1,9 @@
-"""A session on a TCP socket: large reads, joined writes, and bounds for a client that sends much or reads little.
+"""A session on a TCP socket: large reads, joined writes, bounds for clients that send much or read little.
 
-A connection has no task. The event loop calls it when its socket is readable, and the server calls
-`ServerConnection.send` when its session has output. Only a command that waits (for replicas, for an auth server) and
-injected faults run in a task. After a turn of commands the other connections run first. A client that does not read its
-replies is not read from.
+A connection has no task. The event loop calls it when its socket is readable, the server calls `ServerConnection.send`
+when its session has output. Only commands that wait (for replicas, for an auth server) and injected faults run in a
+task. After a turn of commands the other connections run first. A client that does not read its replies is not read
+from.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ServerConnection:
     """One client."""
 
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
-        self._socket = sock  # a connected, non-blocking socket
+        self._socket = sock  # connected, non-blocking
         self.session: Session = session
-        self._faults = faults  # injected faults
-        self._loop = loop  # the event loop of asyncio
-        self._host = host  # the server
+        self._faults = faults
+        self._loop = loop  # of asyncio
+        self._host = host
         self._backlog: bytes | memoryview = b""
         self._reading = self._writing = self._carrying = self._running = self._ended = False
 
@@ -107,7 +107,7 @@ class ServerConnection:
             self._host.start(lambda: self._wait(waiting))
 
     def _continue(self) -> None:
-        """Run the commands that were received, in a later iteration of the event loop, or read on."""
+        """Run received commands in a later iteration of the event loop, or read on."""
         if self._running or self._ended:
             return
         if not self.session.pending:
@@ -120,7 +120,7 @@ class ServerConnection:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the client has to read before another command runs; `_writable` continues then."""
+        """Whether the client must read before another command runs; `_writable` continues then."""
         return bool(self._backlog or self._carrying) and not self.session.has_room
 
     def _next_turn(self) -> None:
@@ -135,7 +135,7 @@ class ServerConnection:
         self._continue()
 
     async def _wait(self, waiting: Awaitable[None] | None) -> None:
-        """Await what a command waits for, and run the commands behind it."""
+        """Await what a command waits for, then run the following commands."""
         host, session = self._host, self.session
         awaited = 0
         while waiting is not None:
@@ -191,7 +191,7 @@ class ServerConnection:
             return
         self._backlog = b""
         if not self.session.output.urgent:
-            # also when the socket took everything at once: a session chokes itself when it has too much to send
+            # also when the socket took everything at once: a session with too much to send chokes itself
             self.session.relieve()
 
     def _writable(self) -> None:

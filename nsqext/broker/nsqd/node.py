@@ -1,4 +1,4 @@
-"""A node without sockets: its partitions with their roles, its connected clients, and their timers."""
+"""A node without sockets: partitions with roles, connected clients, timers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _HOUR = 3600 * 1_000_000_000
 _DAY = 24
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 SHORTEST_TICK = 0.05
-"""Seconds between two ticks of a node with deadlines that have changed."""
+"""Seconds between two ticks of a node with changed deadlines."""
 _LONGEST_TICK = 0.25
-"""Seconds between two ticks of any other node: heartbeats of new connections need them."""
-_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, where the original server's ids begin
+"""Seconds between two ticks of any other node, for heartbeats of new connections."""
+_EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, the start of the original server's ids
 _ID_SHIFT = 22
 
 
@@ -51,22 +51,22 @@ class NodePublisher:
     peer: str  # ``host:port`` of the client
     user_agent: str  # from its IDENTIFY
     published: int = 0  # messages
-    last: int = 0  # time of the last publish, in nanoseconds since 1970
+    last: int = 0  # last publish, in nanoseconds since 1970
 
 
 @define(eq=False)
 class PublishStats:
     """Counts of one partition."""
 
-    # messages by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
+    # by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    # messages by the duration of their publish: below 1 ms, 2 ms, 4 ms, …
+    # by duration of the publish: below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    publishers: dict[str, NodePublisher] = field(factory=dict)  # clients that published over TCP, by ``host:port``
+    publishers: dict[str, NodePublisher] = field(factory=dict)  # over TCP, by the client's ``host:port``
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:
-        """Count messages by the sizes of their bodies, at a time in nanoseconds since 1970."""
+        """Count messages by body size at a time (nanoseconds since 1970)."""
         total = 0
         for size in sizes:
             total += size
@@ -85,51 +85,51 @@ class PublishStats:
         return found
 
     def hours(self, now: int) -> list[int]:
-        """Return bytes published in each of 22 hours, oldest first; the two newest are left out."""
+        """Return bytes published in each of 22 hours, oldest first; without the two newest hours."""
         hour = now // _HOUR
         return [self._hours.get(hour - back, 0) for back in range(_DAY - 1, 1, -1)]
 
 
 @define(eq=False)
 class Hosted:
-    """A partition on a node, with the role that the coordinator gave it."""
+    """A partition on a node, with its role from the coordinator."""
 
-    partition: Partition  # its queue and channels
-    meta: TopicMeta = field(factory=TopicMeta)  # description of the topic in lookup responses
-    leader: bool = True  # this node leads it; a follower refuses publishes and consumers
+    partition: Partition
+    meta: TopicMeta = field(factory=TopicMeta)  # the topic in lookup responses
+    leader: bool = True  # this node leads; a follower refuses publishes and consumers
     writable: bool = True  # the in-sync replicas are a majority
-    epoch: int = 0  # grows with every change of the leader
-    # returns when every in-sync replica has stored the entries; None when the leader is the only one. Raises
-    # `RequestError` when the set of replicas changed, `Refusal` when a replica's disk is full.
+    epoch: int = 0  # grows with each change of the leader
+    # returns when every in-sync replica has the entries; None when the leader is the only replica. Raises
+    # `RequestError` when the set of replicas changed, `Refusal` for a replica's full disk.
     replicate: Callable[[Stored], Awaitable[None]] | None = None
     auto_create_channels: bool = True  # SUB creates an unknown channel
-    waiting: int = 0  # bytes of publishes that wait for replicas
-    # set when the large batch that is being stored is complete; None while there is no such batch
+    waiting: int = 0  # bytes of publishes waiting for replicas
+    # set when the large batch being stored is complete; None without such a batch
     storing: anyio.Event | None = None
-    traced: bool = False  # publishes to the topic are logged (`/message/trace/enable`)
-    failed: int = 0  # publishes that failed
+    traced: bool = False  # logs publishes (`/message/trace/enable`)
+    failed: int = 0  # failed publishes
     # end of the queue at the last flush, offset and messages (redesigned node without a cluster)
     flushed: tuple[int, int] = (0, 0)
-    deliveries: dict[str, int] = field(factory=dict)  # messages delivered, by channel (original generation)
-    traffic: PublishStats = field(factory=PublishStats)  # statistics of publishes
+    deliveries: dict[str, int] = field(factory=dict)  # messages per channel (original generation)
+    traffic: PublishStats = field(factory=PublishStats)
 
 
 @define(eq=False)
 class Switches:
-    """Options that can be changed while the node runs (`/config`)."""
+    """Options that change while the node runs (`/config`)."""
 
     allow_ext_compatible: bool = False  # see `NodeOptions`
     allow_sub_ext_compatible: bool = False  # see `NodeOptions`
-    max_connections: int = 0  # clients that may be connected; 0 for no limit
+    max_connections: int = 0  # 0 for no limit
     max_pub_waiting: int = 0  # see `NodeOptions`
     write_disabled: str = ""  # ``all``, ``ordered`` or empty (`/disable/write`)
-    lookupd_addresses: list[str] = field(factory=list)  # TCP addresses of lookup nodes, of the original generation
-    log_level: int = 2  # value of `/config/log_level`
-    verbose: bool = False  # value of `/config/verbose`
+    lookupd_addresses: list[str] = field(factory=list)  # TCP addresses, original generation
+    log_level: int = 2  # of `/config/log_level`
+    verbose: bool = False  # of `/config/verbose`
 
 
 class ConnectedClient(Protocol):
-    """A session, as its node, its checks and the statistics see it; see `nsqext.broker.nsqd.session.Session`."""
+    """A session as its node, its checks and the statistics see it; see `nsqext.broker.nsqd.session.Session`."""
 
     id: int
     node: Node
@@ -153,11 +153,11 @@ class ConnectedClient(Protocol):
 
 
 def _nothing(*_: object) -> None:
-    """Stand in for a callback that is not set."""
+    """Stand in for a missing callback."""
 
 
 def _level(channel: str) -> int:
-    """Return the level of log lines about a channel; ephemeral ones begin and end with connections."""
+    """Return the log level for a channel; ephemeral channels begin and end with connections."""
     return logging.DEBUG if is_ephemeral(channel) else logging.INFO
 
 
@@ -165,10 +165,10 @@ class Node:
     """One nsqd without its sockets."""
 
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
-        self.name: str = name  # its name in the cluster
+        self.name: str = name
         self.options: NodeOptions = options or NodeOptions()
-        self.faults: NodeFaults = faults or NodeFaults()  # injected faults
-        # what it allows and offers; snappy only where cramjam is installed
+        self.faults: NodeFaults = faults or NodeFaults()
+        # what it offers; snappy only where cramjam is installed
         limits = self.options.limits
         self.limits: ServerLimits = evolve(limits, snappy=limits.snappy and find_spec("cramjam") is not None)
         self.switches: Switches = Switches(
@@ -180,29 +180,29 @@ class Node:
         )
         # options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
         self.place: dict[str, Any] = {}
-        self.started: int = self.options.wall()  # time of its creation, in nanoseconds since 1970
-        # added to internal ids by the original generation, so that they look like the real server's
+        self.started: int = self.options.wall()  # nanoseconds since 1970
+        # added to internal ids by the original generation, so that they look like the real server's ids
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
-        self.hosted: dict[tuple[str, int], Hosted] = {}  # partitions by topic and number
+        self.hosted: dict[tuple[str, int], Hosted] = {}  # by topic and number
         self.schedule: Schedule = Schedule()  # deadlines of the partitions
-        self.turn: Turn = Turn()  # commands of a client that are being run
-        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  # memory bound of all queues together
-        self.sessions: dict[int, ConnectedClient] = {}  # connected clients by number
-        self.dirty: list[ConnectedClient] = []  # clients that have something to send, or that are to be closed
-        # called with the name of a topic that a client's command created
+        self.turn: Turn = Turn()  # commands of a client in execution
+        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  # of all queues together
+        self.sessions: dict[int, ConnectedClient] = {}  # by number
+        self.dirty: list[ConnectedClient] = []  # clients to send to or to close
+        # called with a topic that a client's command created
         self.on_topic_created: Callable[[str], None] = _nothing
-        # called with topic, partition and name of a channel that a client's command created
+        # called with topic, partition and channel that a client's command created
         self.on_channel_created: Callable[[str, int, str], None] = _nothing
-        # called with the name of a topic that an HTTP request or its last client deleted
+        # called with a topic that an HTTP request or its last client deleted
         self.on_topic_deleted: Callable[[str], None] = _nothing
-        # called with topic, partition and name of a deleted channel
+        # called with topic, partition and channel of a deletion
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
-        self.wake: Callable[[], None] = _nothing  # called when ``dirty`` is no longer empty; the server sets it
-        # called with the time of ``options.machine_clock`` for the next `expire_output`; the server sets it
+        self.wake: Callable[[], None] = _nothing  # called when ``dirty`` gets its first entry; set by the server
+        # called with the time of ``options.machine_clock`` for the next `expire_output`; set by the server
         self.wake_at: Callable[[float], None] = _nothing
-        # answers ``/coordinator/stats`` for a topic and partition; None without a coordinator
+        # answers ``/coordinator/stats`` for a topic and partition; None without coordinator
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
-        self.exiting: bool = False  # it drains; publishes are refused
+        self.exiting: bool = False  # draining: refuses publishes
         self.publish_failed: int = 0
         self._ids = count(1)
         self._holding: dict[int, ConnectedClient] = {}
@@ -210,7 +210,7 @@ class Node:
         self._session_due = inf
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
-        """Return a partition, opened from disk or created when the node does not host it yet."""
+        """Return a partition; open it from disk or create it when the node does not host it."""
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
@@ -231,21 +231,21 @@ class Node:
         return found
 
     def unhost(self, topic: str, partition: int, *, destroy: bool = False) -> None:
-        """Close a partition and disconnect its consumers; with ``destroy``, delete its files."""
+        """Close a partition and disconnect its consumers; ``destroy`` deletes its files."""
         found = self.hosted.pop((topic, partition), None)
         if found is not None:
             found.partition.close(destroy=destroy)
             self.wake()
 
     def load(self) -> None:
-        """Host every partition of the data path, for a node without a coordinator; raises `InvalidSetting`."""
+        """Host every partition of the data path, without a coordinator; raises `InvalidSetting`."""
         if self.options.data_path is not None and self.options.data_path.is_dir():
             for state in list(stored_partitions(self.options.data_path)):
                 meta = TopicMeta(state.partition + 1, 1, extend_support=state.extend, ordered=state.ordered)
                 self.host(state.topic, state.partition, meta)
 
     def restart(self) -> None:
-        """Continue as a restarted process does; the messages that were stored in memory are kept."""
+        """Continue as a restarted process, with the messages stored in memory."""
         for hosted in list(self.hosted.values()):
             hosted.deliveries.clear()
             hosted.traffic.publishers.clear()
@@ -254,7 +254,7 @@ class Node:
                 self.delete_topic(hosted.partition.topic)
 
     def create_topic(self, topic: str) -> Hosted:
-        """Return a topic of the original generation, created when it is unknown."""
+        """Return a topic of the original generation, created when unknown."""
         found = self.hosted.get((topic, 0))
         if found is None:
             found = self.host(topic, 0, TopicMeta())
@@ -279,33 +279,33 @@ class Node:
         partition = hosted.partition
         logger.log(_level(name), "CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
-        hosted.deliveries[name] = 0  # another channel of this name counts from the beginning
+        hosted.deliveries[name] = 0  # a new channel of this name counts from zero
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
 
     def internal_id(self, wire_id: bytes) -> int:
-        """Return the number behind the 16 hexadecimal characters of the original generation; 0 for other bytes."""
+        """Return the number in the original generation's 16 hexadecimal characters; 0 for other bytes."""
         try:
             return int(wire_id, 16) - self.id_base
         except ValueError:
             return 0
 
     def find(self, topic: str, partition: int) -> Hosted | None:
-        """Return a partition, None when it is unknown; -1 stands for `default_partition`."""
+        """Return a partition, None when unknown; -1 stands for `default_partition`."""
         number = self.default_partition(topic) if partition == -1 else partition
         return None if number is None else self.hosted.get((topic, number))
 
     def default_partition(self, topic: str) -> int | None:
-        """Return the lowest partition of the topic that this node leads, None without one."""
+        """Return the lowest partition of the topic that this node leads."""
         led = [number for (name, number), found in self.hosted.items() if name == topic and found.leader]
         return min(led, default=None)
 
     def partitions(self, topic: str) -> list[Hosted]:
-        """Return the hosted partitions of a topic, in the order of their numbers."""
+        """Return the hosted partitions of a topic by number."""
         return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
 
     def channel(self, hosted: Hosted, name: str) -> Channel:
-        """Return a channel; an unknown one is created at the end of the queue."""
+        """Return a channel; an unknown channel is created at the end of the queue."""
         partition = hosted.partition
         found = partition.channels.get(name)
         if found is not None:
@@ -318,7 +318,7 @@ class Node:
         return channel
 
     def add_channels(self, hosted: Hosted, names: Iterable[str]) -> None:
-        """Create those of the channels that are unknown; each receives the messages that the topic holds."""
+        """Create the unknown channels; each receives the messages in the topic."""
         partition = hosted.partition
         new = [name for name in names if name not in partition.channels]
         partition.add_channels(new)
@@ -331,7 +331,7 @@ class Node:
 
     @property
     def _flushes_late(self) -> bool:
-        """Whether a topic's first channel starts at the last flush: on a redesigned node without a cluster."""
+        """Whether a topic's first channel starts at the last flush, as on a redesigned node without a cluster."""
         return not (self.options.clustered or self.options.original)
 
     def _flush(self, now: float) -> None:
@@ -355,14 +355,14 @@ class Node:
         self._holding.pop(session.id, None)
 
     def flush_later(self, session: ConnectedClient, due: float) -> None:
-        """Send the held messages of a session at a time of ``options.machine_clock``."""
+        """Send a session's held messages at a time of ``options.machine_clock``."""
         self._holding[session.id] = session
         self.wake_at(due)
 
     def expire_output(self) -> None:
-        """Send the held messages that are due, and ask for the next call."""
+        """Send due held messages, and ask for the next call."""
         if self.faults.frozen:
-            return  # `tick` sends them after the node is thawed
+            return  # `tick` sends them after the thaw
         now = self.options.machine_clock()
         nearest = 0.0
         for session in list(self._holding.values()):
@@ -385,7 +385,7 @@ class Node:
         self._session_due = min((session.tick(now) for session in list(self.sessions.values())), default=inf)
 
     def seconds_to_tick(self) -> float:
-        """Return when `tick` has to be called again: when a deadline passes, and often enough for new connections."""
+        """Return when to call `tick` again: at a deadline, and often enough for new connections."""
         if self.faults.frozen:
             return SHORTEST_TICK
         due = min(self.schedule.next_deadline, self._session_due) - self.options.clock()

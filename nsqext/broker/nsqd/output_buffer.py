@@ -1,4 +1,4 @@
-"""Frames on their way to a client: what is sent at once, what waits for more, and how it is cut into writes."""
+"""Frames on their way to a client: what is sent at once, what waits, and how it is cut into writes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 class OutputBuffer:
     """Output of one session.
 
-    A message waits until ``output_buffer_size`` bytes have gathered or until its time is over. The redesigned server
-    waits ``output_buffer_timeout`` from the first message on. The original one waits for the next tick of a clock with
-    that interval, and a tick that passed while the buffer was empty remains pending: the first message after an idle
-    time is sent at once (captured: messagePump of the original server).
+    A message waits until ``output_buffer_size`` bytes have gathered or its time is over. The redesigned server waits
+    ``output_buffer_timeout`` from the first message on. The original server waits for the next tick of a clock with
+    this interval; a tick during an empty buffer stays pending: the first message after an idle time is sent at once
+    (captured: messagePump of the original server).
     """
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
-        self.size: int = 0  # bytes of frames that are not encoded yet
-        self.due: float = 0.0  # clock time at which messages that wait are sent; 0.0 when nothing waits
+        self.size: int = 0  # bytes of frames not yet encoded
+        self.due: float = 0.0  # clock time at which waiting messages are sent; 0.0 for none
         # TLS and compression, outermost first; shared with the session, which decodes with them
         self.layers: list[Layer] = []
         self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read at every message
@@ -32,7 +32,7 @@ class OutputBuffer:
         self._encoded: list[bytes] = []
         self._segments: deque[bytes] = deque()
         self._urgent = False
-        """Whether what follows the segments is to be sent now."""
+        """Whether to send what follows the segments now."""
         self._answered = False
         """Whether the last frame is no message."""
         self.restart_ticks()
@@ -51,15 +51,15 @@ class OutputBuffer:
         self._ticks = 0
 
     def write(self, frame: bytes) -> None:
-        """Send a frame now, together with the messages that wait."""
+        """Send a frame now, with the waiting messages."""
         self._frames.append(frame)
         self.size += len(frame)
         self._urgent = self._answered = True
 
     def hold(self, frame: bytes, *, full: bool) -> bool:
-        """Add a message, ``full`` if none will follow; return whether ``due`` was set by it.
+        """Add a message, ``full`` if none follows; return whether this set ``due``.
 
-        Responses that were written before it do not take it along.
+        Earlier responses do not take the message along.
         """
         if self._answered:
             self.end_segment()
@@ -78,7 +78,7 @@ class OutputBuffer:
             self.due = now + timeout
             return True
         passed = int((now - self._started) / timeout)
-        if passed > self._ticks:  # a tick is pending
+        if passed > self._ticks:  # a pending tick
             self._ticks = passed
             self._urgent = True
             return False
@@ -94,14 +94,14 @@ class OutputBuffer:
                 self._ticks = max(self._ticks, int((now - self._started) / self._settings.output_buffer_timeout))
 
     def end_segment(self) -> None:
-        """Send what was written so far in a write of its own."""
+        """Send everything written so far in a separate write."""
         self.encode()
         self._segments.append(b"".join(self._encoded))
         self._encoded.clear()
         self._urgent = self._answered = False
 
     def encode(self) -> None:
-        """Pass the frames through the layers; a layer that is added later does not apply to them."""
+        """Pass the frames through the present layers."""
         frames = self._frames
         if frames:
             data = b"".join(frames)
@@ -113,10 +113,10 @@ class OutputBuffer:
         self.due = 0.0
 
     def take(self) -> bytes:
-        """Return the bytes of the next write; ``urgent`` says whether another one follows."""
+        """Return the bytes of the next write; ``urgent`` says whether another write follows."""
         if self._segments:
             return self._segments.popleft()
-        if not (self._encoded or self.layers):  # the usual case, without a detour
+        if not (self._encoded or self.layers):  # the usual case
             data = b"".join(self._frames)
             self._frames.clear()
             self.size = 0
@@ -127,7 +127,7 @@ class OutputBuffer:
         return self._take_encoded()
 
     def take_handshake(self, records: bytes) -> bytes:
-        """Return what was encoded before the handshake of TLS, and its records; frames wait for its end."""
+        """Return what was encoded before the TLS handshake, and its records; frames wait for its end."""
         self._encoded.append(records)
         return self._take_encoded()
 

@@ -1,7 +1,6 @@
-"""Publish commands of the redesigned generation: checks, storing, replication, the answer.
+"""Publish commands of the redesigned generation: check, store, replicate, answer.
 
-Both generations store large batches in parts, one in each turn of the event loop, so that other clients are served
-meanwhile.
+Both generations store large batches in parts, one per turn of the event loop, so that other clients are served.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ T = TypeVar("T")
 _Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]
 
 _PART = 2000
-"""Messages that are stored in one turn of the event loop."""
+"""Messages stored in one turn of the event loop."""
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 _LENGTH = 4
 _RECORD_HEAD = 26
 
 
 def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
-    """Return whether a publish has to use `store_in_parts`: it is large, or another large one is being stored."""
+    """Return whether a publish needs `store_in_parts`: it is large, or another large publish is being stored."""
     return len(items) > _PART or hosted.storing is not None
 
 
 async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
-    """Store a batch; other publishes to the partition wait, so that ids and offsets are consecutive.
+    """Store a batch; other publishes to the partition wait: ids and offsets are consecutive.
 
     If ``put``, which stores a part, raises `RequestError` or `Refusal`, no message of the batch is stored.
     """
@@ -68,7 +67,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
 
 @frozen(eq=False)
 class Deferred:
-    """The rest of a command, to be awaited; nothing is left behind if the node is killed before that."""
+    """The rest of a command, to be awaited; the node may be killed before that."""
 
     start: Callable[[], Coroutine[Any, Any, None]]
 
@@ -81,7 +80,6 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
         node.publish_failed += 1
-        # never fatal (captured: not_leader_write)
         if node.exiting:
             raise RequestError(code, "exiting", fatal=False)
         led = node.may_write(hosted)
@@ -105,9 +103,9 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
 
 
 def _check_sizes(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> None:
-    """Refuse records that only the extend part makes too long for the disk, as late as the real server does.
+    """Refuse records that only the extend part makes too long for the disk, as late as the real server.
 
-    Their ids are used up. The real server refuses all further messages after such a batch, this one does not.
+    Their ids are used up. The real server refuses all further messages after such a batch, this server does not.
     """
     longest = node.limits.max_msg_size + _RECORD_HEAD
     for item in items:
@@ -129,9 +127,9 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
 async def commit(
     node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait until every in-sync replica has stored the entries, answer, and deliver them, maybe to the same client.
+    """Wait until every in-sync replica has the entries, answer, and deliver, maybe to the same client.
 
-    ``epoch`` is the partition's when they were stored: a leader elected since then may not have them.
+    ``epoch`` is the partition's at storing: a leader elected since then may lack them.
 
     Raises:
         RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority; ``code`` for a full disk;
@@ -180,7 +178,7 @@ def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
 def put(
     session: Session, hosted: Hosted | None, items: Sequence[Any], code: str, trace_id: int | None, store: _Store
 ) -> Awaitable[None] | None:
-    """Store messages and answer, with ``trace_id`` by a trace reply; what has to be awaited is returned."""
+    """Store messages and answer, with ``trace_id`` by a trace reply; return what must be awaited."""
     if hosted is None:
         raise RequestError("E_TOPIC_NOT_EXIST")
     if session.rules.stale_auth:

@@ -38,14 +38,14 @@ logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _ORIGINAL = (OriginalRoutes, CommonRoutes)
 _REDESIGNED = (AdminRoutes, PublishRoutes, StatsRoutes, CommonRoutes)
-_DRAIN = 1.0  # seconds for which publishers receive refusals before a node ends
-_ACCEPTS = 64  # connections that are accepted in one turn of the event loop
-_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
+_DRAIN = 1.0  # seconds of refusals to publishers before a node ends
+_ACCEPTS = 64  # connections accepted in one turn of the event loop
+_ACCEPT_AGAIN = 0.1  # seconds, after lack of file descriptors
 _ANY = "127.0.0.1:0"
 
 
 def application(node: Node, addresses: Mapping[str, str], *, secure: bool = False) -> Starlette:
-    """Make the web application of a node that listens on these addresses; ``secure`` over HTTPS."""
+    """Return the web application of a node that listens on these addresses; ``secure`` over HTTPS."""
     original = node.options.original
     if original and node.options.https_only and not secure:
         return web.application([refusing_route(addresses)], original=True)
@@ -59,7 +59,7 @@ def dialect_of(node: Node) -> Dialect:
 
 
 class NsqdServer:
-    """One nsqd with its servers, which listen on ``host:port``; port 0 for a free one."""
+    """One nsqd with its servers on ``host:port``; port 0 for a free port."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class NsqdServer:
         https_context: ssl.SSLContext | None = None,
     ) -> None:
         self.node: Node = node
-        self.busy: bool = False  # `flush` is about to be called: output needs no wake-up
+        self.busy: bool = False  # `flush` follows: output needs no wake-up
         self._wanted = {"tcp": tcp, "http": http, "https": https}
         self._https_context = https_context  # certificate of HTTPS
         self.addresses: dict[str, str] = {}  # ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
         self._connections: dict[int, ServerConnection] = {}
-        self._https: list[HttpServer] = []  # the same for HTTPS; None without HTTPS
+        self._https: list[HttpServer] = []  # None without HTTPS
         self._scope = anyio.CancelScope()
         self._flushing = Wakeup()
         self._tasks: TaskGroup | None = None
@@ -88,7 +88,7 @@ class NsqdServer:
         self._output_due = 0.0
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, `drain` or cancellation; then every socket is closed."""
+        """Serve until `stop`, `drain` or cancellation; then close all sockets."""
         listeners = self._listen()
         self.node.wake, self.node.wake_at = self._wake, self._wake_at
         try:
@@ -143,7 +143,7 @@ class NsqdServer:
         await tasks.start(server.serve, listener)
 
     def stop(self) -> None:
-        """Close everything at once, as a kill does; unsent output is lost."""
+        """Close everything at once, as a kill; unsent output is lost."""
         for server in self._https:
             server.kill()
         self._scope.cancel()
@@ -152,7 +152,7 @@ class NsqdServer:
         """End as on SIGTERM.
 
         The redesigned server disconnects consumers, refuses publishes, and closes everything a second later; the
-        original one closes everything at once.
+        original server closes everything at once.
         """
         if self.node.options.original:
             self.stop()
@@ -169,7 +169,7 @@ class NsqdServer:
         self.stop()
 
     def flush(self) -> None:
-        """Send the output of all sessions, without waiting."""
+        """Send the output of all sessions without waiting."""
         dirty = self.node.dirty
         while dirty:
             sessions = dirty[:]
@@ -185,13 +185,13 @@ class NsqdServer:
             self._flushing.wake()
 
     async def _flush_late(self) -> None:
-        """Send output that was not caused by the connection itself: by HTTP, replicas, or the coordinator."""
+        """Send output that the connection itself did not cause, but HTTP, replicas or the coordinator."""
         while True:
             await self._flushing.wait()
             self.flush()
 
     def _wake_at(self, due: float) -> None:
-        """Call `Node.expire_output` at a time of the node's clock: a tick would be too coarse for it."""
+        """Call `Node.expire_output` at a time of the node's clock; ticks are too coarse."""
         if self._output_timer is not None:
             if due >= self._output_due:
                 return
@@ -211,7 +211,7 @@ class NsqdServer:
         self._tick_timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _tick_soon(self) -> None:
-        """Call `Node.tick` soon, because a deadline may have changed."""
+        """Call `Node.tick` soon: a deadline may have changed."""
         if self._tick_timer is not None and self._tick_due > self._loop.time() + SHORTEST_TICK:
             self._tick_timer.cancel()
             self._plan_tick(SHORTEST_TICK)

@@ -1,8 +1,8 @@
-"""The server role of one connection, without I/O: received bytes to commands, frames to bytes to send.
+"""The server role of one connection without I/O: received bytes to commands, frames to bytes to send.
 
-The owner of the connection calls `Session.receive` with bytes, `Session.step` to run the commands in them, and
-`Session.take` for the bytes to send. A command that waits for replicas or for an auth server makes `step` return an
-awaitable, which the owner awaits before the next step.
+The owner of the connection calls `Session.receive` with bytes, `Session.step` to run their commands, and `Session.take`
+for the bytes to send. For a command that waits for replicas or an auth server, `step` returns an awaitable, which the
+owner awaits before the next step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
-"""Runs a command; return what has to be awaited before the next one, and raises `RequestError`."""
+"""Runs a command; returns what must be awaited before the next command, and raises `RequestError`."""
 
 _CONSUMER_BUFFER = 4096
-_TURN = 256  # commands that one connection runs before the other connections have their turn
+_TURN = 256  # commands of one connection before other connections have their turn
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
 MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
@@ -46,11 +46,11 @@ _DETAIL = Struct(">QI")
 
 
 class Dialect(NamedTuple):
-    """What sessions of one generation of NSQ do differently."""
+    """What differs between the sessions of the generations."""
 
-    commands: Mapping[bytes, Handler]  # handlers by name of the command
-    validator: type[CommandValidator]  # checks of commands with a body
-    missed_heartbeats: int  # heartbeat intervals without a byte from the client after which it is disconnected
+    commands: Mapping[bytes, Handler]  # by name
+    validator: type[CommandValidator]
+    missed_heartbeats: int  # silent heartbeat intervals after which a client is disconnected
 
 
 class Session:
@@ -61,40 +61,39 @@ class Session:
         self.node: Node = node
         self.peer: str = peer  # ``host:port`` of the client
         self.clock: Callable[[], float] = options.clock
-        self.settings: ClientSettings = ClientSettings.defaults(node.limits)  # what IDENTIFY negotiated
-        # the original server knows a client that does not identify by its host alone
+        self.settings: ClientSettings = ClientSettings.defaults(node.limits)  # negotiated by IDENTIFY
+        # the original server knows a client without IDENTIFY only by its host
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
-        # the settings that deliveries and heartbeats follow: those of the first IDENTIFY
+        # settings for deliveries and heartbeats, from the first IDENTIFY
         self.sending: ClientSettings = self.settings
-        self.state: State = State.INIT  # subscribed or not, and closing
-        self.subscriber: SessionSubscriber | None = None  # its entry in the channel that it consumes
+        self.state: State = State.INIT
+        self.subscriber: SessionSubscriber | None = None  # its entry in the channel
         self.hosted: Hosted | None = None  # the partition that it consumes
-        self.authorizations: Authorizations | None = None  # result of AUTH; None before
-        self.closing: bool = False  # the connection is to be closed after its output was sent
-        self.closed: bool = False  # the connection is to be closed now
-        self.pending: bool = False  # commands were received that `step` has not run yet
-        self.connected: int = options.wall()  # time of the connection, in nanoseconds since 1970
-        self.published: dict[str, NodePublisher] = {}  # what it published, by topic
-        self.ready: int = 0  # its last RDY count
-        # frames to send
+        self.authorizations: Authorizations | None = None  # of AUTH
+        self.closing: bool = False  # close after the output is sent
+        self.closed: bool = False  # close now
+        self.pending: bool = False  # received commands wait for `step`
+        self.connected: int = options.wall()  # nanoseconds since 1970
+        self.published: dict[str, NodePublisher] = {}  # by topic
+        self.ready: int = 0  # last RDY count
         self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
-        # TLS that is being negotiated; nothing else is received or sent meanwhile
+        # TLS in negotiation; nothing else is received or sent meanwhile
         self.handshake: TlsLayer | None = None
-        self.after_handshake: Callable[[], None] | None = None  # called when the handshake is complete
-        self.rules: CommandValidator = dialect.validator(self)  # checks of its commands
+        self.after_handshake: Callable[[], None] | None = None  # called after the handshake
+        self.rules: CommandValidator = dialect.validator(self)
         self._dialect = dialect  # commands and checks of the node's generation
         self._parser = CommandParser(self.rules, raw_ids=not options.original)
         self._max_unsent = options.max_unsent
         self._magic: bytes | None = b""
         self._marked = self._waiting = self._choked = False
-        self.heard: float = self.clock()  # clock time of the last command that was run
+        self.heard: float = self.clock()  # clock time of the last command
         self._heartbeat_due = self.heard + self.settings.heartbeat_interval
-        self.id: int = node.add(self)  # number of the connection on the node
+        self.id: int = node.add(self)  # unique in the node
 
     # Bytes in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the client; if a layer cannot decode them (`NsqError`), the connection has to be closed."""
+        """Take bytes from the client; close the connection if a layer cannot decode them (`NsqError`)."""
         for layer in list(self.output.layers):
             data = layer.decode(data)
         if self.handshake is not None:
@@ -127,10 +126,10 @@ class Session:
         return data[len(MAGIC_V2) :]
 
     def step(self) -> Awaitable[None] | None:
-        """Run the commands that were received completely, at most as many as one turn allows, then deliver.
+        """Run completely received commands, at most as many as one turn allows, then deliver.
 
-        Returns what has to be awaited before the next step. None when more bytes are needed, when the session is
-        closing, or when the turn is over: then ``pending`` is true.
+        Returns what must be awaited before the next step. None when more bytes are needed, when the session is closing,
+        or at the end of the turn: then ``pending`` is true.
         """
         self.pending = False
         if self._magic is not None or self.handshake is not None:
@@ -172,7 +171,7 @@ class Session:
         return waiting
 
     def eof_received(self) -> None:
-        """Refuse a command whose body is truncated by the end of the stream."""
+        """Refuse a command whose body the end of the stream truncates."""
         if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
             return
         try:
@@ -181,15 +180,15 @@ class Session:
             self.refuse(error)
 
     def command_done(self) -> None:
-        """Record that what `step` returned has been awaited."""
+        """Record that the awaitable of `step` has ended."""
         self._waiting = False
         self.heard = self.clock()
 
     def push_layer(self, layer: Layer) -> None:
-        """Put a layer between this session and the client; frames that were written before bypass it.
+        """Put a layer between this session and the client; frames written before bypass it.
 
-        Bytes that were received behind the command, before the first layer, are discarded: the real servers lose them
-        with the buffer that they replace.
+        Bytes behind the command, before the first layer, are discarded: the real servers lose them with the buffer that
+        they replace.
         """
         self.output.encode()
         self.output.urgent = True
@@ -200,32 +199,32 @@ class Session:
         self.output.layers.append(layer)
 
     def has_layer(self, kind: type[Layer]) -> bool:
-        """Return whether the connection is encrypted or compressed by this layer; a later IDENTIFY does not end one."""
+        """Return whether this layer encrypts or compresses the connection; a later IDENTIFY does not end it."""
         return any(isinstance(layer, kind) for layer in self.output.layers)
 
     @property
     def tls_version(self) -> str:
-        """Version of TLS on this connection, empty without TLS."""
+        """Version of TLS; empty without TLS."""
         versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
     @property
     def common_name(self) -> str:
-        """Common name of the client's certificate, empty without one."""
+        """Common name of the client's certificate; empty without a certificate."""
         return "".join(layer.peer_common_name for layer in self.output.layers if isinstance(layer, TlsLayer))
 
     # Bytes out
 
     @property
     def has_room(self) -> bool:
-        """Whether the unsent output is within ``NodeOptions.max_unsent``; if not, no further command is run."""
+        """Whether unsent output is within ``NodeOptions.max_unsent``; otherwise no further command is run."""
         return self.output.size <= self._max_unsent
 
     def answer(self, data: bytes) -> None:
         self.write(encode_frame(FrameType.RESPONSE, data))
 
     def refuse(self, error: RequestError) -> None:
-        """Send an error; a fatal one closes the connection, and one without a code closes it without a response."""
+        """Send an error; a fatal error closes the connection, an error without code closes it without a response."""
         if error.code:
             self.write(error.frame())
         if error.fatal:
@@ -233,13 +232,13 @@ class Session:
             self.mark()
 
     def write(self, frame: bytes) -> None:
-        """Send a frame now, together with the messages that wait."""
+        """Send a frame now, with the waiting messages."""
         self.output.write(frame)
         if not self._marked:
             self.mark()
 
     def hold(self, frame: bytes, *, full: bool) -> None:
-        """Send a message, which may wait in the output buffer; see `OutputBuffer.hold`."""
+        """Send a message, maybe later; see `OutputBuffer.hold`."""
         output = self.output
         if output.hold(frame, full=full):
             self.node.flush_later(self, output.due)
@@ -250,7 +249,7 @@ class Session:
             self.mark()
 
     def mark(self) -> None:
-        """Put this session on the node's list of sessions to send or to close."""
+        """Add this session to the node's list of sessions to send or to close."""
         if not self._marked and (self.output.urgent or self.closing or self.closed):
             self._marked = True
             dirty = self.node.dirty
@@ -259,7 +258,7 @@ class Session:
                 self.node.wake()
 
     def unmark(self) -> None:
-        """Record that the node has taken this session off the list."""
+        """Record that this session has left the node's list."""
         self._marked = False
 
     def take(self) -> bytes:
@@ -269,13 +268,13 @@ class Session:
         return self.output.take()
 
     def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; return when the others are due, 0.0 when nothing is held."""
+        """Send held messages whose time is over; return when the others are due, 0.0 for none."""
         self.output.expire(now)
         self.mark()
         return self.output.due
 
     def count_published(self, hosted: Hosted, count: int) -> None:
-        """Count messages that were stored in a partition."""
+        """Count messages stored in a partition."""
         topic = hosted.partition.topic
         publisher = self.published.get(topic)
         if publisher is None:
@@ -285,14 +284,14 @@ class Session:
         publisher.last = self.node.options.wall()
 
     def subscribed(self, hosted: Hosted, subscriber: SessionSubscriber) -> None:
-        """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated one."""
+        """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated it."""
         channel = subscriber.channel
         self.hosted, self.subscriber = hosted, subscriber
         self.state = State.SUBSCRIBED
         asked = self.settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
-        # in a write of its own: JavaNSQClient expects that
+        # in a separate write, which JavaNSQClient expects
         self.answer(OK)
         self.output.end_segment()
 
@@ -306,9 +305,9 @@ class Session:
             self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> float:
-        """Send heartbeats and held messages that are due, and disconnect a silent client; return when the next is due.
+        """Send due heartbeats and held messages, disconnect a silent client; return the next due time.
 
-        A heartbeat that is due before the client is disconnected is sent before, and the next tick disconnects it.
+        A heartbeat due before the disconnection is sent first; the next tick disconnects.
         """
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:
@@ -326,7 +325,7 @@ class Session:
         return self._heartbeat_due if self.sending.heartbeat_interval and self._magic is None else inf
 
     def _disconnect_time(self) -> float:
-        """Return the time at which the client is disconnected if nothing is received from it until then."""
+        """Return when the client is disconnected if it stays silent."""
         if self._magic is not None:
             return self.heard + (inf if self.node.options.original else self.node.options.client_timeout)
         patience = self.settings.heartbeat_interval
@@ -339,13 +338,13 @@ class Session:
             self._apply_ready(count)
 
     def choke(self) -> None:
-        """Deliver nothing more until `relieve`, because the client does not read."""
+        """Deliver nothing more until `relieve`: the client does not read."""
         if self.subscriber is not None and not self._choked:
             self._choked = True
             self._apply_ready(0)
 
     def relieve(self) -> None:
-        """Deliver again, because everything was sent."""
+        """Deliver again: everything was sent."""
         if self._choked:
             self._choked = False
             self._apply_ready(self.ready)
@@ -355,7 +354,7 @@ class Session:
             self.subscriber.channel.set_ready(self.subscriber, count)
 
     def fail(self) -> None:
-        """Send what a layer that failed has to send, an alert of TLS for example, and close the connection."""
+        """Send what a failed layer has to send, such as a TLS alert, and close the connection."""
         self.closing = self.output.urgent = True
         self.mark()
 
@@ -365,7 +364,7 @@ class Session:
         self.mark()
 
     def end(self) -> None:
-        """Release everything after the connection was closed; messages in flight are requeued."""
+        """Release everything after the connection closed; messages in flight are requeued."""
         self.closed = True
         self.node.remove(self)
         for topic in self.published:
@@ -378,7 +377,7 @@ class Session:
 
 
 class SessionSubscriber(SubscribedClient):
-    """The client of a channel that a session is."""
+    """A session as the client of a channel."""
 
     def __init__(self, session: Session, channel: Channel, *, detail: bool, extend: bool) -> None:
         settings, sending = session.settings, session.sending
@@ -394,7 +393,7 @@ class SessionSubscriber(SubscribedClient):
         )
         self.session: Session = session
         self.channel: Channel = channel
-        self.detail: bool = detail  # its messages carry queue offset and size
+        self.detail: bool = detail  # messages carry queue offset and size
 
     def deliver(self, message: RawMessage) -> None:
         body = message.body
@@ -409,7 +408,7 @@ class SessionSubscriber(SubscribedClient):
             size += len(middle)
             body = middle + body
         frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
-        # the real server does not buffer the messages of an ordered channel
+        # the real server does not buffer messages of an ordered channel
         self.session.hold(frame, full=self.in_flight >= self.window or self.channel.ordered)
 
     def closed(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of commands: AUTH, and those of the redesigned server while a body is still being read, in its order."""
+"""Checks of commands: AUTH, and the redesigned server's checks while a body is read, in its order."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from nsqext.protocol.tls_layer import TlsLayer
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # commands whose body is not a message
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # their body is no message
 
 
 def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
-    """Run AUTH; it is refused without an auth server, and to a client that has authorizations already."""
+    """Run AUTH; refused without an auth server, and after a successful AUTH."""
     if client.authorizations is not None:
         raise RequestError("E_INVALID", f"AUTH {_cased(client, 'Already')} set")
     if not client.node.limits.auth:
@@ -56,9 +56,9 @@ async def _query(client: ConnectedClient, secret: bytes) -> Authorizations | Non
 
 
 def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) -> bool:
-    """Refuse a command unless the client may subscribe to a channel, or publish if that is empty.
+    """Refuse a command unless the client may subscribe to a channel, or with an empty channel publish.
 
-    Returns False when the authorizations have expired: then `recheck_auth` has to be awaited.
+    Returns False for expired authorizations: then `recheck_auth` must be awaited.
     """
     if not client.node.limits.auth:
         return True
@@ -75,7 +75,7 @@ def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) 
 def run_authorized(
     client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> Awaitable[None] | None:
-    """Check a client, and run the rest of a command; what waits is returned."""
+    """Check a client, and run the rest of a command; return what waits."""
     if check_auth(client, command, topic, channel):
         return run()
     return recheck_auth(client, command, topic, channel, run)
@@ -84,7 +84,7 @@ def run_authorized(
 async def recheck_auth(
     client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> None:
-    """Ask the auth server again, check, and run the rest of a command; an error is sent as its answer."""
+    """Ask the auth server again, check, and run the rest of a command; an error is its answer."""
     try:
         await _renew(client)
         check_auth(client, command, topic, channel)
@@ -119,21 +119,21 @@ class CommandValidator:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
-        # commands other than IDENTIFY are refused until the handshake of TLS is complete
+        # only IDENTIFY is allowed until the TLS handshake is complete
         self.tls_missing: bool = self._limits.tls_required
-        self.hosted: Hosted | None = None  # partition of the publish that is being read
-        self.target: CommandTarget = CommandTarget("")  # how its body is to be read
-        self.topic: str = ""  # topic of the publish that is being read (original generation)
+        self.hosted: Hosted | None = None  # partition of the publish being read
+        self.target: CommandTarget = CommandTarget("")  # how to read its body
+        self.topic: str = ""  # its topic (original generation)
         self.delay: float = 0.0  # seconds of its DPUB (original generation)
-        self.stale_auth: bool = False  # the auth server has to be asked again before it is stored
+        self.stale_auth: bool = False  # ask the auth server again before storing
         self._partition = -1
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
-        """Refuse a command that this generation does not have."""
+        """Refuse a command that this generation lacks."""
         raise RequestError("E_INVALID", f"invalid command {word_lists(words)}")
 
     def check_tls(self, words: list[bytes]) -> None:
-        """Refuse a command that needs TLS before the handshake is complete."""
+        """Refuse a command that needs the complete TLS handshake."""
         if self.tls_missing and words[0] != b"IDENTIFY":
             raise RequestError("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
 
@@ -155,12 +155,12 @@ class CommandValidator:
         if len(words) < 2:
             raise RequestError("E_INVALID", "insufficient number of parameters")
         self._partition = -1
-        # with more than three words the partition is not looked at (captured: pub_extra_params)
+        # with more than three words the partition is ignored (captured: pub_extra_params)
         if len(words) == 3:
             self._partition = read_partition(words[2])
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size, and choose how the body is read."""
+        """Check the announced size, and choose how to read the body."""
         verb = words[0]
         if verb not in _SMALL:
             check_publish_size(verb, size, self._limits)
@@ -174,7 +174,7 @@ class CommandValidator:
         return None
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Refuse a body that is cut off."""
+        """Refuse a truncated body."""
         if batch is not None:
             batch.check_end()
         small = words[0] in _SMALL
@@ -186,7 +186,7 @@ class CommandValidator:
         raise RequestError("E_BAD_MESSAGE", "failed to read message body")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Find the partition of a publish, and choose how the body is read."""
+        """Find the partition of a publish, and choose how to read the body."""
         verb = words[0]
         topic = decode(words[1])
         hosted = self._node.find(topic, self._partition)

@@ -1,4 +1,4 @@
-"""/ping, /info, /channel, /message and the other routes for operators of the redesigned generation."""
+"""/ping, /info, /channel, /message and other routes for operators of the redesigned generation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AdminRoutes(RequestArgs):
         self.node.switches.log_level = call.number("loglevel", "BAD_LEVEL_STRING", missing="MISSING_ARG_LEVEL")
 
     def checked_topic(self, call: Call) -> None:
-        """Check the arguments of a request to clean up a topic; this server has nothing to clean."""
+        """Check the arguments of a topic clean-up; this server has nothing to clean up."""
         self.topic(call)
 
     def fix_data(self, call: Call) -> None:
@@ -59,18 +59,18 @@ class AdminRoutes(RequestArgs):
             raise HttpFault(500, fault.text) from None
 
     def backup(self, call: Call) -> None:
-        """Refuse to stream a delayed queue: this server stores it in another format."""
+        """Refuse to stream a delayed queue: this server's format differs."""
         partition = call.number("partition", "INVALID_REQUEST")
         if (call.arg("topic"), partition) not in self.node.hosted:
             raise HttpFault(404, "E_TOPIC_NOT_EXIST")
         raise HttpFault(400, "No delayed queue on this topic")
 
     def clean_unused(self, call: Call) -> None:
-        """Check the arguments of a request to remove data of deleted topics; this server has none."""
+        """Check the arguments of a removal of deleted topics' data; this server has none."""
         call.number("partition", "INVALID_REQUEST", default="0")
 
     def read_only(self, call: Call) -> None:
-        """Check the query of a request to switch a feature that this server does not have."""
+        """Check the query that switches a feature which this server lacks."""
         len(call.args)
 
     # Channels
@@ -97,7 +97,7 @@ class AdminRoutes(RequestArgs):
         partition.delete_channel(name)
 
     def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
-        """Change a channel; with ``led``, only one of a partition that this node leads."""
+        """Change a channel; ``led`` requires that this node leads its partition."""
         channel = self.led_channel(call) if led else self.channel(call)[1]
         try:
             change(channel)
@@ -192,7 +192,7 @@ class AdminRoutes(RequestArgs):
             raise HttpFault(500, f"{kind}{refusal.text}") from None
 
     def trace(self, enabled: bool, call: Call) -> None:
-        """Switch the tracing of a topic or a channel; unknown ones are ignored."""
+        """Switch the tracing of a topic or channel; ignore unknown names."""
         channel = call.arg("channel")
         for hosted in self.node.partitions(call.arg("topic")):
             if not channel:
@@ -209,7 +209,7 @@ class AdminRoutes(RequestArgs):
             ("empty", lambda channel: channel.empty(), True),
             ("fixconfirmed", lambda channel: channel.redeliver_unfinished(), True),
             ("finishmemdelayed", lambda channel: channel.finish_deferred(), True),
-            # messages that were taken from the delayed queue stay in flight
+            # messages taken from the delayed queue stay in flight
             ("emptydelayed", lambda channel: channel.cursor.delayed.clear(), True),
         ]
         return [
@@ -268,7 +268,7 @@ def _search(partition: Partition, mode: str, position: int) -> LogEntry:
 def _members(
     call: Call, entry: LogEntry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return a message in the real server's order, with what only the queue, or the delayed queue, has of it."""
+    """Return a message in the real server's order, with what only the queue or the delayed queue knows of it."""
     record = entry.record
     return {
         "id": record.internal_id,

@@ -1,6 +1,6 @@
-"""What the HTTP APIs of both generations share: the arguments of requests, /config and /metrics.
+"""What the HTTP APIs of both generations share: request arguments, /config and /metrics.
 
-The real servers have no /metrics on this port: it has the statistics of a node in the text format of Prometheus.
+The real servers have no /metrics on this port: it shows a node's statistics in the text format of Prometheus.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SETTABLE: dict[str, tuple[str, type]] = {
 }
 _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
 _DEFAULT_CONNECTIONS = 500_000
-# options of the real servers that have no effect in this one, with the real servers' default values
+# options of the real servers without effect in this server, with the real servers' defaults
 _BOTH: dict[str, Any] = {
     "e2e_processing_latency_window_time": 600 * NANOSECONDS,
     "queue_scan_selection_count": 20,
@@ -101,7 +101,7 @@ _ORIGINAL: dict[str, Any] = {
     "topology_region": "",
     "topology_zone": "",
 }
-# options that are limits of the node: as they are, and times, which Go shows in nanoseconds
+# options that are limits of the node: plain values, and times, which Go shows in nanoseconds
 _LIMITS = (
     *("deflate", "max_body_size", "max_deflate_level", "max_msg_size", "max_output_buffer_size", "max_rdy_count"),
     "snappy",
@@ -121,20 +121,20 @@ _CHANNEL_METRICS = (
 
 
 class RequestArgs:
-    """Finds what a request names, for the routes of a node."""
+    """Finds what a request names."""
 
     def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
-        # ``host:port`` that it listens on, by ``tcp``, ``http`` and ``https``
+        # where it listens, ``host:port`` by ``tcp``, ``http`` and ``https``
         self.addresses: Mapping[str, str] = addresses
 
     def health(self) -> dict[str, Any]:
-        """Return the members that statistics begin with."""
+        """Return the first members of statistics."""
         started = self.node.started // NANOSECONDS
         return {"version": self.node.limits.version, "health": "OK", "start_time": started}
 
     def about(self) -> dict[str, object]:
-        """Return the members of ``/info`` that both generations have."""
+        """Return the members of ``/info`` in both generations."""
         options = self.node.options
         return {
             "version": options.limits.version,
@@ -146,17 +146,17 @@ class RequestArgs:
         }
 
     def topic(self, call: Call) -> Hosted:
-        """Return the partition that ``topic`` and ``partition`` name; without a partition the node's default."""
+        """Return the partition named by ``topic`` and ``partition``, by default the node's."""
         return self._find(*self._topic_args(call))
 
     def channel_args(self, call: Call) -> tuple[Hosted, str]:
-        """Return the partition, and the name of a channel that may be unknown."""
+        """Return the partition, and the name of a channel, maybe unknown."""
         topic, partition = self._topic_args(call)
         channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
         return self._find(topic, partition), channel
 
     def channel(self, call: Call) -> tuple[Hosted, Channel]:
-        """Return the partition, and the channel that the argument ``channel`` names."""
+        """Return the partition and the channel that the request names."""
         hosted, name = self.channel_args(call)
         channel = hosted.partition.channels.get(name)
         if channel is None:
@@ -169,7 +169,7 @@ class RequestArgs:
         return channel
 
     def check_leader(self, hosted: Hosted) -> None:
-        """Raise the fault for a request that only the leader serves."""
+        """Raise the fault of a request that only the leader serves."""
         if not hosted.leader:
             raise HttpFault(400, NOT_LEADER)
 
@@ -231,7 +231,7 @@ def _times(limits: ServerLimits, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _statsd_prefix(prefix: str, host: str, port: int) -> str:
-    """Return the prefix as the original program completes it: with its address, and a dot at the end."""
+    """Return the prefix as the original program completes it: with its address and a final dot."""
     whole = prefix.replace("%s", str(Address(host, port)).replace(".", "_").replace(":", "_"))
     return whole if whole.endswith(".") else whole + "."
 
@@ -247,7 +247,7 @@ class CommonRoutes(RequestArgs):
         fixed = _fixed(self.node, self.addresses)
         if name not in fixed:
             raise HttpFault(400, "INVALID_OPTION")
-        # a text is answered bare, as every text is
+        # a text is answered bare, as every text
         return null() if fixed[name] is None else fixed[name]
 
     def _settable(self) -> frozenset[str]:
@@ -275,7 +275,7 @@ class CommonRoutes(RequestArgs):
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
             raise bad from None
-        if value is None:  # null changes nothing but a list, which it empties
+        if value is None:  # null changes only a list, which it empties
             return [] if kind is list else getattr(self.node.switches, _SETTABLE[name][0])
         texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
         if type(value) is not kind or not texts:

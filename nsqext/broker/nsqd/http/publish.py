@@ -1,8 +1,8 @@
 """Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation.
 
 Headers are JSON as the redesigned server parses and writes it: numbers are doubles, members are sorted by name. Bytes
-that are not UTF-8 and halves of a surrogate pair become U+FFFD; such bytes of an X-NSQEXT- header are written as the
-escape of U+FFFD (captured: http_pub_ext_delivered).
+that are not UTF-8 and surrogate halves become U+FFFD; in an X-NSQEXT- header such bytes become the escape of U+FFFD
+(captured: http_pub_ext_delivered).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 def _one_each(error: UnicodeError) -> tuple[str, int]:
-    """Replace each byte that is not UTF-8; Python's ``replace`` joins some of them."""
+    """Replace each byte that is not UTF-8; Python's ``replace`` joins some."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end
@@ -65,7 +65,7 @@ def _number_of(text: str) -> float:
 
 
 def read_object(data: bytes) -> dict[str, Any] | None:
-    """Return the object that ``ext=`` holds, None for null; anything else is refused."""
+    """Return the object in ``ext=``, None for null; refuse anything else."""
     text = data.decode("utf-8", "nsqext.one_each")
     try:
         value = json.loads(text, parse_int=_number_of, parse_float=_number_of, parse_constant=_number_of)
@@ -88,7 +88,7 @@ def _replaced(value: Any) -> Any:
 
 
 def write_json(value: Any) -> bytes:
-    """Return the bytes that are stored for a header (captured: http_pub_ext_delivered); refuse one that is too deep."""
+    """Return the stored bytes of a header (captured: http_pub_ext_delivered); refuse deep nesting."""
     try:
         return _json(value).encode("utf-8", "replace")
     except RecursionError:
@@ -118,14 +118,14 @@ def _json_text(value: str) -> str:
 
 
 def _json_number(value: float) -> str:
-    """Return the shortest digits; with an exponent below 1e-6 and from 1e21 on."""
+    """Return the shortest digits; exponents only below 1e-6 and from 1e21 on."""
     if value and not 1e-6 <= abs(value) < 1e21:
         return repr(value).replace("e-0", "e-")
     return format(Decimal(repr(value)), "f").removesuffix(".0")
 
 
 async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bool) -> list[PublishItem]:
-    """Read the messages of /mpub: the body is that of MPUB (``binary``), or each line is a message."""
+    """Parse the messages of /mpub: a body as of MPUB (``binary``), or a message per line."""
     body = await call.body(limits.max_body_size, partial=binary)
     if not binary:
         return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)
@@ -136,7 +136,7 @@ async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bo
 
 
 def _read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
-    """Split the body of /mpub into lines, without empty ones."""
+    """Split the body of /mpub into non-empty lines."""
     if len(body) > max_body_size:
         raise HttpFault(413, "BODY_TOO_BIG")
     lines = [line for line in body.split(b"\n") if line]
@@ -146,12 +146,12 @@ def _read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[Publ
 
 
 async def _parse_aside(parse: Callable[[], list[PublishItem]], body: bytes) -> list[PublishItem]:
-    """Parse the body of /mpub; a large one in a thread, so that other clients are served meanwhile."""
+    """Parse the body of /mpub; a large body in a thread, so that other clients are served."""
     return parse() if len(body) <= _LARGE_BODY else await to_thread.run_sync(parse)
 
 
 def _read_ext(call: Call) -> dict[str, Any] | None:
-    """Return the header that ``ext=`` (escaped twice) and the X-NSQEXT- headers make (captured: http_pub_ext)."""
+    """Return the header made of ``ext=`` (escaped twice) and X-NSQEXT- headers (captured: http_pub_ext)."""
     text = call.arg("ext").replace("+", " ")
     if not text or _BAD_ESCAPE.search(text):
         raise HttpFault(400, "E_INVALID_JSON_HEADER")
@@ -266,7 +266,7 @@ class PublishRoutes(RequestArgs):
 
 
 def _content_length(call: Call) -> int:
-    """Return the announced size; -1 for a body in chunks, which is refused as empty (captured: http_pub)."""
+    """Return the announced size; -1 for chunks, refused as an empty body (captured: http_pub)."""
     if "transfer-encoding" in call.headers:
         return -1
     return int(call.headers.get("content-length") or 0)

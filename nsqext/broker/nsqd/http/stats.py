@@ -31,7 +31,7 @@ _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
 
 
 def go_time(nanoseconds: int) -> str:
-    """Return a time as ``1970-01-01 00:00:00 +0000 UTC``, with a fraction as long as it has to be."""
+    """Return a time as ``1970-01-01 00:00:00 +0000 UTC``, with the shortest exact fraction."""
     seconds, fraction = divmod(nanoseconds, NANOSECONDS)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
     digits = f".{fraction:09d}".rstrip("0") if fraction else ""
@@ -47,7 +47,7 @@ def go_duration(nanoseconds: int) -> str:
 
 
 def _filter(wanted: Any) -> dict[str, Any]:
-    """Return a filter without its empty members."""
+    """Return a filter without empty members."""
     if not isinstance(wanted, dict):
         return {}
     names = ("type", "inverse", "filter_ext_key", "filter_data", "filter_data_list")
@@ -57,9 +57,9 @@ def _filter(wanted: Any) -> dict[str, Any]:
 def client_members(
     session: ConnectedClient, stats: SubscribedClient | None, counts: Mapping[str, int], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what /stats tells of a client of both generations; ``stats`` is None for a publisher.
+    """Return a client in /stats of both generations; ``stats`` is None for a publisher.
 
-    The generation adds ``counts``, and ``own`` members before those of TLS.
+    The generation adds ``counts``, and ``own`` members before the TLS members.
     """
     settings = session.settings
     return {
@@ -104,7 +104,7 @@ def _client(stats: SubscribedClient, session: ConnectedClient) -> dict[str, Any]
 
 
 def _keys(kind: ChannelKind, stats: ChannelCounters) -> dict[str, Any]:
-    """Return the statistics of channels of type key_failover, which the real server lacks."""
+    """Return the statistics of key_failover channels, which the real server lacks."""
     return {
         "dispatch": kind.type,
         "key_header": kind.key_header,
@@ -297,7 +297,7 @@ class StatsRoutes(RequestArgs):
 
 
 def topic_line(topic: dict[str, Any]) -> str:
-    """Return a topic in the text form of /stats; the redesigned generation does not pause topics."""
+    """Return a topic line of /stats; the redesigned generation does not pause topics."""
     return (
         f"{'*P ' if topic.get('paused') else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
         f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
@@ -305,7 +305,7 @@ def topic_line(topic: dict[str, Any]) -> str:
 
 
 def channel_line(channel: dict[str, Any]) -> str:
-    """Return a channel in the text form of /stats."""
+    """Return a channel line of /stats."""
     return (
         f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
         f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
@@ -321,7 +321,7 @@ def _client_line(client: dict[str, Any], now: int) -> str:
 
 
 def consumer_text(client: dict[str, Any]) -> str:
-    """Return the state and the counters of a consumer in the text form of /stats."""
+    """Return a consumer's state and counters in the text of /stats."""
     return (
         f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
@@ -330,5 +330,5 @@ def consumer_text(client: dict[str, Any]) -> str:
 
 
 def connected_text(client: dict[str, Any], now: int) -> str:
-    """Return the duration of a connection in the text form of /stats; ``now`` in nanoseconds since 1970."""
+    """Return the duration of a connection in the text of /stats; ``now`` in nanoseconds since 1970."""
     return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"

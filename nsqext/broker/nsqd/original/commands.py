@@ -1,4 +1,4 @@
-"""Commands of the original generation: their checks while a body is read, in the server's order, and its subscriber."""
+"""Commands of the original generation: their checks while a body is read, in the server's order."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MS = 1_000_000
 
 
 class OriginalSubscriber(SessionSubscriber):
-    """The client of a channel that a session is."""
+    """A session as the client of a channel."""
 
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
         self._name = channel.name
-        self._deliveries = deliveries  # counts of deliveries by channel
+        self._deliveries = deliveries  # by channel
         deliveries.setdefault(channel.name, 0)
 
     def deliver(self, message: RawMessage) -> None:
@@ -48,7 +48,7 @@ class OriginalSubscriber(SessionSubscriber):
 
 
 def _publish(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run PUB, DPUB, MPUB; an unknown topic is created."""
+    """Run PUB, DPUB, MPUB; create an unknown topic."""
     rules = session.rules
     verb, topic = command.words[0].decode(), rules.topic
     if verb == "MPUB":
@@ -75,7 +75,7 @@ def _store(_: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -
 
 
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB; an unknown topic or channel is created."""
+    """Run SUB; create an unknown topic or channel."""
     topic, channel = check_sub(session, command.words)
     return run_authorized(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
 
@@ -92,7 +92,7 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
 
 
 def _acknowledge(session: Session, command: Command) -> None:
-    """Run FIN, REQ or TOUCH; a success is not answered."""
+    """Run FIN, REQ or TOUCH; success has no answer."""
     words, subscriber = command.words, session.subscriber
     verb = words[0].decode()
     check_state(verb, session.state)
@@ -117,12 +117,12 @@ def _acknowledge(session: Session, command: Command) -> None:
 
 
 def parse_delay(word: bytes, text: str) -> int:
-    """Return the milliseconds of REQ and DPUB; as nanoseconds in 64 bits, enormous delays turn into others."""
+    """Return the milliseconds of REQ and DPUB; enormous delays overflow as nanoseconds in 64 bits."""
     return wrap(base10(word, text) * _MS) // _MS
 
 
 class OriginalValidator(CommandValidator):
-    """The checks for one session."""
+    """The original server's checks for one session."""
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         raise RequestError("E_INVALID", f"invalid command {decode(words[0])}")
@@ -150,7 +150,7 @@ class OriginalValidator(CommandValidator):
         return millis / 1000
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Refuse a body that is cut off; publishes name their command here."""
+        """Refuse a truncated body; publishes name their command here."""
         if batch is not None:
             batch.check_end()
         name = words[0].decode()

@@ -117,7 +117,7 @@ class OriginalRoutes(RequestArgs):
         change(self._existing(call.given("topic", "MISSING_ARG_TOPIC")).partition)
 
     def _named(self, call: Call) -> tuple[Hosted, str]:
-        """Return the topic, and the name of a channel that may be unknown."""
+        """Return the topic, and the name of a channel, maybe unknown."""
         topic = valid_topic(call.given("topic", "MISSING_ARG_TOPIC"))
         channel = valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
         return self._existing(topic), channel
@@ -153,7 +153,7 @@ class OriginalRoutes(RequestArgs):
 
     def set_block_rate(self, call: Call) -> None:
         check_block_rate(call.arg("rate"))
-        raise HttpPanic  # the original program acts, and then crashes because it has no text to send
+        raise HttpPanic  # the original program acts, then crashes for lack of a text to send
 
     def free_memory(self, _: Call) -> None:
         raise HttpPanic  # as above
@@ -164,7 +164,7 @@ class OriginalRoutes(RequestArgs):
         topic, channel = call.arg("topic"), call.arg("channel")
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
         memory = None
-        if _BOOLEANS.get(call.arg("include_mem"), True):  # those of the real server's members that Python knows
+        if _BOOLEANS.get(call.arg("include_mem"), True):  # the values of the real server that Python knows
             memory = dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
         topics, producers = self._topics(topic, channel, clients=clients), None
         if clients and topics is not None:
@@ -179,7 +179,7 @@ class OriginalRoutes(RequestArgs):
         return answer | {"producers": producers}
 
     def _topics(self, topic: str, channel: str, *, clients: bool) -> list[dict[str, Any]] | None:
-        """Return the topics; None for an unknown topic, an empty list for an unknown channel of a topic."""
+        """Return the topics; None for an unknown topic, an empty list for an unknown channel."""
         if topic and (topic, 0) not in self.node.hosted:
             return None
         chosen = sorted(
@@ -277,7 +277,7 @@ def _topic(call: Call) -> str:
 
 
 def refusing_route(addresses: Mapping[str, str]) -> Route:
-    """Return one route for all requests, which refers the client to the HTTPS port."""
+    """Return one route for all requests, which refers to the HTTPS port."""
 
     async def refuse(_: Request) -> Response:
         port = split_address(addresses["https"]).port if "https" in addresses else 0
@@ -298,7 +298,7 @@ def _client(session: ConnectedClient, stats: SubscribedClient | None, topic: str
         if topic in ("", name)
     ]
     if counts:
-        own["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
+        own["pub_counts"] = counts[:1]  # the real server, too, shows only one topic of each client
     return client_members(session, stats, {}, own)
 
 

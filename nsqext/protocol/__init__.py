@@ -1,4 +1,4 @@
-"""The NSQ protocol of both generations and both roles, without I/O: bytes in, values out, and back.
+"""The NSQ protocol of both generations and roles, without I/O: bytes in, values out, and back.
 
-The modules await nothing, read no clock, and use no socket.
+No module awaits, reads a clock or uses a socket.
 """

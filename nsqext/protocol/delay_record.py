@@ -1,6 +1,6 @@
-"""What is published to the topic of delayed messages: a line of JSON, and for a delayed message its body behind it.
+"""Records in the topic of delayed messages: a line of JSON, for a delayed message followed by its body.
 
-It is in the body, so that topics without extend headers and the original NSQ can store it.
+All of it is in the body, for topics without extend headers and the original NSQ.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ __all__ = ("DelayCancel", "DelayRecord", "DelayedMessage", "decode_delay", "enco
 
 
 class DelayedMessage(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag="delay", tag_field="nsqext"):
-    """A message that a relay publishes later; all members but the body are in the JSON."""
+    """A message that a relay publishes later; the JSON has all members except the body."""
 
-    identity: str  #: identifies it among all delayed messages
+    identity: str  #: unique among all delayed messages
     topic: str  #: where it is published
-    due: int  #: when, in milliseconds since 1970
-    headers: dict[str, str] | None = None  #: its extend headers
-    tag: str | None = None  #: its tag for dispatch
-    trace_id: int | None = None  #: its trace id
-    key: bytes | None = None  #: its key
-    partition: int | None = None  #: the partition that the publisher chose
+    due: int  #: milliseconds since 1970
+    headers: dict[str, str] | None = None  #: extend headers
+    tag: str | None = None  #: dispatch tag
+    trace_id: int | None = None
+    key: bytes | None = None
+    partition: int | None = None  #: chosen by the publisher
 
 
 class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_field="nsqext"):
-    """A request not to publish a delayed message."""
+    """A request to drop a delayed message."""
 
-    identity: str  #: identity of the message
-    time: int  #: when it was made, in milliseconds since 1970
+    identity: str  #: of the message
+    time: int  #: of the request, in milliseconds since 1970
 
 
 DelayRecord = DelayedMessage | DelayCancel
 
 _LATEST = 253_402_300_799_999
-"""The end of the year 9999, in milliseconds since 1970: the latest time that programs can show."""
+"""End of the year 9999 in milliseconds since 1970, the latest time that programs can show."""
 _decoder: msgspec.json.Decoder[DelayRecord] = msgspec.json.Decoder(DelayRecord)
 
 
@@ -47,10 +47,10 @@ def encode_delay(record: DelayRecord, body: bytes = b"") -> bytes:
 
 
 def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
-    """Return a delayed message and its body, or a cancellation.
+    """Parse a delayed message and its body, or a cancellation.
 
     Raises:
-        ProtocolError: it is neither.
+        ProtocolError: neither.
     """
     line, _, body = data.partition(b"\n")
     try:
@@ -62,7 +62,7 @@ def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
 
 
 def _check(record: DelayRecord, body: bytes) -> None:
-    """Raise `InvalidInput` for what a store cannot keep, or no producer publishes."""
+    """Raise `InvalidInput` for what a store cannot keep or no producer publishes."""
     check_identity(record.identity)
     when = record.due if isinstance(record, DelayedMessage) else record.time
     if not 0 <= when <= _LATEST:

@@ -1,8 +1,8 @@
-"""Extend headers as the servers parse them, with a parser that accepts more than the standard of JSON allows.
+"""Extend headers as the servers parse them: their parser accepts more than standard JSON.
 
 orjson parses valid JSON. Other headers are parsed as the server does: it accepts some of them (invalid numbers, control
-characters in strings, bytes that are not UTF-8), uses the first of equal names, and quotes in its errors what it could
-not parse (captured: pub_ext_errors).
+characters in strings, invalid UTF-8), uses the first of equal names, and quotes in its errors what it could not parse
+(captured: pub_ext_errors).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ESCAPES = {7: "\\a", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t", 11: "
 
 
 class UnreadableHeader(ValueError):
-    """The server cannot parse the header; its error has this text."""
+    """The server cannot parse the header; the text is its error."""
 
 
 def read_header(header: bytes, name: str) -> dict[str, Any]:
-    """Return the members of a header; a JSON value that is not an object has none (captured: pub_ext).
+    """Return the members of a header; a JSON value other than an object has none (captured: pub_ext).
 
-    Of equal names the last is used, except for ``name``: the first. Raises `UnreadableHeader` as the server does.
+    Of equal names the last counts, but for ``name`` the first. Raises `UnreadableHeader` as the server does.
     """
     deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
     if deep or header.count(f'"{name}"'.encode()) > 1:
@@ -51,15 +51,15 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return the members of a header as the server parses it, or raise `UnreadableHeader`; the first of equal names."""
+    """Return a header's members as the server parses them, or raise `UnreadableHeader`; the first of equal names."""
     return {name: _read_value(value) for name, value in reversed(_Reader(header).read())}
 
 
 def read_values(header: bytes) -> dict[str, Any]:
-    """Return each member of a header that can be read on its own, or raise `UnreadableHeader` as the server does.
+    """Return each member of a header that is readable on its own, or raise `UnreadableHeader` as the server does.
 
     Whole numbers are exact. A value that is not JSON (``NaN``, ``1e400``, ``01``) is a `RawJson`. Of equal names the
-    last is used, as JSON parsers do.
+    last counts, as in JSON parsers.
     """
     members = _Reader(header).read()
     return {encodable(name): _without_surrogates(_read_value(value)) for name, value in members}
@@ -111,13 +111,13 @@ def quote(text: str) -> str:
 
 
 class _Reader:
-    """Parse a value without recursion; return the name and the bytes of each member of the outermost object."""
+    """Parse a value without recursion; return the names and bytes of the outermost object's members."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._open: list[bytes] = []
         self._name = ""
-        self._start = 0  # where the value of the current member begins
+        self._start = 0  # of the current member's value
         self._members: list[tuple[str, bytes]] = []
 
     def read(self) -> list[tuple[str, bytes]]:

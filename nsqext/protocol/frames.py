@@ -29,9 +29,9 @@ HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
 DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
-"""Largest frame that is accepted, in bytes; three times the largest body that servers accept by default."""
+"""Largest accepted frame, in bytes; three times the largest body of servers by default."""
 MAX_DECODED = 4 * DEFAULT_MAX_FRAME_SIZE
-"""Most bytes that a compression layer returns for one read; 64 KiB of deflate can hold as many."""
+"""Most bytes that a compression layer returns for one read, as many as 64 KiB of deflate can hold."""
 
 Frame = tuple[int, bytes]
 """Frame type and data."""
@@ -62,11 +62,11 @@ def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -
 
 
 def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
-    """Return message id, trace id, offset and size from a response with trace.
+    """Return message id, trace id, offset and size of a response with trace.
 
-    The response to MPUB_TRACE has id and offset of the batch's first message, trace id 0, and the size of the batch.
-    Raises `ProtocolError` if the response is none, or has another trace id: responses no longer match commands, and the
-    message may have been stored.
+    The response to MPUB_TRACE has id and offset of the first message, trace id 0, and the batch's size. Raises
+    `ProtocolError` without a trace or with another trace id: responses no longer match commands, and the message may
+    have been stored.
     """
     if len(data) == TRACE_REPLY_SIZE:
         start, message_id, replied, offset, size = _TRACE.unpack(data)
@@ -78,19 +78,19 @@ def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
 
 
 class RequestError(Exception):
-    """An error that is sent to the client as an error frame."""
+    """An error sent to the client as an error frame."""
 
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
         self.code = code  # ``E_…`` word
-        # description; the space before it is sent even if it is empty, as the redesigned server does. None for an error
-        # that consists of the code.
+        # description; the space before it is sent even if it is empty, as by the redesigned server. None for an error
+        # that is only its code.
         self.text = text
-        self.fatal = fatal  # the connection is closed after the frame
+        self.fatal = fatal  # the connection closes after the frame
 
     def __str__(self) -> str:
         return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
 
     def frame(self) -> bytes:
-        """Return the bytes of the error frame; surrogate escapes in the text stand for bytes that are not UTF-8."""
+        """Return the bytes of the error frame; surrogate escapes stand for invalid UTF-8."""
         return encode_frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))

@@ -28,7 +28,7 @@ _DIGITS = re.compile(rb"-?\d{1,19}")
 
 
 def murmur3_32(data: bytes, seed: int = 0) -> int:
-    """Return the MurmurHash3 x86 32-bit hash, an unsigned number; used with the Go client."""
+    """Return the unsigned MurmurHash3 x86 32-bit hash, as used by the Go client."""
     h = seed & _MASK
     full = len(data) & ~3
     for position in range(0, full, 4):
@@ -50,7 +50,7 @@ def _mix(k: int) -> int:
 
 
 def java_string_hash(text: str) -> int:
-    """Return what Java's ``String.hashCode`` returns, a signed 32-bit number over UTF-16 units."""
+    """Return Java's ``String.hashCode``, a signed 32-bit number over UTF-16 units."""
     h = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(units), 2):
@@ -60,14 +60,14 @@ def java_string_hash(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def murmur3_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key as with the Go client, the hash modulo their number; raises InvalidPartition."""
+    """Return the partition of a key as the Go client, hash modulo partitions; raises InvalidPartition."""
     _check_count(partitions)
     return murmur3_32(key) % partitions
 
 
 @lru_cache(maxsize=8192)
 def java_string_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (UTF-8 text) as with the Java client: the absolute remainder.
+    """Return the partition of a key (UTF-8 text) as the Java client: the absolute remainder.
 
     Raises InvalidInput (not UTF-8 text) or InvalidPartition (no positive number of partitions).
     """
@@ -80,10 +80,10 @@ def java_string_partition(key: bytes, partitions: int) -> int:
 
 
 def java_long_hash(number: int) -> int:
-    """Return what Java's ``Long.hashCode`` returns, a signed 32-bit number.
+    """Return Java's ``Long.hashCode``, a signed 32-bit number.
 
     Raises:
-        InvalidInput: the number is not one of 64 bits.
+        InvalidInput: more than 64 bits.
     """
     if not -(1 << 63) <= number < 1 << 63:
         raise InvalidInput(f"key {number} is not a number of 64 bits", hint="java_long hashes values of Java's Long")
@@ -93,7 +93,7 @@ def java_long_hash(number: int) -> int:
 
 @lru_cache(maxsize=8192)
 def java_long_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (decimal digits) as with the Java client and a ``Long``: the absolute remainder.
+    """Return the partition of a key (decimal digits) as the Java client for a ``Long``: the absolute remainder.
 
     Raises InvalidInput (no number of 64 bits) or InvalidPartition.
     """
@@ -122,7 +122,7 @@ def key_hash(strategy: str | KeyHash) -> KeyHash:
     """Return the function for a name or a callable.
 
     Raises:
-        InvalidSetting: the name is unknown.
+        InvalidSetting: unknown name.
     """
     if callable(strategy):
         return strategy

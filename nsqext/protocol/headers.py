@@ -1,4 +1,4 @@
-"""Extend headers: the JSON object that travels with a message of an extend topic (extend header note)."""
+"""Extend headers: the JSON object of a message in an extend topic (extend header note)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ RESERVED_PREFIX = "##"
 TAG_HEADER = "##client_dispatch_tag"
 TRACE_ID_HEADER = "##trace_id"
 KEY_HEADER = "##key"
-"""Carries the key of a message to consumers and to channels of type key_failover."""
+"""The message's key, for consumers and key_failover channels."""
 DUE_HEADER = "##due"
-"""When a delayed message is due, in milliseconds since 1970, a decimal number; consumers requeue it until then."""
+"""When a delayed message is due, decimal milliseconds since 1970; consumers requeue it until then."""
 COMPRESS_HEADER = "nsq.client.compress"
-"""How the publishing client has compressed the body, see `nsqext.protocol.client.body_compression`."""
+"""How the publishing client compressed the body, see `nsqext.protocol.client.body_compression`."""
 IDENTITY_HEADER = "nsqext_id"
-"""Identifies a message that an outbox, a relay of delayed messages or the Spark sink may have stored twice."""
+"""Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
 MAX_HEADER_BYTES = 60_000
-"""Largest encoded header, in bytes. Servers store up to 65,506 and crash on more; this is well below."""
+"""Largest encoded header, in bytes. Servers store up to 65,506 and crash on more."""
 
 # The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
@@ -59,18 +59,18 @@ def encode_headers(
     trace_id: int | None = None,
     reserved: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return the JSON bytes of an extend header; the caller's mapping is not changed.
+    """Return the JSON bytes of an extend header; the mapping stays unchanged.
 
     Args:
-        headers: the user's headers; names match ``[0-9a-zA-Z_.#-]+`` and do not begin with ``##``, values are text.
+        headers: names match ``[0-9a-zA-Z_.#-]+`` and do not begin with ``##``, values are text.
         tag: becomes ``##client_dispatch_tag``.
         trace_id: becomes ``##trace_id``, a decimal string as the server requires (captured: pub_ext_errors).
         reserved: further names with the ``##`` prefix, set by this package.
 
     Raises:
-        InvalidHeader: an invalid name or value, or more than `MAX_HEADER_BYTES`.
-        InvalidName: an invalid tag.
-        InvalidInput: an invalid trace id.
+        InvalidHeader: invalid name or value, or more than `MAX_HEADER_BYTES`.
+        InvalidName: invalid tag.
+        InvalidInput: invalid trace id.
     """
     full: dict[str, str] = {}
     if headers is not None:
@@ -98,7 +98,7 @@ def encode_headers(
 
 
 def add_key(encoded: bytes, key: bytes) -> bytes:
-    """Return an encoded header with a key (``##key``), which consumers and channels of type key_failover use.
+    """Return an encoded header with a key (``##key``), for consumers and key_failover channels.
 
     Args:
         encoded: result of `encode_headers`; empty for no other headers.
@@ -122,7 +122,7 @@ def add_key(encoded: bytes, key: bytes) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _is_free(name: str) -> bool:
-    """Return whether users may give this name to a header; cached, because many messages use few names."""
+    """Return whether users may set this header; cached, because many messages use few names."""
     return _HEADER_NAME.fullmatch(name) is not None and not name.startswith(RESERVED_PREFIX)
 
 
@@ -144,11 +144,11 @@ def _check(name: object, value: object) -> None:
 def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
-    Servers store the bytes unchanged and accept any JSON value (captured: pub_ext), so values may be of any JSON type,
-    and a header that is not an object gives an empty dict. Whole numbers are exact. Of equal names the last is used.
+    Servers store the bytes unchanged and accept any JSON value (captured: pub_ext): values may be of any JSON type, and
+    a header that is not an object gives an empty dict. Whole numbers are exact. Of equal names the last counts.
 
-    Servers also accept some invalid JSON. Invalid UTF-8 and half a surrogate pair are read as replacement characters. A
-    value that is not JSON, such as ``NaN``, ``1e400`` or ``01``, is a `nsqext.RawJson`: its text.
+    Servers also accept some invalid JSON. Invalid UTF-8 and half a surrogate pair become replacement characters. A
+    value that is not JSON, such as ``NaN``, ``1e400`` or ``01``, becomes a `nsqext.RawJson` with its text.
 
     Raises:
         ProtocolError: servers cannot parse the bytes either.
@@ -183,13 +183,13 @@ def _with_exact_numbers(encoded: bytes, value: dict[str, Any]) -> dict[str, Any]
 
 
 def header_text(headers: Mapping[str, Any], name: str) -> str | None:
-    """Return a header as text; None unless it is text that is not empty, or a whole number."""
+    """Return a header as text; None unless it is non-empty text or a whole number."""
     value = headers.get(name)
     return str(value) if (_is_text(value) and value) or is_whole(value, -inf) else None
 
 
 def header_json(value: Any) -> str | None:
-    """Return the value of a header as text: text as it is, None for null, any other value as JSON."""
+    """Return a header's value as text: text unchanged, None for null, any other value as JSON."""
     return (
         value
         if value is None or isinstance(value, str)
@@ -202,6 +202,6 @@ def _is_text(value: Any) -> TypeGuard[str]:
 
 
 def tag_of(headers: Mapping[str, Any]) -> str | None:
-    """Return the dispatch tag; a value that is not text counts as no tag (captured: tag_dispatch)."""
+    """Return the dispatch tag; only text counts as a tag (captured: tag_dispatch)."""
     tag = headers.get(TAG_HEADER)
     return tag if _is_text(tag) and tag else None

@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client requests, and what the server grants."""
+"""IDENTIFY: the client's requests, and what the server grants."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = (
 SHARED = "shared"
 KEY_FAILOVER = "key_failover"
 DISPATCH_TYPES = (SHARED, KEY_FAILOVER)
-"""How a channel distributes messages to its consumers; the second is an addition (Key_Failover note)."""
+"""How a channel distributes messages to consumers; the second is an addition (Key_Failover note)."""
 
-_FOREVER = 1e9  # seconds; larger than any time that a server accepts
+_FOREVER = 1e9  # seconds, beyond what servers accept
 
 _REPLY = {
     "version": str,
@@ -65,7 +65,7 @@ class ExtFilter:
     key: str  #: header name; for type 4 the relation, ``any`` or ``all``
     data: str = ""  #: value, expression or glob; empty for type 4
     pairs: tuple[tuple[str, str], ...] = ()  #: header name and value, for type 4
-    inverse: bool = False  #: deliver the messages that do not match
+    inverse: bool = False  #: deliver messages that do not match
 
     def as_json(self) -> dict[str, Any]:
         """Return the member ``ext_filter`` of IDENTIFY."""
@@ -90,26 +90,26 @@ def _milliseconds(name: str, seconds: float | None) -> int | None:
 
 @frozen
 class IdentifyRequest:
-    """Body of IDENTIFY: the client and its requests; the server chooses the values of unset members."""
+    """Body of IDENTIFY: the client and its requests; the server chooses unset values."""
 
-    client_id: str = ""  #: name of this client; the host's short name by default
+    client_id: str = ""  #: name of the client; default: the host's short name
     hostname: str = ""  #: name of this host
     user_agent: str = f"nsqext/{__version__}"  #: program and version
     heartbeat_interval: float | None = None  #: seconds between two heartbeats; servers accept 1 to 60
     msg_timeout: float | None = None  #: seconds that a message may be in flight; servers accept 1 to 900
-    sample_rate: int = 0  #: percentage of the messages that is delivered, 1 to 99; 0 for all
+    sample_rate: int = 0  #: percentage of messages delivered, 1 to 99; 0 for all
     output_buffer_size: int | None = None  #: bytes that the server buffers before it sends
     output_buffer_timeout: float | None = None  #: longest time in the server's buffer, in seconds
     tls: bool = False  #: request TLS
     snappy: bool = False  #: request snappy
-    deflate_level: int = 0  #: request deflate with this level; 0 for no deflate
+    deflate_level: int = 0  #: request deflate with this level; 0 for none
     desired_tag: str | None = None  #: deliver only messages with this tag
-    #: the client reads messages with extend headers; must equal the topic's ``extend_support``
+    #: the client reads extend headers; must equal the topic's ``extend_support``
     extend_support: bool = False
     ext_filter: ExtFilter | None = None  #: a filter on a header
     topology_region: str = ""  #: region of the client; original nsqd only
     topology_zone: str = ""  #: zone of the client; original nsqd only
-    extra: Mapping[str, Any] = field(factory=dict)  #: further members, for servers of other kinds
+    extra: Mapping[str, Any] = field(factory=dict)  #: further members, for other servers
 
     def __attrs_post_init__(self) -> None:
         if self.snappy and self.deflate_level:
@@ -123,7 +123,7 @@ class IdentifyRequest:
         """Return the JSON body of IDENTIFY.
 
         Raises:
-            InvalidSetting: a time is invalid, or a member cannot be written as JSON.
+            InvalidSetting: invalid time, or a member that JSON cannot express.
         """
         hostname = self.hostname or socket.gethostname()
         members: dict[str, Any] = {
@@ -160,14 +160,14 @@ class Negotiated:
     version: str = ""  #: the server's version; ``HA`` in it marks the redesigned generation
     max_rdy_count: int = 2500  #: largest RDY
     msg_timeout: float = 60.0  #: seconds that a message may be in flight
-    max_msg_timeout: float = 900.0  #: seconds that it may be in flight with TOUCH
+    max_msg_timeout: float = 900.0  #: the same with TOUCH
     tls: bool = False  #: a TLS handshake follows
     snappy: bool = False  #: a snappy layer follows
     deflate_level: int = 0  #: level of the deflate layer that follows; 0 for none
     auth_required: bool = False  #: AUTH must follow
-    sample_rate: int = 0  #: percentage of the messages that is delivered; 0 for all
+    sample_rate: int = 0  #: percentage of messages delivered; 0 for all
     desired_tag: str = ""  #: the tag as the server read it
-    dispatch: str = ""  #: the channel's dispatch type; empty if the server does not support dispatch types
+    dispatch: str = ""  #: the channel's dispatch type; empty if the server has no dispatch types
 
     @property
     def is_ha(self) -> bool:
@@ -176,10 +176,10 @@ class Negotiated:
 
     @classmethod
     def decode(cls, data: bytes) -> Negotiated:
-        """Read the response to IDENTIFY: JSON, or ``OK`` from a server without negotiation.
+        """Parse the response to IDENTIFY: JSON, or ``OK`` from a server without negotiation.
 
         Raises:
-            ProtocolError: it is neither.
+            ProtocolError: neither.
         """
         if data == b"OK":
             return cls()
@@ -191,7 +191,7 @@ class Negotiated:
             raise ProtocolError(f"the response to IDENTIFY is neither JSON nor OK: {data[:120]!r}") from error
         values = {name: reply[name] for name in _AS_GRANTED if name in reply}
         values |= {name: reply[name] / 1000 for name in ("msg_timeout", "max_msg_timeout") if reply.get(name)}
-        # Asked for deflate without a level, the redesigned server reports level 0 and deflates all the same.
+        # For deflate without a level, the redesigned server reports level 0 and deflates all the same.
         level = (reply.get("deflate_level") or 6) if reply.get("deflate") else 0
         granted = cls(**values, tls=reply.get("tls_v1", False), deflate_level=level)
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:

@@ -1,7 +1,7 @@
-"""JSON objects as Go's ``encoding/json`` parses them for the structures of the servers.
+"""JSON objects as Go's ``encoding/json`` parses them into the servers' structures.
 
-Names match case-insensitively. Of equal names the last is used, and objects are merged. Null and unknown names are
-ignored. A value of another type is an error for the whole object. Invalid UTF-8 becomes replacement characters.
+Names match case-insensitively. Of equal names the last counts, and objects are merged. Null and unknown names are
+ignored. A value of another type is an error of the whole object. Invalid UTF-8 becomes replacement characters.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any, NoReturn
 from nsqext.arguments import is_whole
 
 Schema = Mapping[str, Any]
-"""Name to ``str``, ``bool``, ``int``, the largest number as an ``int`` value, a schema, or a list of one of these."""
+"""Name to ``str``, ``bool``, ``int``, a largest ``int`` value, a schema, or a list of these."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INT64 = (1 << 63) - 1
 _DEEPEST = 10_000  # levels that Go's library reads
-_SHALLOW = 100  # levels that are parsed as they are: more than schemas have, fewer than Python's recursion limit
+_SHALLOW = 100  # levels parsed directly: more than schemas have, fewer than Python's recursion limit
 _TEXT = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(rf"{_TEXT}|[\[\]{{}}]", re.DOTALL)
 _NO_BRACKETS = re.compile(rf'{_TEXT}|"|[^\[\]{{}}"]+', re.DOTALL)
 
 
 def encodable(text: str) -> str:
-    """Replace each half of a surrogate pair, which JSON may contain and UTF-8 may not, by U+FFFD."""
+    """Replace each half of a surrogate pair, which JSON allows and UTF-8 does not, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class UnreadableFields(ValueError):
-    """The body is not JSON, not an object, or has a value of a type that the schema does not allow."""
+    """The body is not JSON, not an object, or has a value that the schema does not allow."""
 
 
 def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
-    """Return the known members of a JSON object or raise `UnreadableFields`, by the schema's names; null has none."""
+    """Return an object's known members by the schema's names, or raise `UnreadableFields`; null has none."""
     value = _load(body)
     return {} if value is None else _object(value, schema)
 
 
 class Members(tuple[tuple[str, Any], ...]):
-    """Members of a JSON object, including those of equal names."""
+    """Members of a JSON object, with all values of equal names."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ def _parse_shallow(text: str) -> Any:
 
 
 def _flattened(text: str) -> str:
-    """Check objects and arrays that are nested deeply (`ValueError` if one is not JSON), and put 0 in their place."""
+    """Replace deeply nested objects and arrays by 0; raises `ValueError` if they are not JSON."""
     open_parts: list[list[str]] = [[]]
     end = 0
     for token in _TOKEN.finditer(text):
@@ -95,7 +95,7 @@ def _flattened(text: str) -> str:
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """Raise ValueError for ``NaN``, ``Infinity`` and ``-Infinity``, which Python reads."""
+    """Raise ValueError for ``NaN``, ``Infinity`` and ``-Infinity``, which Python accepts."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -129,7 +129,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
 
 
 def _item(name: str, value: Any, kind: Any) -> Any:
-    """Read an item of a list; null is the zero value of its type."""
+    """Convert an item of a list; null is the zero value of its type."""
     if value is None:
         return {} if isinstance(kind, Mapping) else kind()
     return _member(name, value, kind)

@@ -1,7 +1,7 @@
-"""Layers of compression between the socket and the frames, without I/O: snappy and deflate, for both roles.
+"""Compression between socket and frames, without I/O: snappy and deflate, for both roles.
 
-IDENTIFY negotiates them; TLS is below them (captured: tls, snappy, deflate). A layer belongs to one connection and
-cannot be used after it raised an error.
+IDENTIFY negotiates them; TLS is below them (captured: tls, snappy, deflate). A layer belongs to one connection and is
+unusable after an error.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Layer(Protocol):
-    """Encode sent bytes and decode received ones."""
+    """Encode sent bytes and decode received bytes."""
 
     def encode(self, data: bytes) -> bytes:
-        """Return the bytes to send for ``data``, complete: the peer can decode them without further bytes."""
+        """Return the bytes to send for ``data``, which the peer can decode without further bytes."""
         ...
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes that ``data`` completes; it may be cut anywhere. Raises `ProtocolError`."""
+        """Return the bytes that ``data``, cut anywhere, completes. Raises `ProtocolError`."""
         ...
 
 
 class DeflateLayer:
-    """A raw deflate stream in each direction, with a sync flush after everything that is sent; level 0 only stores."""
+    """A raw deflate stream in each direction, with a sync flush after each write; level 0 only stores."""
 
     __slots__ = ("_compressor", "_decompressor", "_max")
 
@@ -38,14 +38,14 @@ class DeflateLayer:
             raise InvalidSetting(f"deflate level {level!r} is not within 0..9")
         self._compressor = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._max = max_decoded  # most bytes that one call of `decode` returns
+        self._max = max_decoded  # most bytes from one `decode`
 
     def encode(self, data: bytes) -> bytes:
         """Return the compressed bytes and a sync flush."""
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes that ``data`` completes; raises `ProtocolError`, too for more than ``max_decoded`` bytes."""
+        """Return the bytes that ``data`` completes; raises `ProtocolError`, also beyond ``max_decoded`` bytes."""
         stream = self._decompressor
         ended = stream.eof and data
         try:
@@ -68,7 +68,7 @@ _MAX_CHUNK_BODY = 4 + 32 + _MAX_CHUNK + _MAX_CHUNK // 6
 
 
 class SnappyLayer:
-    """The snappy framing format in each direction; needs the extra ``nsqext[snappy]``."""
+    """The snappy framing format in each direction; needs ``nsqext[snappy]``."""
 
     __slots__ = ("_buffer", "_codec", "_compressor", "_error", "_max", "_skip", "_started")
 
@@ -80,15 +80,15 @@ class SnappyLayer:
         self._buffer = bytearray()
         self._skip = 0
         self._started = False
-        self._max = max_decoded  # most bytes that one call of `decode` returns
+        self._max = max_decoded  # most bytes from one `decode`
 
     def encode(self, data: bytes) -> bytes:
-        """Return the chunks for ``data``; the first chunk starts the stream."""
+        """Return the chunks for ``data``; the first starts the stream."""
         self._compressor.compress(data)
         return bytes(self._compressor.flush())
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes of the chunks that ``data`` completes; raises `ProtocolError`, too for too many bytes."""
+        """Return the bytes of completed chunks; raises `ProtocolError`, also for too many bytes."""
         self._buffer += data
         chunks = self._take_chunks()
         if not chunks:
@@ -99,7 +99,7 @@ class SnappyLayer:
             raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
 
     def _take_chunks(self) -> bytes:
-        """Remove the complete data chunks from the buffer and return them; their announced sizes are checked first."""
+        """Remove and return the complete data chunks of the buffer, after a check of their announced sizes."""
         buffer, position, total = self._buffer, 0, 0
         chunks: list[bytes] = []
         while True:
@@ -167,7 +167,7 @@ def _too_much(name: str, limit: int) -> ProtocolError:
 
 
 def import_cramjam(codec: str) -> ModuleType:
-    """Import the package that implements snappy and lz4, or raise `InvalidSetting`, which names the codec."""
+    """Import the package for snappy and lz4, or raise `InvalidSetting`, which names the codec."""
     try:
         import cramjam
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""nsqlookupd's TCP protocol, both roles, without I/O: nsqd registers its topics and channels at nsqlookupd.
+"""nsqlookupd's TCP protocol, both roles, without I/O: nsqd registers topics and channels.
 
-The client (nsqd) sends the magic bytes and then commands as on nsqd's own port. A response is ``[4B size][data]``,
-without a frame type. Both generations speak it; the redesigned one names a partition after the topic.
+The client (nsqd) sends the magic bytes, then commands as on nsqd's own port. A response is ``[4B size][data]``, without
+frame type. Both generations speak it; the redesigned generation names a partition after the topic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nsqext.protocol.names import is_valid_channel, is_valid_topic
 MAGIC = b"  V1"
 PING = b"PING\n"
 NO_PARTITION = -11
-"""Partition that the redesigned nsqlookupd records for an nsqd of the original generation (its ``OLD_VERSION_PID``)."""
+"""Partition that the redesigned nsqlookupd records for an original nsqd (its ``OLD_VERSION_PID``)."""
 
 _I32 = Struct(">i")
 _MAX_BODY = 5 * 1024 * 1024
@@ -33,25 +33,25 @@ _ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "versi
 
 @frozen
 class PeerInfo:
-    """Body of IDENTIFY, which describes an nsqd, and of its response, which describes the nsqlookupd."""
+    """Body of IDENTIFY (describes an nsqd) and of its response (describes the nsqlookupd)."""
 
-    broadcast_address: str = ""  # host that clients connect to
+    broadcast_address: str = ""  # for clients
     tcp_port: int = 0
     http_port: int = 0
-    version: str = ""  # version of the program
-    hostname: str = ""  # name of the host
-    topology_zone: str = ""  # zone of an nsqd of the original generation
-    topology_region: str = ""  # region of an nsqd of the original generation
+    version: str = ""
+    hostname: str = ""
+    topology_zone: str = ""  # original nsqd only
+    topology_region: str = ""  # original nsqd only
     distributed_id: str = ""  # id in the cluster; redesigned nodes only
 
     def encode(self) -> bytes:
-        """Return the JSON body, with the names in the order in which the real servers write them."""
+        """Return the JSON body, with names in the real servers' order."""
         members = {name: value for name, value in asdict(self).items() if value or name in _ALWAYS_SENT}
         return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def decode(cls, data: bytes) -> PeerInfo:
-        """Read the response to IDENTIFY; raises `ProtocolError`."""
+        """Parse the response to IDENTIFY; raises `ProtocolError`."""
         try:
             return cls(**read_fields(data, _SCHEMA))
         except UnreadableFields as error:
@@ -59,7 +59,7 @@ class PeerInfo:
 
     @property
     def redesigned(self) -> bool:
-        """Whether this is a node of the redesigned generation, as nsqlookupd decides it."""
+        """Whether the node is redesigned, by nsqlookupd's rule."""
         return bool(self.distributed_id) or "HA" in self.version
 
 
@@ -70,13 +70,13 @@ _SCHEMA = {member.name: type(member.default) for member in fields(PeerInfo)}
 
 
 def identify(peer: PeerInfo) -> bytes:
-    """Return IDENTIFY with its body; send `MAGIC` before it."""
+    """Return IDENTIFY with its body; `MAGIC` must precede it."""
     body = peer.encode()
     return b"IDENTIFY\n%b%b" % (_I32.pack(len(body)), body)
 
 
 def register(topic: str, channel: str | None = None, partition: int | None = None, *, verb: str = "REGISTER") -> bytes:
-    """Return REGISTER, or UNREGISTER; ``partition`` is for the redesigned generation only."""
+    """Return REGISTER or UNREGISTER; ``partition`` only for the redesigned generation."""
     words = [verb, topic]
     if partition is not None:
         words.append(str(partition))
@@ -91,7 +91,7 @@ def unregister(topic: str, channel: str | None = None, partition: int | None = N
 
 
 def response_size(head: bytes) -> int:
-    """Return the bytes of a response behind its size word, the first 4 bytes; raises `ProtocolError`."""
+    """Return the size of a response behind its first 4 bytes, its size word; raises `ProtocolError`."""
     size: int = _I32.unpack(head)[0]
     if not 0 <= size <= _MAX_BODY:
         raise ProtocolError(
@@ -104,7 +104,7 @@ def response_size(head: bytes) -> int:
 
 
 def encode_response(data: bytes) -> bytes:
-    """Return the bytes of a response; for an error, ``data`` is the text of the `RequestError`."""
+    """Return the bytes of a response; of an error, ``data`` is the text of the `RequestError`."""
     return _I32.pack(len(data)) + data
 
 
@@ -113,13 +113,13 @@ class LookupdCommand(NamedTuple):
 
     verb: str  # PING, IDENTIFY, REGISTER or UNREGISTER
     topic: str = ""  # of REGISTER and UNREGISTER
-    channel: str = ""  # of REGISTER and UNREGISTER; empty for the topic as a whole
-    partition: int = NO_PARTITION  # of REGISTER and UNREGISTER; `NO_PARTITION` where the nsqd does not name one
+    channel: str = ""  # of REGISTER and UNREGISTER; empty for the whole topic
+    partition: int = NO_PARTITION  # of REGISTER and UNREGISTER; `NO_PARTITION` without a name
     peer: PeerInfo | None = None  # of IDENTIFY
 
 
 class LookupdCommandParser:
-    """Split received bytes into commands, and refuse bad ones with the errors of the real servers."""
+    """Split received bytes into commands; refuse bad commands with the real servers' errors."""
 
     __slots__ = ("_body_expected", "_buffer", "_opened", "_partitions", "peer")
 
@@ -127,13 +127,11 @@ class LookupdCommandParser:
         self._buffer = bytearray()
         self._opened = False
         self._body_expected = False
-        # REGISTER and UNREGISTER name a partition (redesigned generation). An nsqd of the original generation may leave
-        # it out.
+        # REGISTER and UNREGISTER name a partition (redesigned generation), which an original nsqd may omit.
         self._partitions = partitions
-        self.peer: PeerInfo | None = None  # body of IDENTIFY; None before it was received
+        self.peer: PeerInfo | None = None  # body of IDENTIFY
 
     def receive(self, data: bytes) -> None:
-        """Add received bytes."""
         self._buffer += data
 
     def next_command(self) -> LookupdCommand | None:
@@ -199,7 +197,7 @@ class LookupdCommandParser:
 
 
 def _read_registration(verb: str, words: list[str], numbered: bool) -> LookupdCommand:
-    """Read the words behind the verb: topic, partition if it is ``numbered``, and perhaps a channel."""
+    """Parse the words behind the verb: topic, partition if ``numbered``, maybe a channel."""
     if len(words) < 1 + numbered:
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     topic, number = words[0], words[1] if numbered else str(NO_PARTITION)

@@ -7,8 +7,8 @@
     [8B queue offset][4B raw size]        SUB_ADVANCED and SUB_ORDERED
     [body]
 
-The message does not say which parts it has: that follows from the topic and from the subscription (captured: sub_plain,
-sub_ext, sub_advanced_ext, sub_ordered_ext).
+Topic and subscription decide which parts a message has (captured: sub_plain, sub_ext, sub_advanced_ext,
+sub_ordered_ext).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _DIGIT = ord("0")
 
 
 class RawMessage:
-    """A delivered message, split into its fields."""
+    """A delivered message in its fields."""
 
     __slots__ = ("attempts", "body", "header", "id", "offset", "size", "timestamp", "version")
 
     timestamp: int  #: when the server stored it, in nanoseconds since 1970
-    attempts: int  #: number of deliveries, including this one
-    id: bytes  #: the 16 bytes that FIN, REQ and TOUCH name
+    attempts: int  #: number of deliveries, this included
+    id: bytes  #: 16 bytes for FIN, REQ and TOUCH
     version: int  #: version of the extend part, 0 for no header, 2 for a tag, 4 for JSON
-    header: bytes  #: bytes of the extend part as published; empty without one
-    offset: int  #: byte offset in the partition's queue; -1 if the subscription does not report it
-    size: int  #: bytes of its record in the queue; 0 if the subscription does not report it
+    header: bytes  #: the extend part as published; empty without a header
+    offset: int  #: byte offset in the partition's queue; -1 if not reported
+    size: int  #: bytes of its record in the queue; 0 if not reported
     body: bytes  #: the body as published
 
     @property
@@ -67,7 +67,7 @@ class RawMessage:
 
     @property
     def trace_id(self) -> int:
-        """Trace id of the publish; 0 without one, and on the original NSQ, which has no trace ids."""
+        """Trace id of the publish; 0 without trace id, and on the original NSQ."""
         if is_text_id(self.id):
             return 0
         value: int = _U64.unpack_from(self.id, 8)[0]
@@ -75,7 +75,7 @@ class RawMessage:
 
 
 def is_text_id(message_id: bytes) -> bool:
-    """Return whether an id is text, as on the original NSQ; other ids begin with a partition number below 1024."""
+    """Return whether an id is text, as on the original NSQ; others begin with a partition number below 1024."""
     return message_id[0] >= _DIGIT
 
 
@@ -83,9 +83,8 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
     """Fill a message from the data of a message frame.
 
     Args:
-        message: the object to fill.
         data: data of the frame.
-        extend: the topic has extend support and the consumer identified with extend_support.
+        extend: topic and consumer have extend support.
         detail: the subscription was SUB_ADVANCED or SUB_ORDERED.
 
     Raises:

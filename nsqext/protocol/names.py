@@ -1,4 +1,4 @@
-"""Rules for names of topics, channels and tags, for trace ids and for partition numbers."""
+"""Rules for names of topics, channels and tags, for trace ids and partition numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ __all__ = (
 )
 
 DEFAULT_CHANNEL = "default"
-"""Channel of a new topic without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
+"""Channel of a new topic without named channels, because the redesigned NSQ refuses publishes to a topic without
+channels.
+"""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_IDENTITY = 200
-"""Characters of the longest identity of a message."""
+"""Most characters of a message's identity."""
 MAX_PARTITION = 1023
-"""Clients of every generation and nodes refuse larger ones; clusters make fewer, see `MAX_PARTITIONS`."""
+"""Clients of all generations and nodes refuse larger numbers; clusters make fewer, see `MAX_PARTITIONS`."""
 MAX_PARTITIONS = 254
 """Largest number of partitions that servers create for a topic."""
 
@@ -61,7 +63,7 @@ is_valid_channel = is_valid_topic
 
 @lru_cache(maxsize=4096)
 def is_valid_tag(tag: str) -> bool:
-    """Return whether all clients accept the tag; servers check only its length."""
+    """Return whether all clients accept the tag."""
     return len(tag) <= MAX_TAG_BYTES and _TAG.fullmatch(tag) is not None
 
 
@@ -78,14 +80,14 @@ def check_topic(name: str, what: str = "topic") -> str:
 
 
 def is_topic_pattern(name: object) -> bool:
-    """Return whether a name of a topic has wildcards, which no topic can have."""
+    """Return whether a topic's name has wildcards, which no topic can have."""
     return isinstance(name, str) and ("*" in name or "?" in name)
 
 
 def check_topic_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the expression for names that match a pattern; raise `InvalidName` if no topic can match.
+    """Return the expression for a pattern; raise `InvalidName` if no topic can match.
 
-    ``*`` stands for any number of characters, ``?`` for one. ``#ephemeral`` is matched only where it is written.
+    ``*`` stands for any number of characters, ``?`` for one. ``#ephemeral`` matches only where written.
     """
     if not (isinstance(pattern, str) and _PATTERN.fullmatch(pattern)):
         raise InvalidName(
@@ -113,7 +115,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_identity(identity: str) -> str:
-    """Return the identity of a message; raise `InvalidInput` unless every database and server can keep it."""
+    """Return the identity of a message; raise `InvalidInput` unless all databases and servers can keep it."""
     if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
         raise InvalidInput(f"identity={str(identity)[:50]!r} is not text of 1 to {MAX_IDENTITY} characters")
     if not is_storable(identity):
@@ -122,7 +124,7 @@ def check_identity(identity: str) -> str:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether databases can store a text: it has neither NUL nor half of a surrogate pair."""
+    """Return whether databases can store a text: it has no NUL and no half of a surrogate pair."""
     return "\0" not in text and _SURROGATE.search(text) is None
 
 
@@ -141,5 +143,5 @@ def check_trace_id(trace_id: int) -> int:
 
 
 def topic_and_partition(topic: str, partition: int) -> str:
-    """Return ``topic[partition]``; the topic alone for -1, a server without partitions."""
+    """Return ``topic[partition]``, or the topic for -1 (a server without partitions)."""
     return topic if partition < 0 else f"{topic}[{partition}]"

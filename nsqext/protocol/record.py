@@ -21,16 +21,16 @@ COUNTER_BITS = 50
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000
-"""Highest count of attempts; a larger stored number has flags. Flags other than `EXTEND_FLAG` are reserved."""
+"""Highest count of attempts; a larger stored number has flags. Flags except `EXTEND_FLAG` are reserved."""
 
 _HEAD = Struct(">IqHQQ")
 _U16 = Struct(">H")
 RECORD_OVERHEAD = _HEAD.size
-"""Bytes of a record without extend part and body, its length word included, which is 30."""
+"""Bytes of a record without extend part and body, with its length word."""
 
 
 class Record(msgspec.Struct, gc=False):
-    """One stored message; untracked by the garbage collector, which would stop a broker with millions of them."""
+    """One stored message; not tracked by the garbage collector, which would stop a broker with millions of them."""
 
     timestamp: int
     internal_id: int
@@ -43,12 +43,12 @@ class Record(msgspec.Struct, gc=False):
 
 
 def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
-    """Return the bytes of a record in the queue, as trace replies and SUB_ADVANCED report them."""
+    """Return a record's bytes in the queue, as in trace replies and SUB_ADVANCED."""
     return RECORD_OVERHEAD + body + ((3 + header if version else 1) if extend else 0)
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the bytes of a record, length word included."""
+    """Return the bytes of a record with its length word."""
     attempts = min(record.attempts, MAX_ATTEMPTS)
     tail = record.body
     if record.extend:
@@ -62,7 +62,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
-    """Return the record at a position and the position after it; raises `ProtocolError` if it is not a whole one."""
+    """Return the record at a position and the position after it; raises `ProtocolError` unless it is whole."""
     try:
         length, timestamp, attempts, internal_id, trace_id = _HEAD.unpack_from(data, position)
         stop = position + 4 + length

@@ -1,6 +1,6 @@
-"""The TLS layer between the socket and the frames, without I/O, for both roles.
+"""TLS between socket and frames, without I/O, for both roles.
 
-A module of its own: loading ``ssl`` takes longer than the rest of the protocol, and plain connections do not need it.
+A separate module: loading ``ssl`` takes longer than the rest of the protocol, and plain connections do not need it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 from nsqext.errors import ConnectionFailed, InvalidSetting, InvalidState, ProtocolError
 
-_READ_SIZE = 64 * 1024  # bytes that are read from the TLS connection at a time
+_READ_SIZE = 64 * 1024  # bytes per read from the TLS connection
 
 
 class TlsLayer:
-    """TLS on memory buffers; raises InvalidSetting if the context checks names and there is no name.
+    """TLS on memory buffers; raises InvalidSetting if the context checks names and no name is given.
 
     For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
-    return data in the step that completes the handshake.
+    return data in the last step of the handshake.
     """
 
     __slots__ = ("_in", "_object", "_out", "closed", "ready")
@@ -32,8 +32,8 @@ class TlsLayer:
             self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
-        self.ready: bool = False  # whether the handshake is complete
-        self.closed: bool = False  # whether the peer announced that it sends nothing more
+        self.ready: bool = False  # the handshake is complete
+        self.closed: bool = False  # the peer announced its end
         self._handshake()
 
     @property
@@ -43,9 +43,9 @@ class TlsLayer:
 
     @property
     def peer_common_name(self) -> str:
-        """The common name in the peer's verified certificate, empty without one; for the time after the handshake."""
+        """The common name in the peer's verified certificate, empty without certificate; after the handshake."""
         certificate: dict[str, Any] = self._object.getpeercert() or {}
-        # a tuple of names, and each name a tuple of pairs
+        # a tuple of names, each a tuple of pairs
         names = [value for name in certificate.get("subject", ()) for key, value in name if key == "commonName"]
         return str(names[-1]) if names else ""
 
@@ -67,7 +67,7 @@ class TlsLayer:
     def decode(self, data: bytes) -> bytes:
         """Return the data of complete records; during the handshake, perform its next step.
 
-        Raises ConnectionFailed (the handshake failed, `pending` holds the alert for the peer) or ProtocolError.
+        Raises ConnectionFailed (the handshake failed, `pending` has the alert for the peer) or ProtocolError.
         """
         self._in.write(data)
         if not self.ready:
@@ -95,7 +95,7 @@ class TlsLayer:
             try:
                 self._object.unwrap()
             except ssl.SSLError:
-                # the peer has not announced its end yet, and is not waited for
+                # without waiting for the peer's announcement
                 return self._out.read()
         return self._out.read()
 

@@ -1,8 +1,7 @@
-"""Compress and decompress bodies as the Go client of the redesigned NSQ does; two extend headers describe it.
+"""Compress and decompress bodies as the Go client of the redesigned NSQ does, with two extend headers.
 
-``nsq.client.compress`` is ``1`` for gzip, ``2`` for a snappy block, ``3`` for an lz4 block, and ``0`` or absent for a
-plain body; ``nsq.msg.size`` is the uncompressed size in bytes. Servers do not interpret them. Snappy and lz4 need the
-``snappy`` extra.
+``nsq.client.compress`` is ``1`` for gzip, ``2`` for a snappy block, ``3`` for an lz4 block, ``0`` or absent for a plain
+body; ``nsq.msg.size`` is the uncompressed size in bytes. Servers ignore them. Snappy and lz4 need the ``snappy`` extra.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _HINT = "give a codec, or codecs by topic: {'logs': 'snappy', 'events.*': 'gzip'
 
 SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
-"""Default of the largest body after decompression, in bytes."""
+"""Default bound of a body after decompression, in bytes."""
 
 _LARGEST_RATIO = {"snappy": 22, "lz4": 255}
-"""Bytes that one byte of a block can unpack to: snappy copies 64 bytes by three, lz4 255 by one."""
+"""Bytes that one byte of a block can unpack to, because snappy copies 64 bytes with three, lz4 255 with one."""
 _NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -61,10 +60,10 @@ def check_codec(codec: str) -> None:
 
 
 def read_compression(text: str) -> Compression:
-    """Return the compression that a text names: a codec, or ``topic=codec`` with commas.
+    """Return the compression in a text: a codec, or ``topic=codec`` with commas.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: any other text.
     """
     if "=" not in text:
         return cast("Codec", text)
@@ -80,10 +79,10 @@ def read_compression(text: str) -> Compression:
 
 
 def check_compression(given: object) -> None:
-    """Check that codecs exist and are installed, and that topics have valid names.
+    """Check that codecs exist and are installed, and that topic names are valid.
 
     Raises:
-        InvalidSetting, InvalidName: something is not valid.
+        InvalidSetting, InvalidName: a check failed.
     """
     if isinstance(given, str):
         check_codec(given)
@@ -96,7 +95,7 @@ def check_compression(given: object) -> None:
 
 
 def is_compressed(headers: Mapping[str, Any]) -> bool:
-    """Return whether the headers of a message say that its body is compressed."""
+    """Return whether headers declare a compressed body."""
     return headers.get(COMPRESS_HEADER, "0") not in ("0", 0, "")
 
 
@@ -120,12 +119,12 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     """Return the decompressed body; unchanged if the headers name no compression.
 
     Args:
-        headers: extend headers of the message.
+        headers: the message's extend headers.
         body: its body.
-        limit: largest size after decompression, in bytes.
+        limit: largest decompressed size, in bytes.
 
     Raises:
-        ProtocolError: the compression is unknown, the body is damaged, or larger than ``limit`` after decompression.
+        ProtocolError: unknown compression, damaged body, or more than ``limit`` bytes.
         InvalidSetting: a package is not installed.
     """
     if not is_compressed(headers):
@@ -157,7 +156,7 @@ def _announced(headers: Mapping[str, Any], limit: int) -> int | None:
 
 
 def inflate(body: bytes, limit: int, encoding: str = "gzip") -> bytes:
-    """Return what was compressed by gzip or deflate; raises ProtocolError beyond ``limit`` bytes."""
+    """Decompress gzip or deflate; raises ProtocolError beyond ``limit`` bytes."""
     unpacker = zlib.decompressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
     try:
         unpacked = unpacker.decompress(body, limit + 1)

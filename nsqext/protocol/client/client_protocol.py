@@ -22,9 +22,9 @@ from nsqext.protocol.frames import (
 __all__ = ("MAX_NOTICES", "ClientProtocol", "FrameParser", "Reply")
 
 MAX_NOTICES = 10_000
-"""Most rejections of FIN, REQ and TOUCH that are kept until they are read; one more ends the connection."""
+"""Most unread rejections of FIN, REQ and TOUCH; one more ends the connection."""
 
-# plain numbers: the loop over frames compares them
+# plain numbers, compared in the loop over frames
 _RESPONSE = int(FrameType.RESPONSE)
 _ERROR = int(FrameType.ERROR)
 _MESSAGE = int(FrameType.MESSAGE)
@@ -32,18 +32,17 @@ _LONE_OK = encode_frame(_RESPONSE, b"OK")
 _LONE_TRACE_HEAD = encode_frame(_RESPONSE, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 _LARGE = 65536
-"""Bytes of a frame that is read by itself: below, further frames of the same read save more than copies cost."""
-_SMALL = 4096  # bytes of a piece that is appended to another one, because an object of its own would take more memory
+"""Bytes of a frame that is read by itself; below, further frames of the same read save more than copies cost."""
+_SMALL = 4096  # bytes of a piece that is appended to another piece: its own object would take more memory
 
 
 class FrameParser:
     """Split received bytes into frames.
 
-    Memory grows with the bytes received, never with an announced size. A frame that is received in many pieces is
-    joined once.
+    Memory grows with received bytes, never with an announced size. A frame received in many pieces is joined once.
 
     Args:
-        max_frame_size: largest size word that is accepted, in bytes.
+        max_frame_size: largest accepted size word, in bytes.
     """
 
     __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "wanted")
@@ -52,26 +51,26 @@ class FrameParser:
         self.buffered: int = 0
         """Bytes of an unfinished frame; `feed` changes it."""
         self.wanted: int = 0
-        """Bytes that the next read should take at most, because they belong to one large frame; 0 for any number.
+        """Most bytes for the next read, which belong to one large frame; 0 for any number.
 
-        At most twice the bytes that were received of it, so that an announced size allocates nothing.
+        At most twice the bytes received of this frame, so that an announced size allocates nothing.
         """
         self._pieces: list[bytes | bytearray] = []
         self._need = 8
         self._max = max_frame_size
         self.single: bool = False
-        """Return one frame for each call of `feed`, because the bytes after it may be those of another layer."""
+        """Return one frame per call of `feed`, because the following bytes may belong to another layer."""
         self.error: ProtocolError | None = None
-        """Why the stream cannot be parsed any further; frames before the error have been returned."""
+        """Why the stream cannot be parsed further; frames before the error have been returned."""
 
     def feed(self, data: bytes, messages: list[bytes] | None = None) -> list[Frame]:
-        """Add received bytes and return the frames that they complete.
+        """Add received bytes; return the frames that they complete.
 
-        Never raises: on invalid bytes ``error`` is set, and all further bytes are discarded.
+        Never raises: invalid bytes set ``error``, and all further bytes are discarded.
 
         Args:
             data: the bytes.
-            messages: takes the data of message frames, which are not returned then: the garbage collector counts and
+            messages: takes the data of message frames, which are then not returned: the garbage collector counts and
                 visits tuples, but not bytes.
         """
         frames: list[Frame] = []
@@ -138,7 +137,7 @@ class FrameParser:
             frames.append((kind, payload))
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last frame: they belong to a layer that was just negotiated."""
+        """Return and forget the bytes after the last frame: they belong to a layer just negotiated."""
         rest = b"".join(self._pieces)
         self._forget()
         return rest
@@ -164,7 +163,7 @@ class FrameParser:
 
 
 class Reply:
-    """The response to one command, once it is received.
+    """The response to one command, once received.
 
     Args:
         deadline: when the caller stops waiting, see `ClientProtocol.expire`.
@@ -178,7 +177,7 @@ class Reply:
         self.deadline: float = deadline
         self.breaks: bool = breaks
         self.data: bytes | None = None  #: data of the response frame
-        self.error: NsqError | None = None  #: the error response, or why there is no response
+        self.error: NsqError | None = None  #: the error response, or why no response exists
         self.wake: Callable[[], None] | None = None  #: called when ``data`` or ``error`` is set
 
     @property
@@ -190,43 +189,43 @@ class Reply:
 class ClientProtocol:
     """Client role of one connection.
 
-    Responses are received in the order of the commands, so a queue of `Reply` objects matches them. A caller that stops
-    waiting leaves its reply in the queue, and the late response is discarded.
+    Responses arrive in the order of commands: a queue of `Reply` objects matches them. A caller that stops waiting
+    leaves its reply in the queue, which discards the late response.
 
     Args:
         node: ``host:port``, for errors.
-        max_frame_size: largest frame that is accepted, in bytes.
+        max_frame_size: largest accepted frame, in bytes.
     """
 
     __slots__ = ("_parser", "error", "heartbeats", "node", "notices", "out", "pending")
 
     def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self.node: str = node
-        self.out: list[bytes] = []  #: bytes to be sent, oldest first; the transport sends and clears them
-        #: rejected FIN, REQ and TOUCH, which are not responses; the user reads and clears them
+        self.out: list[bytes] = []  #: bytes to send, oldest first; the transport sends and clears them
+        #: rejections of FIN, REQ and TOUCH, which are no responses; the user reads and clears them
         self.notices: list[ServerError] = []
-        self.error: NsqError | None = None  #: why the connection cannot be used any more
-        self.heartbeats: int = 0  #: number of heartbeats that were received and answered
+        self.error: NsqError | None = None  #: why the connection is unusable
+        self.heartbeats: int = 0  #: number of heartbeats received and answered
         self.pending: deque[Reply] = deque()
-        """Replies to the commands without a response so far, oldest first; always the same deque."""
+        """Replies to commands without response, oldest first; always the same deque."""
         self._parser = FrameParser(max_frame_size)
 
     @property
     def waiting(self) -> int:
-        """Number of commands without a response so far."""
+        """Number of commands without response."""
         return len(self.pending)
 
     @property
     def wanted(self) -> int:
-        """Bytes that the next read should take at most, because they belong to one large frame; 0 for any number."""
+        """Most bytes for the next read, which belong to one large frame; 0 for any number."""
         return self._parser.wanted
 
     def expect(self, reply: Reply) -> None:
-        """Append the reply to the command that is written next."""
+        """Append the reply to the next written command."""
         self.pending.append(reply)
 
     def receive_data(self, data: bytes) -> list[bytes]:
-        """Parse received bytes; return the data of the messages in them, oldest first.
+        """Parse received bytes; return the data of their messages, oldest first.
 
         Sets the replies, and answers heartbeats through ``out``. Never raises: check ``error``.
         """
@@ -238,7 +237,7 @@ class ClientProtocol:
             and not parser.buffered
             and (data == _LONE_OK or (len(data) == _LONE_TRACE_SIZE and data.startswith(_LONE_TRACE_HEAD)))
         ):
-            # the response to a lone publish, without the cost of the parser
+            # the response to a lone publish, without the parser's cost
             reply = pending.popleft()
             reply.data = data[8:]
             if reply.wake is not None:
@@ -273,18 +272,18 @@ class ClientProtocol:
         return frames
 
     def wake_next(self) -> None:
-        """Wake the oldest pending request, so that its task reads."""
+        """Wake the oldest pending request, whose task then reads."""
         for reply in self.pending:
             if reply.wake is not None and not reply.done:
                 reply.wake()
                 return
 
     def read_ahead(self, on: bool = True) -> None:
-        """Parse all received frames; if switched off, one at a time, because a layer may begin after it."""
+        """Parse all received frames; if switched off, one at a time, because a layer may follow."""
         self._parser.single = not on
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last frame, for a layer that was just negotiated."""
+        """Return and forget the bytes after the last frame, for a layer just negotiated."""
         return self._parser.take_rest()
 
     def expire(self, now: float) -> int:
@@ -299,16 +298,16 @@ class ClientProtocol:
         return expired
 
     def fail(self, error: NsqError, unsent: int = 0) -> None:
-        """End the connection: all pending and all further requests fail.
+        """End the connection: all pending and further requests fail.
 
-        Servers read one command after the other, so after an error that makes the server close the connection, the
-        commands sent after the refused one were not read: they fail with `NotSent`, as the last ``unsent`` ones do.
+        Servers read commands one after another: after an error that makes the server close the connection, it has not
+        read the commands behind the refused command. They fail with `NotSent`, as the last ``unsent`` commands do.
         """
         if self.error is None:
             self.error = error.at(node=self.node)
         unread = isinstance(self.error, ServerError)
         pending = tuple(self.pending)
-        self.pending.clear()  # the same deque: further responses of the same read match no request
+        self.pending.clear()  # the same deque: further responses of this read match no request
         sent = len(pending) - unsent
         for number, reply in enumerate(pending):
             if reply.done:
@@ -318,7 +317,7 @@ class ClientProtocol:
                 reply.wake()
 
     def loss(self, unsent: bool = True) -> NsqError:
-        """Return a new error for a request, with the reason why the connection ended."""
+        """Return a new error for a request, with the reason for the end of the connection."""
         cause = self.error
         kind: type[NsqError] = ConnectionLost
         if unsent:

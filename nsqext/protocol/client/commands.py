@@ -1,7 +1,7 @@
 """Encode commands of the client: ``NAME words\\n``, some followed by a sized body.
 
-The caller has checked the arguments (`nsqext.protocol.names`). The line of a publish command is made once for each
-topic and partition.
+The caller has checked the arguments (`nsqext.protocol.names`). Each topic and partition has one publish line, made
+once.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
-"""Largest message that servers accept by default, in bytes, including trace id and header.
+"""Largest message that servers accept by default, in bytes with trace id and header.
 
 Captured: pub_max_size.
 """
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
-"""Largest batch that servers accept by default, in bytes, including its count word."""
+"""Largest batch that servers accept by default, in bytes with its count word."""
 
 LARGE = 65536
-"""Bytes from which it is cheaper to send a body as a part of its own than to copy it."""
+"""Bytes from which sending a body separately is cheaper than a copy."""
 _SMALL = 4096
 
 _U16 = Struct(">H")
@@ -65,7 +65,7 @@ class LargeCommand:
     """A command with large bodies, which are sent without a copy.
 
     Args:
-        parts: bytes in the order in which they are sent; large ones are not joined with others.
+        parts: bytes in the order of sending; large parts are not joined with others.
     """
 
     __slots__ = ("parts",)
@@ -94,12 +94,12 @@ def sized(line: bytes, body: bytes) -> bytes:
 
 
 def identify(body: bytes) -> bytes:
-    """Return IDENTIFY with its JSON body."""
+    """Return IDENTIFY."""
     return sized(b"IDENTIFY\n", body)
 
 
 def auth(secret: bytes) -> bytes:
-    """Return AUTH with its secret."""
+    """Return AUTH."""
     return sized(b"AUTH\n", secret)
 
 
@@ -107,10 +107,9 @@ def publish_line(verb: str, topic: str, partition: int | None = None, *, delay: 
     """Return the line of a publish command (PUB, MPUB, PUB_TRACE, MPUB_TRACE, PUB_EXT, MPUB_EXT, DPUB).
 
     Args:
-        verb: name of the command.
         topic: name of the topic.
-        partition: None for the original NSQ, which has no partitions.
-        delay: seconds, for DPUB only, sent in milliseconds.
+        partition: None for the original NSQ.
+        delay: seconds, only for DPUB, sent in milliseconds.
     """
     if delay is not None:
         return b"%b %b %d\n" % (verb.encode(), topic.encode(), round(delay * 1000))
@@ -125,7 +124,7 @@ def publish_trace(line: bytes, trace_id: int, body: bytes) -> Command:
 
 
 def publish_ext(line: bytes, header: bytes, body: bytes) -> Command:
-    """Return PUB_EXT of one message, whose header is not empty."""
+    """Return PUB_EXT of one message; its header is not empty."""
     length = len(header)
     sizes = _SIZE_AND_LENGTH.pack(_U16.size + length + len(body), length)
     return with_body(b"%b%b%b" % (line, sizes, header), body)
@@ -137,12 +136,12 @@ def multi(line: bytes, bodies: Sequence[bytes], sizes: Sequence[int] | int | Non
     Args:
         line: the command line.
         bodies: the messages.
-        sizes: their lengths, or the length that all of them have, if the caller knows it.
+        sizes: their lengths, or their common length, if known.
     """
     count = len(bodies)
     if isinstance(sizes, int):
         if sizes < LARGE:
-            # joined by their common size word, in a third of the time of the general case
+            # joined by their common size word, in a third of the general case's time
             head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
             return _U32.pack(sizes).join((head, *bodies))
         sizes = [sizes] * count
@@ -162,7 +161,7 @@ def multi_trace(line: bytes, trace_ids: Sequence[int], bodies: Sequence[bytes]) 
 def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) -> Command:
     """Return MPUB_EXT: as `multi` with a header before each body.
 
-    A header may be empty, as that of PUB_EXT may not (captured: pub_ext_errors).
+    A header may be empty, unlike in PUB_EXT (captured: pub_ext_errors).
     """
     lengths = list(map(len, headers))
     sizes = [_U16.size + length + len(body) for length, body in zip(lengths, bodies, strict=True)]
@@ -170,7 +169,7 @@ def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) ->
 
 
 def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Sequence[bytes]) -> Command:
-    """Return a command of the MPUB family, whose items have these sizes and bytes before their bodies."""
+    """Return a command of the MPUB family from its items' sizes, the bytes before their bodies, and their bodies."""
     count = len(bodies)
     parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
     parts[1::2] = heads
@@ -180,16 +179,16 @@ def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Se
 
 @cache
 def _small_words() -> tuple[bytes, ...]:
-    """Return the size words of small items; looking up all of a batch takes a fifth of the time of packing them."""
+    """Return the size words of small items; look-ups take a fifth of the time of packing."""
     return tuple(map(_U32.pack, range(_SMALL)))
 
 
 def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int = 0) -> bytes:
-    """Return the body of one message; raise `InvalidBody` if servers do not accept it.
+    """Return a message body; raise `InvalidBody` if servers do not accept it.
 
     Args:
         body: the body.
-        limit: largest message that the server accepts, in bytes.
+        limit: largest message of the server, in bytes.
         overhead: bytes of trace id and header, which count against the limit.
     """
     if not isinstance(body, bytes):
@@ -213,10 +212,10 @@ def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", sta
     Args:
         topic: name of the topic.
         channel: name of the channel.
-        partition: omitted if negative, as the original NSQ requires.
+        partition: omitted if negative, for the original NSQ.
         verb: the command.
-        start: start position of SUB_ADVANCED, ``kind:number``. A server that receives one ignores the partition
-            (captured: sub_advanced_offset_partition).
+        start: start position of SUB_ADVANCED, ``kind:number``; with it, servers ignore the partition (captured:
+            sub_advanced_offset_partition).
     """
     words = [verb, topic, channel]
     if partition >= 0 or start is not None:
@@ -227,7 +226,7 @@ def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", sta
 
 
 def rdy(count: int) -> bytes:
-    """Return RDY, the number of messages that may be in flight."""
+    """Return RDY, the allowed number of messages in flight."""
     return b"RDY %d\n" % count
 
 

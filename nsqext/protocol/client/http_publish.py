@@ -1,8 +1,8 @@
-"""Publish commands as requests to nsqd's HTTP side, and its responses as those of TCP, without I/O.
+"""Publish commands as requests to nsqd's HTTP side, and its responses as TCP responses, without I/O.
 
 One message without headers and trace id is sent as a batch of one, in the binary form of ``/mpub``: when a connection
-ends in the middle of a body, the redesigned server stores what it has received of ``/pub``, and refuses an incomplete
-batch. Arguments and codes are those of captured scenarios (http_pub, http_mpub, http_pubtrace, http_pub_ext).
+ends within a body, the redesigned server stores the received part of ``/pub``, but refuses an incomplete batch.
+Arguments and codes are captured (http_pub, http_mpub, http_pubtrace, http_pub_ext).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CODES: Final = {
     "MSG_EMPTY": "E_BAD_MESSAGE",
     "MSG_TOO_BIG": "E_BAD_MESSAGE",
 }
-"""Codes of the HTTP side that TCP does not have, and what TCP responds with."""
+"""Codes that only the HTTP side has, and TCP's codes for them."""
 _STATUSES: Final = {413: "E_BAD_BODY", 429: "E_PUB_TOO_MUCH_WAITING"}
 MAX_QUERY: Final = 60_000
 """Longest query of a URL; httpx refuses URLs of more than 65,536 characters."""
@@ -52,9 +52,9 @@ class HttpPublish:
     """A request that publishes."""
 
     path: str
-    query: str  # query of the URL, encoded
-    content: bytes  # the body
-    trace_id: int | None = None  # trace id in the response; None where the response is OK
+    query: str  # of the URL, encoded
+    content: bytes
+    trace_id: int | None = None  # in the response; None where the response is OK
 
 
 def encode_publish(command: Command) -> HttpPublish:
@@ -101,7 +101,7 @@ def _request(path: str, query: Any, content: bytes, trace_id: int | None = None)
 
 
 def decode_reply(publish: HttpPublish, status: int, content: bytes) -> bytes:
-    """Return the response of TCP for a response of HTTP; unchanged where it is not understood.
+    """Return the TCP response for an HTTP response, which stays unchanged where it is not understood.
 
     Raises ServerError if the server, or a proxy, refuses the publish, or ProtocolError (not nsqd, nothing was stored).
     """
@@ -121,7 +121,7 @@ def decode_reply(publish: HttpPublish, status: int, content: bytes) -> bytes:
 
 
 def _refusal(status: int, content: bytes) -> NsqError:
-    """Return the error for a response with an error status; that of a proxy may have any body."""
+    """Return the error for a response with an error status; a proxy may send any body."""
     reply = _read(content)
     text = str((reply or {}).get("message") or (reply or {}).get("status_txt") or "")
     if text and text != "NOT_FOUND":
@@ -145,7 +145,7 @@ def _read(content: bytes) -> dict[str, Any] | None:
     try:
         reply = orjson.loads(content)
     except orjson.JSONDecodeError:
-        # texts of errors are not escaped, so that some are not JSON
+        # error texts are not escaped, so some are not JSON
         text = content.decode("utf-8", "replace")
         prefix, suffix = '{"message":"', '"}'
         return (

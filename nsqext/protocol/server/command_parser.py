@@ -1,12 +1,12 @@
-"""Split received bytes into commands, as the real servers do, and tell which of them a state of a connection accepts.
+"""Split received bytes into commands as the real servers do; commands accepted in each connection state.
 
-The caller pulls one command at a time, because the previous one decides how the next is read (IDENTIFY may start a
-layer, an error ends reading). Line and size are checked before the body is received, so that an error is sent as early
-as by the real server.
+The caller pulls one command at a time, because a command decides how the next is read (IDENTIFY may start a layer, an
+error ends reading). Line and size are checked before the body is received: errors are sent as early as by the real
+server.
 
-Bodies of publish commands are parsed with the limits, the order of checks and the error texts of both generations. A
-batch (MPUB, MPUB_TRACE, MPUB_EXT) is parsed item by item from the stream, as by the servers: an invalid item is refused
-before later ones are received, and their bytes remain in the stream (captured: pub_ext_on_plain).
+Publish bodies are parsed with the limits, the order of checks and the error texts of both generations. A batch (MPUB,
+MPUB_TRACE, MPUB_EXT) is parsed item by item from the stream, as by the servers: an invalid item is refused before later
+items are received, and their bytes remain in the stream (captured: pub_ext_on_plain).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _LENGTH_SIZE = 2
 
 
 class CommandTarget(NamedTuple):
-    """The topic of a publish, with the settings that affect parsing."""
+    """The topic of a publish, with settings for parsing."""
 
-    topic: str  # its name, for error texts
-    extend: bool = False  # the topic accepts JSON headers
-    # a topic without extend support drops headers that are all internal (server option allow-ext-compatible)
+    topic: str  # for error texts
+    extend: bool = False  # accepts JSON headers
+    # a topic without extend support drops headers with only internal names (server option allow-ext-compatible)
     lenient: bool = False
 
 
 class PublishItem(msgspec.Struct, gc=False):
     """One message of a publish."""
 
-    body: bytes  # the body to store
+    body: bytes
     trace_id: int = 0  # of PUB_TRACE, or of the header's ``##trace_id``
-    header: bytes = b""  # JSON header, unchanged
-    version: int = EXT_NONE  # version of the extend part that is stored
+    header: bytes = b""  # JSON, unchanged
+    version: int = EXT_NONE  # of the stored extend part
     traced: bool = False  # the response has a trace
 
 
@@ -78,7 +78,7 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
 def check_room(verb: bytes, size: int) -> None:
     """Check that a body has room for a message after its trace id or header length.
 
-    The server does so after it has found the topic, and before it reads the body (captured: pub_trace, pub_ext_errors).
+    The server checks it after it found the topic, before it reads the body (captured: pub_trace, pub_ext_errors).
     """
     if verb == b"PUB_TRACE" and size <= _TRACE_SIZE:
         raise RequestError("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
@@ -87,7 +87,7 @@ def check_room(verb: bytes, size: int) -> None:
 
 
 def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: CommandTarget) -> list[PublishItem]:
-    """Return the messages in a complete body; raises `RequestError` with the server's text, which may not be fatal."""
+    """Return the messages of a complete body; raises `RequestError` with the server's text, maybe not fatal."""
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
         reader = BatchReader(verb, limits, target)
@@ -103,7 +103,7 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Comman
 
 
 def _cut_header(body: bytes) -> bytes:
-    """Return the header of an ext body; its length is checked."""
+    """Return the header of an ext body; checks its length."""
     stop = _LENGTH_SIZE + _U16.unpack_from(body)[0] if len(body) >= _LENGTH_SIZE else _LENGTH_SIZE
     if len(body) <= stop:
         raise RequestError("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
@@ -111,7 +111,7 @@ def _cut_header(body: bytes) -> bytes:
 
 
 def _read(header: bytes) -> tuple[int | None, bool]:
-    """Return the trace id in a header, if there is one, and whether all its names are internal."""
+    """Return a header's trace id, if any, and whether all its names are internal."""
     try:
         members = read_header(header, TRACE_ID_HEADER)
     except UnreadableHeader as error:
@@ -133,7 +133,7 @@ def _not_supported(target: CommandTarget) -> RequestError:
 
 
 def _read_ext(body: bytes, target: CommandTarget, *, batch: bool) -> PublishItem:
-    """Return the message of PUB_EXT, or of an item of MPUB_EXT, whose header may be empty and requests no trace."""
+    """Return the message of PUB_EXT, or an item of MPUB_EXT, whose header may be empty and requests no trace."""
     header = _cut_header(body)
     rest = body[_LENGTH_SIZE + len(header) :]
     if batch and not header:
@@ -150,22 +150,22 @@ def _read_ext(body: bytes, target: CommandTarget, *, batch: bool) -> PublishItem
 
 
 class BatchReader:
-    """Parse a batch while it is received: the count, then item by item."""
+    """Parse a batch while it is received: the count, then the items."""
 
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
 
     def __init__(self, verb: bytes, limits: ServerLimits, target: CommandTarget) -> None:
-        self._verb = verb  # one of the MPUB family
-        self._limits = limits  # limits of the server
+        self._verb = verb  # of the MPUB family
+        self._limits = limits
         self._target = target
         self._left = -1
         self._taken = 0
-        self.items: list[PublishItem] = []  # the messages so far
-        self.position: int = 0  # where parsing stopped in the last buffer; after a refused item, the position behind it
-        self.need: int = 4  # bytes required from ``position`` before parsing can continue; 0 if the batch is complete
+        self.items: list[PublishItem] = []
+        self.position: int = 0  # where parsing stopped in the last buffer; after a refusal, behind the refused item
+        self.need: int = 4  # bytes required from ``position`` to continue; 0 for a complete batch
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
-        """Parse the complete items from a position on, or refuse one; return whether the batch is complete."""
+        """Parse complete items from a position on, or refuse an item; return whether the batch is complete."""
         self.position = position
         with memoryview(data) as view:
             if self._left < 0 and self._has(view, 4):
@@ -177,7 +177,7 @@ class BatchReader:
         return self._left == 0
 
     def check_end(self) -> None:
-        """Raise the error of a batch that is cut off."""
+        """Raise the error of a truncated batch."""
         if self._left < 0:
             raise RequestError("E_BAD_BODY", "MPUB failed to read message count")
         if self._left and self.need == 4:
@@ -203,7 +203,7 @@ class BatchReader:
         if not 0 < size <= self._limits.max_msg_size:
             self.position += 4
             self._refuse(size)
-        # servers trust the count; the sum is bounded so that a client cannot fill the memory
+        # servers trust the count; the bounded sum keeps a client from filling the memory
         if self._taken + size > self._limits.max_body_size:
             raise RequestError("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
         if not self._has(view, 4 + size):
@@ -230,9 +230,9 @@ class BatchReader:
 
 
 MAX_LINE = 4 * 1024
-"""Longest command line of the redesigned server, in bytes with its newline.
+"""Longest command line of the redesigned server, in bytes with newline.
 
-A server closes the connection without an error frame after as many bytes without a newline.
+After as many bytes without a newline, a server closes the connection without an error frame.
 """
 
 MAX_LINE_ORIGINAL = 16 * 1024
@@ -240,28 +240,28 @@ MAX_LINE_ORIGINAL = 16 * 1024
 
 
 BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
-"""Commands whose line is followed by a sized body."""
+"""Commands with a sized body behind their line."""
 
 
 class Command(NamedTuple):
     """A command."""
 
-    words: list[bytes]  # the words of its line; the first is its name
-    body: bytes | None = None  # its body; None for a command without one
-    items: list[PublishItem] | None = None  # messages of a batch that a `BatchReader` read, instead of the body
+    words: list[bytes]  # of its line; the first is its name
+    body: bytes | None = None
+    items: list[PublishItem] | None = None  # messages of a batch read by a `BatchReader`, instead of the body
 
 
 class BodyRules(Protocol):
-    """Checks of a command with a body while it is being received; each raises `RequestError` to refuse it."""
+    """Checks of a command with a body while it is received; each raises `RequestError` to refuse it."""
 
     def check_line(self, words: list[bytes]) -> None:
-        """Check the words of a command before its size is read."""
+        """Check a command's words before its size is read."""
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size (signed) before the body is received; return a reader if the body is a batch."""
+        """Check the announced, signed size before the body is received; return a reader for a batch."""
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Handle the end of the stream before the size of a body, or (``sized``) within the body."""
+        """Handle the end of the stream before a body's size, or (``sized``) within the body."""
 
 
 class CommandParser:
@@ -270,9 +270,9 @@ class CommandParser:
     __slots__ = ("_batch", "_buffer", "_max_line", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
-        self._rules = rules  # checks of the server
-        # FIN, REQ and TOUCH have 16 raw bytes, found by position (redesigned server); otherwise their line ends at the
-        # first newline like any other (original server)
+        self._rules = rules
+        # FIN, REQ and TOUCH have 16 raw bytes at a fixed position (redesigned server); otherwise their line ends at the
+        # first newline (original server)
         self._raw_ids = raw_ids
         self._max_line = MAX_LINE if raw_ids else MAX_LINE_ORIGINAL
         self._buffer = bytearray()
@@ -283,7 +283,6 @@ class CommandParser:
         self._batch: BatchReader | None = None
 
     def receive(self, data: bytes) -> None:
-        """Add received bytes."""
         if self._position:
             del self._buffer[: self._position]
             self._need = max(0, self._need - self._position)
@@ -292,25 +291,25 @@ class CommandParser:
 
     @property
     def buffered(self) -> int:
-        """Received bytes that are not consumed yet."""
+        """Received bytes not yet consumed."""
         return len(self._buffer) - self._position
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last command: they belong to a layer that was just negotiated."""
+        """Return and forget the bytes after the last command: they belong to a layer just negotiated."""
         rest = bytes(self._buffer[self._position :])
         self._buffer.clear()
         self._position = self._need = 0
         return rest
 
     def check_end(self) -> None:
-        """Refuse a body that is cut off by the end of the stream."""
+        """Refuse a body that the end of the stream truncates."""
         if self._words is not None:
             self._rules.check_end(self._words, self._batch, sized=self._size is not None)
 
     def next_command(self) -> Command | None:
         """Return the next command, or None when more bytes are needed.
 
-        Raises the `RequestError` of the rules. That of a line that is too long has no code: the server closes the
+        Raises the `RequestError` of the rules. For a line that is too long it has no code: the server closes the
         connection without an error frame.
         """
         if len(self._buffer) < self._need:
@@ -386,7 +385,7 @@ class CommandParser:
         return newline
 
     def _take_touch(self) -> list[bytes] | None:
-        """Read TOUCH; a line that ends before byte 23 has 23 bytes, because the id may contain the newline."""
+        """Parse TOUCH; a line that ends before byte 23 has 23 bytes, because the id may contain the newline."""
         position = self._position
         newline = self._find_newline(position)
         if newline < 0:
@@ -406,11 +405,8 @@ def _cut_raw(line: bytes) -> list[bytes]:
     return words
 
 
-# States of a connection, those of the original server's notes (init, subscribed, closing)
-
-
 class State(Enum):
-    """State of a connection, the same for both roles."""
+    """State of a connection, in both roles, as in the original server's notes."""
 
     INIT = auto()
     SUBSCRIBED = auto()
@@ -428,11 +424,11 @@ ACCEPTED_IN: Mapping[str, frozenset[State]] = {
     "RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     "CLS": frozenset({State.SUBSCRIBED}),
 }
-"""States in which a command is accepted; a command that is not listed is accepted in every state."""
+"""States in which a command is accepted; unlisted commands are accepted in every state."""
 
 
 def check_state(verb: str, state: State) -> None:
-    """Raise the error of a command that is not accepted in this state (captured: wrong_state)."""
+    """Raise the error of a command that this state does not accept (captured: wrong_state)."""
     accepted = ACCEPTED_IN.get(verb)
     if accepted is not None and state not in accepted:
         name = "SUB" if verb in _SUBS else verb

@@ -9,9 +9,9 @@ from nsqext.protocol.extjson import quote
 from nsqext.protocol.frames import RequestError
 
 NANOSECONDS = 1_000_000_000
-"""Nanoseconds of a second, the unit of durations in Go."""
+"""Nanoseconds of a second; Go's durations count nanoseconds."""
 MASK_64: int = (1 << 64) - 1
-"""Every bit of a number of 64 bits."""
+"""Every bit of a 64-bit number."""
 
 _SIGNED = re.compile(r"[+-]?[0-9]+")
 _DIGITS = re.compile(r"[0-9]+")
@@ -20,17 +20,17 @@ _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
 def build(version: str) -> str:
-    """Return a version with its build, as ``--version`` and ``/stats`` show it."""
+    """Return version and build, as ``--version`` and ``/stats`` show them."""
     return f"{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
 
 
 def decode(word: bytes) -> str:
-    """Return a word of a command as text; bytes that are not UTF-8 survive encoding it again."""
+    """Return a word as text; bytes that are not UTF-8 survive encoding it again."""
     return word.decode("utf-8", "surrogateescape")
 
 
 def byte_list(word: bytes) -> str:
-    """Return ``[98 111 …]``, the redesigned server's way to print bytes (captured: unknown_commands)."""
+    """Return ``[98 111 …]``, how the redesigned server prints bytes (captured: unknown_commands)."""
     return f"[{' '.join(map(str, word))}]"
 
 
@@ -40,7 +40,7 @@ def word_lists(words: list[bytes]) -> str:
 
 
 def parse_int(text: str, function: str = "Atoi") -> int:
-    """Return a signed 64-bit number; raises `ValueError` with the server's text, which names Go's function."""
+    """Parse a signed 64-bit number; raises `ValueError` with the server's text, which names Go's function."""
     if not _SIGNED.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
     digits = text.lstrip("+-0") or "0"
@@ -52,13 +52,13 @@ def parse_int(text: str, function: str = "Atoi") -> int:
 
 
 def parse_unsigned(text: str) -> int | None:
-    """Return an unsigned 64-bit number, None for another text."""
+    """Parse an unsigned 64-bit number; None for other text."""
     digits = text.lstrip("0") or text[-1:]
     return int(digits) if _DIGITS.fullmatch(digits) and len(digits) <= 20 and int(digits) <= MASK_64 else None
 
 
 def parse_bool(text: str) -> bool:
-    """Return a boolean of the servers' forms; raises `ValueError` with the server's text."""
+    """Parse a boolean of the servers' forms; raises `ValueError` with the server's text."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -67,13 +67,13 @@ def parse_bool(text: str) -> bool:
 
 
 def wrap(value: int) -> int:
-    """Return a number wrapped to 64 bits with a sign."""
+    """Wrap a number to 64 bits with a sign."""
     value &= MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 def base10(word: bytes, text: str) -> int:
-    """Return the number in RDY, REQ and DPUB as the servers parse it: empty is 0, more than 64 bits wrap around.
+    """Parse the number in RDY, REQ and DPUB as the servers do: empty is 0, more than 64 bits wrap around.
 
     Raises `RequestError` with the given text if a byte is not a digit.
     """
@@ -81,4 +81,4 @@ def base10(word: bytes, text: str) -> int:
         return 0
     if not word.isdigit():
         raise RequestError("E_INVALID", text)
-    return wrap(int(word[-64:]))  # 2**64 divides 10**64: the digits before do not count
+    return wrap(int(word[-64:]))  # 2**64 divides 10**64: earlier digits do not count

@@ -1,4 +1,4 @@
-"""The server's side of IDENTIFY: bounds, defaults and the JSON reply, for both generations."""
+"""The server's side of IDENTIFY for both generations: bounds, defaults and the JSON reply."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Generation = str
 class ServerLimits:
     """What a server allows and offers; sizes in bytes, times in seconds.
 
-    Defaults are the redesigned server's; `original` gives those of the original NSQ. ``max_channel_consumers`` and
-    ``max_connections`` are 0 for no limit. Without ``key_failover``, the dispatch type that a consumer asks for is
-    ignored, as released servers do.
+    Defaults are the redesigned server's, `original` returns the original's. ``max_channel_consumers`` and
+    ``max_connections`` are 0 for no limit. Without ``key_failover``, a consumer's dispatch type is ignored, as by
+    released servers.
     """
 
     generation: Generation = "ha"
@@ -93,7 +93,7 @@ class ClientSettings:
 
     @classmethod
     def defaults(cls, limits: ServerLimits) -> ClientSettings:
-        """Return the settings of a connection that did not identify."""
+        """Return the settings of a connection without IDENTIFY."""
         timeout, original = limits.output_buffer_timeout, limits.generation == "nsq"
         return cls(
             heartbeat_interval=limits.heartbeat_interval,
@@ -130,7 +130,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
-    """Apply the JSON body of IDENTIFY to a connection's settings, in the order in which servers check it.
+    """Apply the JSON body of IDENTIFY to a connection's settings, in the servers' order of checks.
 
     Raises `RequestError` with the server's text (captured: identify_bounds, identify_malformed); always fatal.
     """
@@ -210,7 +210,7 @@ def _tag(settings: ClientSettings, tag: str) -> None:
 
 
 def _dispatch(settings: ClientSettings, dispatch: str, key_header: str) -> None:
-    """Set the dispatch type; the real server does not know it and ignores both members."""
+    """Set the dispatch type; the real server ignores both members."""
     if dispatch and dispatch not in DISPATCH_TYPES:
         raise RequestError("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
     settings.dispatch, settings.key_header = dispatch, key_header

@@ -1,15 +1,15 @@
-"""HTTP as both generations of NSQ speak it: two answer forms, their errors, and bounded request bodies.
+"""HTTP of both generations of NSQ: two answer forms, their errors, and bounded request bodies.
 
-A handler is a plain or an async function that takes a `Call`, returns what the real handler returns, or raises
-`HttpFault`. What reaches the wire is decided by the route's `Form`:
+A handler is a plain or async function that takes a `Call`, returns what the real handler returns, or raises
+`HttpFault`. The route's `Form` decides what reaches the wire:
 
 - ``Form.NEGOTIATED``: ``{"status_code", "status_txt", "data"}``, every error as HTTP 500; the second form where the
   client sends ``Accept: application/vnd.nsq; version=1.0``.
-- ``Form.V1``: the bare value, an empty body for None, errors as ``{"message": "…"}`` with their own status; the text
-  of an error is not escaped, so that some errors are no JSON (captured: topic_create_errors).
+- ``Form.V1``: the bare value, an empty body for None, errors as ``{"message": "…"}`` with their own status; error texts
+  are not escaped, so some errors are no JSON (captured: topic_create_errors).
 - ``Form.TEXT``: the bare text.
 
-A string or bytes result is sent as it is in every form.
+Every form sends a string or bytes result unchanged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HttpFault(Exception):
 
 
 class HttpPanic(Exception):
-    """Request that crashes the real server's handler; answered with INTERNAL_ERROR in the second form."""
+    """Request that crashes the real server's handler; the second form answers INTERNAL_ERROR."""
 
 
 @define(slots=False)
@@ -81,7 +81,7 @@ class Call:
 
     @cached_property
     def args(self) -> Mapping[str, str]:
-        """The arguments of the query, the first of each name; raises `HttpFault` when the query is malformed."""
+        """The arguments of the query, the first of each name; raises `HttpFault` for a malformed query."""
         query = self.request.scope["query_string"].decode("latin-1")
         if _BAD_QUERY.search(query):
             raise HttpFault(400, "INVALID_REQUEST")
@@ -95,10 +95,10 @@ class Call:
         return first_values(pairs)
 
     def arg(self, name: str, missing: str | None = None) -> str:
-        """Return an argument of the query, empty when it is not given.
+        """Return an argument of the query, empty if not given.
 
         Args:
-            missing: text of the fault (status 400) that is raised when it is empty.
+            missing: text of the fault (status 400) of an empty argument.
         """
         value = self.args.get(name, "")
         if not value and missing is not None:
@@ -106,7 +106,7 @@ class Call:
         return value
 
     def given(self, name: str, missing: str) -> str:
-        """Return an argument that may be empty, for the original servers; ``missing`` is the text of the fault."""
+        """Return an argument that may be empty, for the original servers; ``missing`` is the fault's text."""
         if name not in self.args:
             raise HttpFault(400, missing)
         return self.args[name]
@@ -114,10 +114,10 @@ class Call:
     def number(
         self, name: str, fault: str = "", *, missing: str | None = None, default: str = "", function: str = "Atoi"
     ) -> int:
-        """Return an argument as a signed number of 64 bits; ``default`` if it is empty.
+        """Return an argument as a signed 64-bit number; ``default`` if it is empty.
 
         Args:
-            fault: text of the fault (status 400) for anything else; by default that of Go's function.
+            fault: text of the fault (status 400) for anything else; by default Go's text.
             missing: text of the fault for an empty argument.
         """
         try:
@@ -127,7 +127,7 @@ class Call:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers of the request, looked up without regard to case."""
+        """Headers of the request; names ignore case."""
         return self.request.headers
 
     @property
@@ -135,12 +135,12 @@ class Call:
         return self.request.path_params
 
     async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG", *, partial: bool = False) -> bytes:
-        """Return the body of the request, of which at most ``limit`` bytes and one chunk are kept in memory.
+        """Return the body of the request; keep at most ``limit`` bytes and one chunk in memory.
 
         Args:
             limit: bytes, with or without an announced length.
-            too_big: text of the fault (status 413) that is raised for a longer body.
-            partial: return what was received of a body that ended early; otherwise it is a fault (status 500).
+            too_big: text of the fault (status 413) of a longer body.
+            partial: return the received part of a body that ended early; otherwise that is a fault (status 500).
         """
         announced = self.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
@@ -158,21 +158,21 @@ class Call:
 
 
 def valid_topic(name: str, fault: str = "INVALID_ARG_TOPIC") -> str:
-    """Return the name of a topic; an invalid one is a fault (status 400) of this text."""
+    """Return a topic's name; an invalid name is a fault (status 400) with this text."""
     if not is_valid_topic(name):
         raise HttpFault(400, fault)
     return name
 
 
 def valid_channel(name: str) -> str:
-    """Return the name of a channel; an invalid one is a fault (status 400)."""
+    """Return a channel's name; an invalid name is a fault (status 400)."""
     if not is_valid_channel(name):
         raise HttpFault(400, "INVALID_ARG_CHANNEL")
     return name
 
 
 def first_values(query: str) -> dict[str, str]:
-    """Return the values of a query or a form, the first of each name."""
+    """Return the values of a query or form, the first of each name."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
         found.setdefault(name, value)
@@ -180,7 +180,7 @@ def first_values(query: str) -> dict[str, str]:
 
 
 Handler = Callable[[Call], Any]
-"""Takes a `Call`; return the result, an awaitable of it, or a whole Starlette response."""
+"""Takes a `Call`; returns the result, an awaitable of it, or a whole Starlette response."""
 
 
 def dump(value: object) -> bytes:
@@ -208,7 +208,7 @@ def _answer_v1(status: int, value: object) -> Response:
 
 
 def null() -> Response:
-    """Return the second form of a null that is a value; None stands for no value."""
+    """Return the second form of a null as a value; None stands for no value."""
     return Response(b"null", media_type=_JSON, headers=_V1)
 
 
@@ -228,10 +228,10 @@ def _answer(form: Form, request: Request, value: object, fault: HttpFault | None
 
 
 def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Route:
-    """Make a route.
+    """Return a route.
 
     Args:
-        path: as Starlette writes it, ``/config/{opt}`` for example.
+        path: as in Starlette, for example ``/config/{opt}``.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -246,7 +246,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
         except HttpPanic:
             return _answer_v1(500, "INTERNAL_ERROR")
         except ClientDisconnect:
-            return Response()  # is not sent: the client has closed its connection
+            return Response()  # not sent: the client has closed its connection
         return value if isinstance(value, Response) else _answer(form, request, value, fault)
 
     made = Route(path, endpoint, methods=[method])
@@ -255,7 +255,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
 
 
 def check_block_rate(text: str) -> None:
-    """Check the argument ``rate`` of ``/debug/setblockrate``, which changes nothing in this server.
+    """Check ``rate`` of ``/debug/setblockrate``, which has no effect in this server.
 
     Raises HttpFault.
     """
@@ -268,7 +268,7 @@ def check_block_rate(text: str) -> None:
 async def set_block_rate(call: Call) -> None:
     """Answer ``/debug/setblockrate`` of the redesigned servers.
 
-    Like the real handler, look for ``rate`` in a form before the query, and skip malformed pairs of both.
+    As in the real handler, ``rate`` of a form precedes the query's, and malformed pairs are skipped.
 
     Raises HttpFault.
     """
@@ -283,7 +283,7 @@ _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'"
 
 
 def _clean(path: str) -> str:
-    """Return a path without empty parts, ``.``, ``..`` and a slash at the end."""
+    """Return a path without empty parts, ``.``, ``..`` and final slash."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -294,7 +294,7 @@ def _clean(path: str) -> str:
 
 
 def _canonical(table: list[Route], method: str, path: str) -> str | None:
-    """Return the path of this method that differs from the given one in case, slashes and dots only."""
+    """Return this method's path that differs from the given path only in case, slashes and dots."""
     wanted = _clean(path)
     for known in table:
         fixed, _, variable = known.path.partition("{")
@@ -306,7 +306,7 @@ def _canonical(table: list[Route], method: str, path: str) -> str | None:
 
 
 def _redirect(table: list[Route], request: Request) -> Response | None:
-    """Redirect a path that is wrong in case, slashes or dots only, as the real servers do."""
+    """Redirect a path that is wrong only in case, slashes or dots, as the real servers do."""
     path = _canonical(table, request.method, request.scope["path"])
     if path is None:
         return None
@@ -319,17 +319,17 @@ def _redirect(table: list[Route], request: Request) -> Response | None:
 
 
 def application(routes: Iterable[Route], *, original: bool = False) -> Starlette:
-    """Make the application of one server; unknown paths and wrong methods are answered as captured (wrong_routes).
+    """Return the application of one server; answers unknown paths and wrong methods as captured (wrong_routes).
 
     Args:
-        original: names OPTIONS among the other methods in ``Allow``, as the original generation does, not behind them.
+        original: puts OPTIONS among the other methods in ``Allow``, as the original generation does, not behind them.
     """
     table = list(routes)
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if request.method == "OPTIONS" and request.scope["path"] == "*":
-            return Response()  # asks for the server as a whole
+            return Response()  # OPTIONS of the whole server
         if status == 404:
             return _redirect(table, request) or _answer_v1(404, "NOT_FOUND")
         if status != 405:
@@ -347,7 +347,7 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
 
 
 def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
-    """Return an application that is made when its first request is received: most nodes of a test receive none."""
+    """Return an application that is made at its first request: most nodes of a test receive none."""
     made: list[Starlette] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -381,7 +381,7 @@ class Metric(NamedTuple):
 
 
 def render_metrics(metrics: Iterable[Metric]) -> str:
-    """Return the metrics as text; one without samples is left out."""
+    """Return the metrics as text, without metrics that have no samples."""
     lines: list[str] = []
     for metric in metrics:
         if metric.samples:

@@ -1,7 +1,7 @@
-"""HTTP requests that are bounded in time and size: to lookup nodes and nodes, and from one server to another.
+"""HTTP requests bounded in time and size: to lookup nodes and nodes, and between servers.
 
-Requests use httpx's transport directly: its client would log the URL of every request at INFO, and the URL of an auth
-request contains a secret. The loggers of httpcore are unchanged: they log at DEBUG only.
+They use httpx's transport directly: its client would log every URL at INFO, and the URL of an auth request contains a
+secret. The loggers of httpcore stay unchanged: they log only at DEBUG.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Reason = Literal["closed", "invalid", "not HTTP", "too long", "unreachable", "un
 
 _KEPT_ALIVE = 16
 _REPLIES = 4
-"""Responses of the largest size that may be received at the same time."""
+"""Responses of the largest size that may be received concurrently."""
 _MOST_BYTES = 16 << 20
 _MAX_TEXT = 500
-"""Characters that are quoted of a transport's error, which may contain the response."""
+"""Quoted characters of a transport's error, which may contain the response."""
 # identity keeps Content-Length equal to the body's size
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": f"nsqext/{__version__}"}
 _SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")
@@ -40,7 +40,7 @@ class HttpRequestFailed(Exception):
 
     Attributes:
         reason: why.
-        text: the same in words; names neither the URL nor the body.
+        text: in words, without URL and body.
         sent: whether the server may have received the request.
     """
 
@@ -52,7 +52,7 @@ class HttpRequestFailed(Exception):
 
 
 class HttpReply(NamedTuple):
-    """A response; the names of its headers are looked up without regard to case."""
+    """A response; names of headers ignore case."""
 
     status: int
     content: bytes
@@ -63,9 +63,9 @@ class HttpClient:
     """Connections to servers. Environment variables for proxies are ignored, and redirects are not followed.
 
     Args:
-        timeout: seconds for a request, with its connection and its response.
-        most: largest body of a response, in bytes; together, those received at a time may have four times as many.
-        tls: makes the context for ``https``; by default, the certificates of the system are trusted.
+        timeout: seconds for connection, request and response.
+        most: largest body of a response, in bytes; concurrent responses together may have four times as many.
+        tls: makes the context for ``https``; by default with the system's certificates.
         transport: httpx transport to use, closed by the caller; None to create one.
     """
 
@@ -85,20 +85,20 @@ class HttpClient:
         self._secure = transport
         self._closed = False
         self._buffered = 0
-        """Bytes of responses that are not complete."""
+        """Bytes of incomplete responses."""
         self._pending: set[anyio.CancelScope] = set()
 
     async def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
     ) -> HttpReply:
-        """Send a request and return the response. Cancellation waits for the import of httpx by the first request.
+        """Send a request and return the response. Cancellation waits for the first request's import of httpx.
 
         Raises HttpRequestFailed.
         """
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
         if "httpx" not in sys.modules:
-            await to_thread.run_sync(import_module, "httpx")  # takes 0.1 s, in which the event loop has to run
+            await to_thread.run_sync(import_module, "httpx")  # takes 0.1 s, the event loop must run meanwhile
         import httpx
 
         try:
@@ -133,7 +133,7 @@ class HttpClient:
             raise HttpRequestFailed("unreachable", f"no response: {_text(error)}", sent=sent) from error
         except AttributeError as error:
             # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the
-            # connection while it was made
+            # connection during its setup
             if error.obj is not None or error.name not in _SOCKET_MEMBERS:
                 raise
             raise HttpRequestFailed("unreachable", "the connection was reset", sent=False) from error
@@ -142,7 +142,7 @@ class HttpClient:
     async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
         if url.startswith("https:"):
             if self._secure is None:
-                # the certificates of the system take 0.1 s to load, in which the event loop has to run
+                # loading the system's certificates takes 0.1 s, the event loop must run meanwhile
                 given = self._tls()
                 context = await to_thread.run_sync(_system_certificates) if given is None else given
                 self._secure = self._secure or _make_transport(context)
@@ -163,8 +163,8 @@ class HttpClient:
                     size = max(size, len(body) + len(chunk))
                     crowded = crowded or self._buffered + len(chunk) > _REPLIES * most
                     if size <= most and not crowded:
-                        # the rest is read and discarded, until the timeout: some event loops warn about iterators
-                        # that are not exhausted
+                        # the rest is read and discarded until the timeout: some event loops warn about unexhausted
+                        # iterators
                         self._buffered += len(chunk)
                         body += chunk
             if size > most:
@@ -177,7 +177,7 @@ class HttpClient:
             self._buffered -= len(body)
 
     async def aclose(self) -> None:
-        """Cancel pending requests and close the connections, also when it is cancelled."""
+        """Cancel pending requests and close the connections, even when cancelled."""
         self._closed = True
         for scope in tuple(self._pending):
             scope.cancel()
@@ -189,7 +189,7 @@ class HttpClient:
 
 
 def _text(error: BaseException) -> str:
-    """Return the text of an error, or of the first of its causes that has one."""
+    """Return the text of an error, or of its first cause with a text."""
     cause: BaseException | None = error
     while cause is not None:
         if str(cause):
@@ -200,7 +200,7 @@ def _text(error: BaseException) -> str:
 
 @cache
 def _without_certificates() -> ssl.SSLContext:
-    """Return a context for HTTP without TLS, which avoids the slow load of the system's certificates."""
+    """Return a context for plain HTTP, without the slow load of the system's certificates."""
     import ssl
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -215,7 +215,7 @@ def _system_certificates() -> ssl.SSLContext:
 
 @cache
 def _body_stream() -> Callable[[bytes], httpx.AsyncByteStream]:
-    """Return the class of the stream of a body: trio warns about httpx's generator if a connection ends meanwhile."""
+    """Return the class of a body's stream: trio warns about httpx's generator if a connection ends meanwhile."""
     import httpx
 
     class Body(httpx.AsyncByteStream):

@@ -1,7 +1,7 @@
-"""HTTP connections that answer malformed requests as the real servers do, whose HTTP is that of Go's `net/http`.
+"""HTTP connections that answer malformed requests as the real servers, with Go's `net/http`, do.
 
-What h11 judges differently is refused before it reads the head, or rewritten so that h11 reads it as Go does (captured:
-http_heads). The rest, such as a header without a name, h11 refuses itself.
+What h11 judges differently is refused before h11 reads the head, or rewritten so that h11 reads it as Go does
+(captured: http_heads). h11 itself refuses the rest, such as a header without a name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 MAX_HEAD = (1 << 20) + 4096
 """Largest head, in bytes."""
 BROKEN_BODY = "nsqext.broken_body"
-"""Key in the scope of a request whose body ended early, or had invalid chunks."""
+"""Key in the scope of a request whose body ended early or had invalid chunks."""
 _CLOSE = (b"connection", b"close")
 _LINGER = 0.5  # seconds, as in the real servers
 _SKIPPED = 256 << 10
@@ -36,7 +36,7 @@ Header = tuple[bytes, bytes]
 
 
 def refusal(status: int, text: str = "") -> bytes:
-    """Return the whole answer to a head that is refused; the connection ends after it."""
+    """Return the whole answer to a refused head; the connection ends after it."""
     line = f"{status} {HTTPStatus(status).phrase}{': ' if text else ''}{text}"
     return f"HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{line}".encode()
 
@@ -60,17 +60,17 @@ class HeadRefused(Exception):
 
 
 def end_of_head(data: bytes | bytearray, searched: int = 0) -> int:
-    """Return the length of a head with its empty line; -1 while that has not arrived.
+    """Return the length of a head with its empty line; -1 while incomplete.
 
     Args:
-        searched: bytes in which no end was found.
+        searched: bytes already searched.
     """
     match = _END.search(data, max(0, searched - _LONGEST_END + 1))
     return -1 if match is None else match.end()
 
 
 def checked_head(head: bytes) -> bytes:
-    """Return a head as h11 has to read it.
+    """Return a head as h11 must read it.
 
     Args:
         head: request line and headers, with the empty line.
@@ -93,7 +93,7 @@ def checked_head(head: bytes) -> bytes:
 
 
 def check_first_line(data: bytes | bytearray) -> None:
-    """Check the request line as soon as it has arrived: who speaks another protocol sends no empty line.
+    """Check the request line on arrival: clients of another protocol send no empty line.
 
     Raises HeadRefused.
     """
@@ -103,7 +103,7 @@ def check_first_line(data: bytes | bytearray) -> None:
 
 
 def _read_line(line: bytes) -> tuple[bytes, bytes, tuple[int, int]]:
-    """Return method, path and version of a request line; raise HeadRefused where it is none."""
+    """Return method, path and version of a request line; raise HeadRefused for another line."""
     method, _, rest = line.partition(b" ")
     target, _, version = rest.partition(b" ")
     number = _VERSION.fullmatch(version)
@@ -118,7 +118,7 @@ def _split(line: bytes) -> Header:
 
 
 def _path(method: bytes, target: bytes) -> bytes:
-    """Return the target of a request without scheme and host; raise HeadRefused if it is not a URL."""
+    """Return the target of a request without scheme and host; raise HeadRefused if it is no URL."""
     if method == b"CONNECT" or target == b"*":
         return target
     absolute = _ABSOLUTE.match(target)
@@ -131,7 +131,7 @@ def _path(method: bytes, target: bytes) -> bytes:
 
 
 def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
-    """Check the headers that say where the body ends; return the names of those that do not count.
+    """Check the headers that define the body's end; return the names of those to ignore.
 
     Args:
         headers: name and value of each.
@@ -149,7 +149,7 @@ def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
 
 
 def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
-    """Check the host, the names and what the client expects."""
+    """Check the host, the names and the client's expectation."""
     hosts = [value for name, value in headers if name == b"host"]
     if needs_host and not hosts:
         raise HeadRefused(refusal(400, "missing required Host header"))
@@ -168,7 +168,7 @@ def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
 
 
 def _close_after(scope: Any) -> None:
-    """Close the connection after the response to a request, and say so in its headers."""
+    """Close the connection after the response to a request, and announce it in its headers."""
     if _CLOSE not in scope["headers"]:
         scope["headers"].append(_CLOSE)
 
@@ -195,7 +195,7 @@ def closing_after_unread_body(scope: Any, receive: Any, send: Any) -> tuple[Any,
 
 
 class GoProtocol(H11Protocol):
-    """A connection. Heads of requests are judged before h11 reads them, except those that follow in a pipeline."""
+    """A connection that judges heads of requests before h11 reads them, except pipelined heads."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -203,7 +203,7 @@ class GoProtocol(H11Protocol):
         self._line_checked = self._ended = self._refused = False
 
     def data_received(self, data: bytes) -> None:
-        """Read the head of a request, or pass on what follows it."""
+        """Read the head of a request, or pass on what follows."""
         if self._refused:
             return
         if self._head or (self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]):
@@ -216,9 +216,9 @@ class GoProtocol(H11Protocol):
             super().data_received(data)
 
     def _read_head(self, data: bytes) -> bytes:
-        """Return what h11 reads, with the checked head; nothing while the head is not complete.
+        """Return what h11 reads, with the checked head; nothing while the head is incomplete.
 
-        A head may arrive byte by byte: only what is new is searched for its end.
+        A head may arrive byte by byte: only new bytes are searched for its end.
         """
         seen = len(self._head)
         self._head += data
@@ -243,20 +243,20 @@ class GoProtocol(H11Protocol):
             self._refuse(BAD_REQUEST)
             return None
         if self.cycle is None or self.cycle.response_started:
-            return None  # a stream of events would never learn that its reader is gone
+            return None  # a stream of events would never notice a lost reader
         if self.cycle.more_body:
             self._break_body(self.cycle)
         self._ended = True
         return True
 
     def on_response_complete(self) -> None:
-        """Begin with the next request, unless there is none."""
+        """Begin the next request, if any."""
         super().on_response_complete()
         if self._ended:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what h11 does not accept; within a body, the handler of the request answers."""
+        """Answer what h11 refuses; within a body, the request's handler answers."""
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
             self._break_body(self.cycle)
             _close_after(self.cycle.scope)
@@ -271,7 +271,7 @@ class GoProtocol(H11Protocol):
         cycle.message_event.set()
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer, and close; unread bytes would reset the connection, so they are read for a while."""
+        """Answer, read for a while (unread bytes would reset the connection), and close."""
         self._head.clear()
         self.transport.write(answer)
         if self.transport.can_write_eof():

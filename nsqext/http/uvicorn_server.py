@@ -1,4 +1,4 @@
-"""uvicorn on a given socket, started, stopped and killed from within a task group."""
+"""uvicorn on a given socket, started, stopped and killed within a task group."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def _is_address(host: str) -> bool:
 
 
 class HttpGuard:
-    """Refuses requests that a web page of another site made a browser send.
+    """Refuses requests that a foreign web page made a browser send.
 
     A page whose host name resolves to this server after a DNS rebinding names its own host in ``Host``: only addresses,
     ``localhost``, this machine's name and the given names are accepted. A page of another origin cannot hide its
-    ``Origin`` from a request that changes something. Programs send neither, and are not affected.
+    ``Origin`` from a request that changes something. Programs send neither and are not affected.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def refusal(self, method: str, host: str, origin: str, site: str) -> str:
-        """Return why a request is refused; empty when it is accepted.
+        """Return why a request is refused; empty when accepted.
 
         Args:
             host: header ``Host``; empty without one (HTTP/1.0, which no browser speaks).
@@ -83,15 +83,15 @@ class HttpGuard:
 
 
 _GRACE = 1.0
-_ACCEPT_AGAIN = 0.1  # seconds, after no file descriptor was left
+_ACCEPT_AGAIN = 0.1  # seconds, after lack of file descriptors
 _NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _KEEP_ALIVE = 3600
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers and without its ten wake-ups a second, which accepts connections itself.
+    """uvicorn without signal handlers and its ten wake-ups a second; accepts connections itself.
 
-    asyncio's listening server leaks a connection that it accepts while it is being closed.
+    asyncio's listening server leaks a connection that it accepts while it is closed.
     """
 
     def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
 
     def _accepted(self, sock: socket.socket, task: Any) -> None:
         self.server_state.tasks.discard(task)
-        if task.cancelled() or task.exception() is not None:  # the handshake of TLS failed, or the client disconnected
+        if task.cancelled() or task.exception() is not None:  # the TLS handshake failed, or the client disconnected
             sock.close()
 
     def _protocol(self) -> GoProtocol:
@@ -175,7 +175,7 @@ class HttpServer:
 
     Args:
         gate: awaited before each request; a frozen node waits in it.
-        guard: refuses requests that a foreign web page caused; None accepts them, as the real servers do.
+        guard: refuses requests that a foreign web page caused; None accepts them, as the real servers.
     """
 
     def __init__(
@@ -225,10 +225,10 @@ class HttpServer:
     async def serve(
         self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until `stop`, `kill` or cancellation; the socket and every connection are closed then.
+        """Serve until `stop`, `kill` or cancellation, then close the socket and all connections.
 
         Args:
-            listener: a listening socket; its ownership passes to the server.
+            listener: a listening socket, which the server then owns.
         """
         task_status.started()
         try:
@@ -254,7 +254,7 @@ class HttpServer:
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a non-blocking socket that listens on an address; port 0 chooses a free one. Raises InvalidSetting."""
+    """Return a non-blocking listening socket; port 0 chooses a free port. Raises InvalidSetting."""
     family = AF_INET6 if ":" in address.host else AF_INET
     try:
         listener = create_server((address.host, address.port), family=family)

@@ -36,17 +36,17 @@ logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 T = TypeVar("T")
 
-_RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed to respond to it
-_MAX_PARSED = 4096  # number of cached parsed responses; a digest identifies unchanged ones
-_AT_ONCE = 32  # lookup nodes that are queried concurrently; a connection that fails costs milliseconds of CPU
+_RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed
+_MAX_PARSED = 4096  # cached parsed responses; a digest identifies unchanged responses
+_AT_ONCE = 32  # lookup nodes queried concurrently; a connection that fails costs milliseconds of CPU
 
 
 class LookupClient:
     """Client of all lookup nodes of a cluster, of either generation or mixed.
 
-    The given addresses return the list of all lookup nodes. An address is used itself if it returns no list (the
-    original NSQ), does not respond, or has a path prefix (a gateway). A node that fails repeatedly is queried only if
-    the others do not find the topic.
+    The given addresses return the list of all lookup nodes. An address without a list (the original NSQ), without a
+    response, or with a path prefix (a gateway) is used itself. A node that fails repeatedly is queried only if the
+    others do not find the topic.
 
     Args:
         transport: httpx transport to use, closed by the caller; None to create one.
@@ -72,7 +72,7 @@ class LookupClient:
         self._listing = anyio.Lock()
         self._lists = 0
         self._failures: dict[Address, tuple[int, float]] = {}
-        """How often nodes failed in succession, and when they did last."""
+        """Consecutive failures of nodes, and the time of the last."""
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
         self._reading = anyio.Lock()
         """Limits parsing to one response per turn of the event loop, so that other tasks run."""
@@ -89,7 +89,7 @@ class LookupClient:
         await self.http.aclose()
 
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
-        """Return a client of other lookup nodes that shares this one's connections; closing either closes them.
+        """Return a client of other lookup nodes with the same connections; closing either closes them.
 
         Raises InvalidSetting.
         """
@@ -98,9 +98,9 @@ class LookupClient:
         return other
 
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
-        """Look up a topic to publish (``w``) or consume (``r``); return an answer or error of each queried lookup node.
+        """Look up a topic to publish (``w``) or consume (``r``); return each queried lookup node's answer or error.
 
-        At most ``max_concurrent`` topics are looked up at the same time; the wait does not count for timeouts.
+        At most ``max_concurrent`` topics are looked up concurrently; the wait for that does not count for timeouts.
 
         Raises InvalidInput or InvalidState.
         """
@@ -122,7 +122,7 @@ class LookupClient:
         return tuple(answers)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
-        """Return whether a partition has a node, but no channel, so that lookup nodes do not offer it to producers.
+        """Return whether a partition has a node but no channel: lookup nodes do not offer it to producers.
 
         Raises InvalidState.
         """
@@ -139,7 +139,7 @@ class LookupClient:
         return any(answer is True for answer in (await self._ask_all(self.addresses, ask)).values())
 
     async def _lookup_one(self, topic: str, access: str, address: Address) -> LookupAnswer:
-        from hashlib import blake2b  # imported lazily: it loads OpenSSL
+        from hashlib import blake2b  # lazy: it loads OpenSSL
 
         status, body = await self.http.fetch(address, "/lookup", {"topic": topic, "access": access, "metainfo": "true"})
         epoch = self._nodes[address].epoch if address in self._nodes else 0
@@ -196,7 +196,7 @@ class LookupClient:
 
     async def _list_one(self, address: Address) -> tuple[LookupNode, ...]:
         if isinstance(address, LookupUrl) and address.path:
-            return ()  # a gateway: the nodes behind it may not be reachable
+            return ()  # a gateway: the nodes behind it may be unreachable
         status, body = await self.http.fetch(address, "/listlookup", {})
         if status == 404:
             return ()  # the original NSQ
@@ -206,7 +206,7 @@ class LookupClient:
             )
         if not isinstance(address, LookupUrl):
             return nodes
-        # the list contains no scheme: all lookup nodes of a cluster use the same one
+        # the list contains no scheme: all lookup nodes of a cluster share it
         return tuple(
             evolve(node, address=LookupUrl(node.address.host, node.address.port, address.scheme)) for node in nodes
         )
@@ -214,7 +214,7 @@ class LookupClient:
     # Order of the lookup nodes
 
     def _tiers(self) -> list[list[Address]]:
-        """Group the lookup nodes: listed ones, further given addresses, those that failed repeatedly."""
+        """Group the lookup nodes: listed nodes, further given addresses, nodes that failed repeatedly."""
         known_nodes = dict.fromkeys((*self._nodes, *self.addresses))
         failing = {address for address in known_nodes if self._is_failing(address)}
         first = [address for address in self._nodes if address not in failing]
@@ -261,12 +261,12 @@ class LookupClient:
     # Lists of topics and nodes
 
     async def topics(self) -> tuple[str, ...]:
-        """Return the names of all topics that any lookup node knows, sorted; raises LookupFailed."""
+        """Return the sorted names of all topics that any lookup node knows; raises LookupFailed."""
         answers = await self._collect("/topics", {}, self._read_topics)
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
     async def extend_support(self) -> dict[str, bool]:
-        """Return whether topics have extend support, for all topics of the redesigned NSQ, with one request.
+        """Return with one request whether topics have extend support, for all topics of the redesigned NSQ.
 
         Raises LookupFailed.
         """
@@ -278,7 +278,7 @@ class LookupClient:
         return found
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd that any lookup node knows, sorted; ``max_nodes`` of each at most. Raises LookupFailed."""
+        """Return all nsqd that any lookup node knows, sorted; at most ``max_nodes`` of each. Raises LookupFailed."""
         answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
         return tuple(found[address] for address in sorted(found))
@@ -325,7 +325,7 @@ class LookupClient:
 
 
 def _without_traceback(error: NsqError) -> NsqError:
-    """Remove the tracebacks of an error that is kept, because their frames keep the response in memory."""
+    """Remove the tracebacks of a stored error, whose frames keep the response in memory."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:  # causes may form a cycle

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @cache
 def _shared_options() -> type[Any]:
-    """Return the option class of the lookup client, whose settings have the prefix of a group."""
+    """Return the option class of the lookup client, whose settings have a group's prefix."""
 
     @frozen
     class SharedOptions:
@@ -35,21 +35,20 @@ def lookup_schema() -> Schema:
 
 
 class Lookup:
-    """A lookup client shared by several producers and consumers; give it to them instead of lookup addresses.
+    """A lookup client that producers and consumers share; pass it to them instead of lookup addresses.
 
-    Producers and consumers that share a `Lookup` have one list of lookup nodes, one poll for each topic, and one pool
-    of HTTP connections; otherwise each has its own. It is opened by the first client that opens, closed by the last one
-    that closes, and can be opened again. At any time, all clients must be in one event loop, as the blocking clients of
-    a process are.
+    Clients that share a `Lookup` have one list of lookup nodes, one poll per topic, and one pool of HTTP connections;
+    otherwise each has its own. The first client that opens opens it, the last client that closes closes it, and it can
+    be opened again. At any time, all clients must be in one event loop, as the blocking clients of a process are.
 
     Args:
-        lookupd: nsqlookupd's HTTP addresses: a list, or a text with commas. Or a URL with addresses and settings.
+        lookupd: nsqlookupd's HTTP addresses (a list, or a text with commas), or a URL with addresses and settings.
         env: prefix of the environment variables with further settings; see `nsqext.Producer`.
         settings: see `LookupSettings`.
 
     Raises:
-        InvalidSetting: no address, or an invalid one; an invalid value.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+        InvalidSetting: no address, an invalid address, or an invalid value.
+        UnknownSetting: unknown setting; the error suggests a known name.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Lookup:
         schema = lookup_schema()
         given = schema.collect(lookupd, (), env, settings)
         self.given: Mapping[str, Any] = given.values
-        """The values of its settings that were given."""
+        """The values of its given settings."""
         self._options = build(_shared_options(), schema.own, given.values)
         self._metadata = MetadataCache(given.lookupd, options=self._options.lookup)
 
@@ -67,7 +66,7 @@ class Lookup:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
+        """All settings by name, with defaults; secrets are ``***``."""
         return lookup_schema().effective(self._options)
 
     @property
@@ -81,27 +80,27 @@ class Lookup:
         return self._metadata
 
     def switch(self, lookupd: str | Sequence[str]) -> None:
-        """Use other lookup nodes, for example those of another cluster.
+        """Use other lookup nodes, for example of another cluster.
 
-        All topics are looked up immediately. Producers and consumers move to the leaders that these nodes report, and
-        keep the current leaders of topics that these nodes do not find. Thread-safe.
+        All topics are looked up immediately. Clients move to the reported leaders, and keep the current leaders of
+        topics that the new nodes do not find. Thread-safe.
 
         Args:
             lookupd: lookup addresses, as for the constructor.
 
         Raises:
-            InvalidSetting: no address, or an invalid one; the addresses are not changed.
+            InvalidSetting: no address, or an invalid address; the addresses stay unchanged.
         """
         self._metadata.switch(lookupd)
 
 
 def values_of(given: Given) -> Mapping[str, Any]:
-    """Return the values that a client runs with, those of a `Lookup` that it shares included."""
+    """Return the values that a client runs with, including a shared `Lookup`'s."""
     return {**given.values, **given.lookupd.given} if isinstance(given.lookupd, Lookup) else given.values
 
 
 def share_lookup(given: Given) -> Given:
-    """Return settings with a `Lookup` in the place of lookup addresses, for several clients."""
+    """Return settings with a `Lookup` in place of lookup addresses, for several clients."""
     if not given.lookupd or isinstance(given.lookupd, Lookup):
         return given
     own: dict[str, Any] = {name: value for name, value in given.values.items() if name in lookup_schema().own}
@@ -110,7 +109,7 @@ def share_lookup(given: Given) -> Given:
 
 
 def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
-    """Return the cache for the settings of a client: the cache of a `Lookup`, or a new one; raises InvalidSetting."""
+    """Return the cache for a client: the cache of a `Lookup`, or a new cache; raises InvalidSetting."""
     if not isinstance(given.lookupd, Lookup):
         return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
     for name in given.values.keys() & lookup_schema().own.keys():

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
-_MAX_FAILED = 1024  # nodes of which it is remembered that an error was logged
-_MANY = 1024  # number of topics above which topics that were never found are removed
+_MAX_FAILED = 1024  # nodes whose logged error is remembered
+_MANY = 1024  # topics above which topics that were never found are removed
 
-_in_use: WeakSet[MetadataCache] = WeakSet()  # caches of this process that have users
+_in_use: WeakSet[MetadataCache] = WeakSet()  # caches of this process with users
 _in_use_lock = threading.Lock()
 
 Callback = Callable[[PartitionMap], None]
@@ -42,7 +42,7 @@ Key = tuple[str, str]
 
 
 def topic_changed(topic: str) -> None:
-    """Look a topic up again soon in all producers and consumers of this process, in any event loop. Thread-safe."""
+    """Look a topic up again soon in all clients of this process, in any event loop. Thread-safe."""
     with _in_use_lock:
         caches = list(_in_use)
     for cache in caches:
@@ -50,10 +50,10 @@ def topic_changed(topic: str) -> None:
 
 
 class NodeFilter:
-    """Calls the function of the setting ``node_filter``; a node for which it raises is used."""
+    """Calls the ``node_filter``; a node for which it raises is used."""
 
     def __init__(self, function: Callable[[str], bool]) -> None:
-        self._function = function  # returns whether the node at ``host:port`` is used
+        self._function = function  # whether the node at ``host:port`` is used
         self._failed: set[Address] = set()
 
     def __call__(self, node: Address) -> bool:
@@ -69,11 +69,11 @@ class NodeFilter:
 class MetadataCache:
     """Partition maps of topics, from the lookup service or for fixed nodes.
 
-    Several producers and consumers may use one cache; `acquire` and `release` count them.
+    Clients may share a cache; `acquire` and `release` count them.
 
     Args:
         lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
-        nsqd: TCP addresses of nodes to use without lookup; partitions are unknown then.
+        nsqd: TCP addresses of nodes without lookup; partitions are unknown then.
         transport: httpx transport to use, closed by the caller; None to create one.
         over_http: ``nsqd`` are HTTP addresses.
     Raises InvalidSetting.
@@ -113,16 +113,16 @@ class MetadataCache:
         self._topics: tuple[str, ...] = ()
         self._listed_at = float("-inf")
         self._listing = anyio.Lock()
-        self.failures: int = 0  # consecutive rounds in which no lookup node returned a usable response
+        self.failures: int = 0  # consecutive rounds without a usable response
 
     def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
-        from nsqext.lookup.client import LookupClient  # imported lazily: clients of fixed nodes need no HTTP
+        from nsqext.lookup.client import LookupClient  # lazy: clients of fixed nodes need no HTTP
 
         return LookupClient(lookupd, self._options, self._transport)
 
     @property
     def answer_age(self) -> float | None:
-        """Seconds since the last usable response of a lookup node; None before the first one, and without lookup."""
+        """Seconds since the last usable response of a lookup node; None before, and without lookup."""
         return None if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at)
 
     @property
@@ -132,7 +132,7 @@ class MetadataCache:
 
     @property
     def place(self) -> str:
-        """The addresses as an argument of a client, for people."""
+        """The addresses as a client's argument, for people."""
         return f"{'lookupd' if self.has_lookup else 'nsqd'}={','.join(map(str, self.addresses))!r}"
 
     @property
@@ -160,7 +160,7 @@ class MetadataCache:
         return NodeChannels(self._client.http)
 
     def cached(self, topic: str, access: str = "w") -> PartitionMap | None:
-        """Return the cached map of a topic, without a request; None if the topic was never found."""
+        """Return a topic's cached map without a request; None if the topic was never found."""
         found = self._maps.get((topic, access))
         if found is None and self._nsqd:
             found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
@@ -168,7 +168,7 @@ class MetadataCache:
         return found
 
     async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
-        """Return the map of a topic; query the lookup service if no partition has a known leader.
+        """Return a topic's map; query the lookup service if no partition has a known leader.
 
         Raises TopicNotFound, TopicNotReady, LookupFailed, InvalidName or InvalidState.
         """
@@ -179,18 +179,18 @@ class MetadataCache:
         await refresher.refresh()
         if refresher.map is not None:
             return refresher.map
-        # each waiting task raises a copy, which has a traceback of its own
+        # each waiting task raises a copy with its own traceback
         raise copy(refresher.error) from refresher.error.__cause__
 
     def is_unknown(self, topic: str, access: str = "w") -> bool:
-        """Return whether lookup nodes responded in the last round, and no node found the topic."""
+        """Return whether lookup nodes responded in the last round, but none found the topic."""
         refresher = self._refreshers.get((topic, access))
         return refresher is not None and refresher.unknown
 
     async def topics(self, *, max_age: float = 0.0) -> tuple[str, ...]:
-        """Return the names of all topics that the lookup service knows, sorted; empty without lookup.
+        """Return the sorted names of all topics of the lookup service; empty without lookup.
 
-        A cached list may be ``max_age`` seconds old, so that clients share one request. Raises LookupFailed.
+        A cached list may be ``max_age`` seconds old: clients share one request. Raises LookupFailed.
         """
         if self._client is None:
             await checkpoint()
@@ -202,14 +202,14 @@ class MetadataCache:
         return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nodes that the lookup service lists, with any topics, none without lookup; raises LookupFailed."""
+        """Return all nodes that the lookup service lists; empty without lookup. Raises LookupFailed."""
         if self._client is None:
             await checkpoint()
             return ()
         return await self._client.nodes()
 
     def of_nodes(self, topic: str, nodes: Sequence[NodeInfo]) -> PartitionMap:
-        """Return the map of a topic that lookup does not know, on nodes without partitions that accept it."""
+        """Return the map of a topic unknown to lookup, on nodes without partitions that accept it."""
         addresses = [node.tcp for node in nodes]
         kept = addresses if self._filter is None else [node for node in addresses if self._filter(node)]
         filtered = tuple((-1, node) for node in addresses if node not in kept)
@@ -227,14 +227,14 @@ class MetadataCache:
     ) -> None:
         """Query the lookup service again; return when a round newer than ``failed`` has ended.
 
-        Tasks that refresh a topic at the same time share a round. The pauses between rounds without a change grow. A
-        failed round does not change the map. Cancellation is safe.
+        Concurrent refreshes of a topic share a round. The pauses between rounds without a change grow. A failed round
+        keeps the map. Cancellation is safe.
 
         Args:
-            failed: the map that led to the error; if the cache has a newer one, no request is sent.
-            partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another one is
+            failed: the map that led to the error; if the cache has a newer map, no request is sent.
+            partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another leader is
                 preferred.
-            after_error: False for a refresh without an error, which does not lengthen the pauses.
+            after_error: False without an error: the pauses do not grow.
 
         Raises InvalidName or InvalidState.
         """
@@ -244,11 +244,11 @@ class MetadataCache:
         await self._refresher(topic, access).refresh(failed, partition, after_error=after_error)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
-        """Return whether lookup nodes do not offer a partition to producers because it has no channel."""
+        """Return whether lookup nodes hide a partition from producers for lack of a channel."""
         return self._client is not None and await self._client.lacks_channel(topic, partition)
 
     def poll_soon(self, topic: str, accesses: str = "rw") -> None:
-        """Look a topic up again soon, where it is known; for ``r``, ``w`` or both. Thread-safe."""
+        """Look a known topic up again soon, for ``r``, ``w`` or both. Thread-safe."""
         loop = self._loop
         if loop is not None:
             call_in_loop(loop.native_token, partial(self._poll_soon, topic, accesses))
@@ -260,11 +260,11 @@ class MetadataCache:
         self._poller.wake()
 
     def lists_cheaply(self, count: int) -> bool:
-        """Return whether one list of all topics costs less than lookups of this many topics."""
+        """Return whether one list of all topics costs less than ``count`` lookups."""
         return self._extended.cheap_for(count)
 
     def poll_extended(self, topics: Iterable[str]) -> None:
-        """Look up soon those of a consumer's topics that have extend support by now, with one list. Not thread-safe."""
+        """Look up soon which of a consumer's topics have extend support by now, with one list. Not thread-safe."""
         self._extended.request(topics)
         self._poller.wake()
 
@@ -274,7 +274,7 @@ class MetadataCache:
         return await self._client.extend_support()
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
-        """Poll a topic and call ``callback`` with each new map; return a function that ends this.
+        """Poll a topic and call ``callback`` with each new map; return a function that ends it.
 
         Callbacks run in the task that received the response and must not block. Raises InvalidName or InvalidState.
         """
@@ -298,9 +298,9 @@ class MetadataCache:
             self._maps.pop(key, None)
 
     def switch(self, addresses: Sequence[str] | str) -> None:
-        """Use other lookup nodes; each topic keeps its map until these find it. Thread-safe. Raises InvalidSetting."""
+        """Use other lookup nodes; each topic keeps its map until they find it. Thread-safe. Raises InvalidSetting."""
         if self._users and self._loop is not None and self._loop != current_loop():
-            from anyio import from_thread  # imported lazily: it loads concurrent.futures
+            from anyio import from_thread  # lazy: it loads concurrent.futures
 
             from_thread.run_sync(self._switch, addresses, token=self._loop)
         else:
@@ -320,7 +320,7 @@ class MetadataCache:
     # Opening, polling and closing
 
     def acquire(self) -> None:
-        """Add a user; the first one opens or reopens the cache. Raises InvalidState."""
+        """Add a user; the first opens or reopens the cache. Raises InvalidState."""
         loop = current_token()
         if self._users and self._loop != loop:
             raise InvalidState(
@@ -339,7 +339,7 @@ class MetadataCache:
             _in_use.add(self)
 
     async def release(self) -> None:
-        """Remove a user; the last one closes the cache, also when it is cancelled."""
+        """Remove a user; the last closes the cache, even when cancelled."""
         self._users -= 1
         if not self._users:
             await self.aclose()
@@ -347,7 +347,7 @@ class MetadataCache:
     async def run(self) -> None:
         """Poll found and watched topics until the cache is closed; return immediately without lookup.
 
-        Each user runs this, and one of them polls.
+        Each user runs this, and one of the tasks polls.
         """
         if self._client is not None:
             await self._poller.run()
@@ -357,7 +357,7 @@ class MetadataCache:
         return [self._extended, *topics]
 
     async def aclose(self) -> None:
-        """Close the connections to lookup nodes; pending calls raise. Closing twice does nothing."""
+        """Close the connections to lookup nodes; pending calls raise. Idempotent."""
         self._closed = True
         with _in_use_lock:
             _in_use.discard(self)
@@ -410,13 +410,13 @@ class MetadataCache:
         if changed.filtered and (before is None or before.filtered != changed.filtered):
             log_filtered(changed)
         if before is not None and before.meta != changed.meta:
-            topic_changed(changed.topic)  # other clients of this process, and the other access, know it less early
+            topic_changed(changed.topic)  # other clients of this process, and the other access, notice it later
         for callback in tuple(self._callbacks.get(key, ())):
             callback(changed)
 
 
 def log_filtered(view: PartitionMap) -> None:
-    """Log which nodes ``node_filter`` leaves out of a topic."""
+    """Log the nodes of a topic that ``node_filter`` excludes."""
     left_out = [f"partition {number} at {node}" if number >= 0 else str(node) for number, node in view.filtered]
     use = "published to" if view.access == "w" else "consumed from"
     logger.warning("%s: not %s because of node_filter: %s", view.topic, use, ", ".join(left_out))

@@ -1,4 +1,4 @@
-"""Channels of partitions, by HTTP requests to the nodes that lead them."""
+"""Channels of partitions, by HTTP requests to their leaders."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SHOWN = 200
 class ChannelClient(NamedTuple):
     """A connection that is subscribed to a channel."""
 
-    client_id: str  # the name that it has given
-    tag: str  # its dispatch tag; empty without one
-    ready: int = 0  # its RDY count
-    delivered: int = 0  # messages that were sent to it
+    client_id: str  # as it identified
+    tag: str  # dispatch tag
+    ready: int = 0  # RDY count
+    delivered: int = 0  # messages sent to it
     in_flight: int = 0  # messages that it has not answered
 
 
@@ -35,24 +35,24 @@ class ChannelConnections:
     """Who is subscribed to a channel at a partition, and what waits there."""
 
     clients: tuple[ChannelClient, ...] = ()
-    depth: int = 0  # messages behind the last one up to which all are finished
-    in_flight: int = 0  # messages in flight, and requeued ones that are not due
-    paused: bool = False  # whether the channel delivers nothing because an administrator has paused it
+    depth: int = 0  # messages behind the last message up to which all are finished
+    in_flight: int = 0  # messages in flight, and requeued messages that are not due
+    paused: bool = False  # an administrator paused it: it delivers nothing
     unread: int = 0  # messages that the server has not read from the log for this channel
-    read: int = 0  # how many it has read, from the begin of the log; fewer after the channel was moved back
+    read: int = 0  # messages read from the begin of the log; fewer after the channel moved back
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages the server may redeliver at most, because it has read and not confirmed them."""
+        """Most messages that the server may redeliver, because it has read and not confirmed them."""
         return max(0, self.depth - self.unread)
 
 
 class LogBounds(NamedTuple):
     """Byte offsets of the log of a partition."""
 
-    begin: int  # that of the first retained record
-    end: int  # behind the last record; those that replicas have not confirmed are included, and may be undone
-    channel: int | None = None  # behind the records that a channel has finished without a gap; None if it is not known
+    begin: int  # of the first retained record
+    end: int  # behind the last record, including records that replicas have not confirmed and may be undone
+    channel: int | None = None  # behind the records that a channel has finished without a gap; None if unknown
 
 
 class NodeChannels:
@@ -67,7 +67,7 @@ class NodeChannels:
         return bool(await self._channel(node, topic, partition, channel))
 
     async def _channel(self, node: Address, topic: str, partition: int, channel: str) -> dict[str, Any]:
-        """Return the statistics of a channel; none if it does not exist."""
+        """Return the statistics of a channel; empty if it does not exist."""
         entries = await self._partitions(node, topic, partition)
         found = (one for entry in entries for one in entry["channels"] if one.get("channel_name") == channel)
         return next(found, {})
@@ -87,7 +87,7 @@ class NodeChannels:
     async def clients(self, node: Address, topic: str, partition: int, channel: str) -> int:
         """Return how many connections are subscribed to a channel at a partition, negative at the original NSQ.
 
-        0 if there is no such channel. Raises PartitionUnavailable.
+        0 for an unknown channel. Raises PartitionUnavailable.
         """
         found = await self._channel(node, topic, partition, channel)
         return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
@@ -120,11 +120,11 @@ class NodeChannels:
         raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
-        """Move a channel, which has to exist, to ``kind:number``; the server forgets its messages in flight.
+        """Move an existing channel to ``kind:number``; the server forgets its messages in flight.
 
-        The start position that SUB_ADVANCED takes makes the server ignore the partition word (captured:
-        sub_advanced_offset_partition), and SUB_ORDERED takes none. So a connection subscribes first, and the channel is
-        moved before RDY is sent.
+        SUB_ADVANCED with a start position makes the server ignore the partition word (captured:
+        sub_advanced_offset_partition), and SUB_ORDERED takes no position. So a connection subscribes first, and the
+        channel is moved before RDY is sent.
 
         Raises PartitionUnavailable.
         """
@@ -155,7 +155,7 @@ async def ask_node(
 ) -> bytes:
     """Send a request about a partition, a topic or the whole node; return the body of its response.
 
-    None stands for all topics, or for all partitions; a negative partition is one of the original NSQ.
+    None stands for all topics or all partitions; a negative partition is the original NSQ's.
 
     Raises ChannelNotRegistered or PartitionUnavailable.
     """

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import ssl
 
 LOOKUP_PORT = 4161
-"""Port of nsqlookupd's HTTP API, used for an address without a port."""
+"""Port of nsqlookupd's HTTP API, for an address without a port."""
 NODE_PORT = 4151
-"""The same of nsqd's HTTP API."""
+"""The same for nsqd's HTTP API."""
 
 _COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
@@ -51,8 +51,8 @@ def url_of(address: Address) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, without resolving names other than ``localhost``."""
-    import ipaddress  # imported lazily: it is needed only with a token
+    """Return whether a host is this machine, without resolving names except ``localhost``."""
+    import ipaddress  # lazy: needed only with a token
 
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -66,15 +66,15 @@ class LookupSettings(TypedDict, total=False):
     lookup_poll_interval: float
     """Time between two polls of a topic whose partitions all have a leader."""
     lookup_max_poll_interval: float
-    """Longest interval for topics without consumers. It doubles up to this while the topic does not change; errors
-    refresh the topic earlier. Topics with consumers are polled every ``lookup_poll_interval``.
+    """Longest interval for topics without consumers. Intervals double up to this while the topic does not change;
+    errors refresh it earlier. Topics with consumers are polled every ``lookup_poll_interval``.
     """
     lookup_poll_jitter: float
     """Share by which intervals vary at random, so that clients do not poll at the same time."""
     lookup_request_timeout: float
     """Timeout of one request to one lookup node, without the wait for other requests of this client."""
     lookup_straggler_timeout: float
-    """Timeout of the remaining lookup nodes after the first one has returned the topic."""
+    """Timeout of the remaining lookup nodes after the first has returned the topic."""
     lookup_max_pause: float
     """Longest pause between two refreshes while the lookup service keeps returning a node that is not the leader."""
     lookup_max_failures: int
@@ -82,13 +82,11 @@ class LookupSettings(TypedDict, total=False):
     lookup_retry_failed: float
     """Time after which a failed node is queried like the others again."""
     lookup_max_answer_size: int
-    """Largest accepted response; all responses received at the same time may have four times as many bytes together."""
+    """Largest accepted response; concurrent responses together may have four times as many bytes."""
     lookup_max_lookup_nodes: int
     """Largest number of listed lookup nodes that are used."""
     lookup_max_nodes: int
-    """Largest number of nodes of the original NSQ that are used for a topic; also of nodes that are read from a
-    list of all nodes.
-    """
+    """Most nodes of the original NSQ used for a topic, and most nodes read from a list of all nodes."""
     lookup_max_topics: int
     """Topics that a lookup node may list; a longer list is refused."""
     lookup_max_concurrent: int
@@ -96,17 +94,17 @@ class LookupSettings(TypedDict, total=False):
     lookup_auth_secret: str | None
     """Bearer token of every request; never shown."""
     lookup_auth_over_http: bool
-    """Send ``lookup_auth_secret`` over plain HTTP to hosts other than loopback, where it can be intercepted."""
+    """Send ``lookup_auth_secret`` over plain HTTP to other hosts than loopback, where it can be intercepted."""
     address_map: str | Mapping[str, str] | Callable[[str], str] | None
     """Where listed addresses are reached, for containers and tunnels. Maps ``host:port`` or ``host`` to the same, as a
     mapping or as text ``nsqd-0:4150=127.0.0.1:14150,nsqd-1=10.0.0.7``; or a function of ``host:port``. For nodes and
-    for lookup nodes, TCP and HTTP; addresses that it does not name stay.
+    lookup nodes, TCP and HTTP; other addresses stay.
     """
     node_filter: Callable[[str], bool] | None
-    """Tells whether a discovered nsqd is used; called with its TCP address ``host:port``, after ``address_map``, when a
-    topic is looked up. A producer does not publish to partitions whose leader is left out: a publish that names one of
-    them, or has a key of one, raises `InvalidSetting`. A consumer does not receive from them; a warning names them.
-    If the function raises, the error is logged and the node is used. Not for `Admin` and not with ``nsqd=``.
+    """Decides whether a discovered nsqd is used; called with its TCP address ``host:port``, after ``address_map``, at
+    each look-up of a topic. A producer does not publish to partitions with an excluded leader: a publish to such a
+    partition, by number or by key, raises `InvalidSetting`. A consumer does not receive from them; a warning names
+    them. If the function raises, the error is logged and the node is used. Not for `Admin` and not with ``nsqd=``.
     """
     lookup_ca: str | ssl.SSLContext | None
     """For ``https://`` addresses, the path of a PEM file of CA certificates, or a context; None for the system's
@@ -116,7 +114,7 @@ class LookupSettings(TypedDict, total=False):
 
 @frozen
 class LookupOptions:
-    """The values of `LookupSettings`, without the prefix of the names."""
+    """The values of `LookupSettings`, named without prefix."""
 
     poll_interval: float = 60.0
     max_poll_interval: float = 300.0
@@ -157,7 +155,7 @@ class LookupOptions:
             _check_address_map(self.address_map)
 
     def reached_at(self, listed: Address) -> Address:
-        """Return the address at which a listed one is reached, by ``address_map``; raises InvalidSetting."""
+        """Return where a listed address is reached, by ``address_map``; raises InvalidSetting."""
         given = self.address_map
         if given is None:
             return listed
@@ -175,7 +173,7 @@ class LookupOptions:
         return make_tls_context(self.ca, "ca")
 
     def check_auth(self, addresses: Sequence[Address]) -> None:
-        """Raise InvalidSetting if the token would be sent in clear to another host, and ``auth_over_http`` is False."""
+        """Raise InvalidSetting if the token would be sent in clear to another host without ``auth_over_http``."""
         for address in addresses:
             if not self.may_authenticate(address):
                 raise InvalidSetting(
@@ -184,7 +182,7 @@ class LookupOptions:
                 )
 
     def may_authenticate(self, address: Address) -> bool:
-        """Return whether ``auth_secret`` may be sent to an address; True without one."""
+        """Return whether ``auth_secret`` may be sent to an address; True without a secret."""
         secure = isinstance(address, LookupUrl) and address.scheme == "https"
         return self.auth_secret is None or self.auth_over_http or secure or is_loopback(address.host)
 
@@ -196,7 +194,7 @@ def _read_address_map(text: str) -> Mapping[str, str]:
 
 
 def _check_address_map(given: object) -> None:
-    """Check that it maps hosts and addresses to the same; raise InvalidSetting otherwise."""
+    """Raise InvalidSetting unless it maps hosts and addresses to the same."""
     hint = "write host:port=host:port or host=host, several with commas"
     table = _read_address_map(given) if isinstance(given, str) else given
     if not isinstance(table, Mapping):
@@ -208,10 +206,10 @@ def _check_address_map(given: object) -> None:
 
 
 def parse_addresses(given: Sequence[str] | str, setting: str, http_port: int | None = None) -> tuple[Address, ...]:
-    """Return the addresses of a list, or of a text with commas, each once and in the order given.
+    """Return the addresses of a list, or of a text with commas, each once and in the given order.
 
-    They are written ``host:port`` or ``[IPv6]:port``. With a default port they are addresses of HTTP: they may begin
-    with ``http://`` or ``https://`` and have a path prefix; the port of HTTPS is 443 unless given.
+    They are written ``host:port`` or ``[IPv6]:port``. A default port means HTTP: they may begin with ``http://`` or
+    ``https://`` and have a path prefix; HTTPS has port 443 unless given.
 
     Raises InvalidSetting.
     """
@@ -248,7 +246,7 @@ def _parse_address(text: str, setting: str, http_port: int | None = None) -> Add
 
 def _is_bare_ipv6(text: str) -> bool:
     """Return whether a text is an IPv6 address without brackets, with or without a port."""
-    import ipaddress  # imported lazily: it is needed only for errors
+    import ipaddress  # lazy: needed only for errors
 
     for host in (text, text.rpartition(":")[0]):
         with suppress(ValueError):

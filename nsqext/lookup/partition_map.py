@@ -1,7 +1,7 @@
-"""The partitions of a topic and their leaders: merge answers of several lookup nodes into one map or one error.
+"""The partitions of a topic and their leaders: merge answers of lookup nodes into one map or one error.
 
-Without I/O. A failed or empty answer removes no partition from the map: if a partition is missing in an answer, the
-lookup node only does not offer it at the moment.
+Without I/O. A failed or empty answer removes no partition from the map: the lookup node only does not offer a missing
+partition at the moment.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-_MAX_SOURCES = 256  # number of lookup nodes whose last answers are kept
-_REASONS = 5  # errors of lookup nodes that one error quotes
+_MAX_SOURCES = 256  # lookup nodes whose last answers are kept
+_REASONS = 5  # errors of lookup nodes quoted in one error
 
 
 @frozen
@@ -28,19 +28,18 @@ class PartitionMap:
 
     topic: str
     access: str = "w"  # ``w`` to publish, ``r`` to consume
-    # the topic's meta; all zero if no lookup node sends it (the original NSQ)
+    # all zero if no lookup node sends it (the original NSQ)
     meta: TopicMeta = field(factory=TopicMeta)
-    # TCP address of the leader by partition, in the order of the partitions
+    # TCP addresses by partition, in the order of partitions
     leaders: Mapping[int, Address] = field(factory=dict)
-    nodes: tuple[Address, ...] = ()  # nodes that hold the topic without partitions (the original NSQ)
+    nodes: tuple[Address, ...] = ()  # nodes with the topic without partitions (the original NSQ)
     http: Mapping[Address, Address] = field(factory=dict)  # HTTP address by TCP address
-    # partitions and leaders that ``node_filter`` leaves out, -1 and the node for a node without partitions; they are
-    # neither in ``leaders`` nor in ``nodes``
+    # partitions and leaders that ``node_filter`` excludes, -1 and the node for a node without partitions; neither in
+    # ``leaders`` nor in ``nodes``
     filtered: tuple[tuple[int, Address], ...] = ()
-    # partitions that no answer offered in the last round; their leaders are the last known ones, and may be down or not
-    # writable
+    # partitions without an offer in the last round; their last known leaders may be down or not writable
     unlisted: frozenset[int] = frozenset()
-    version: int = field(default=0, eq=False)  # number that increases with each change
+    version: int = field(default=0, eq=False)  # increases with each change
 
     @property
     def partition_num(self) -> int:
@@ -49,17 +48,17 @@ class PartitionMap:
 
     @property
     def complete(self) -> bool:
-        """Whether every partition has a leader; without partitions, whether there is a node."""
+        """Whether every partition has a leader; without partitions, whether any node exists."""
         return len(self.led) >= self.partition_num if self.partition_num else self.known
 
     @property
     def led(self) -> frozenset[int]:
-        """The partitions with a leader, also those whose leader ``node_filter`` leaves out."""
+        """The partitions with a leader, also those that ``node_filter`` excludes."""
         return frozenset(self.leaders) | {partition for partition, _ in self.filtered if partition >= 0}
 
     @property
     def known(self) -> bool:
-        """Whether lookup returned any node, even if ``node_filter`` leaves it out."""
+        """Whether lookup returned any node, even if ``node_filter`` excludes it."""
         return bool(self.leaders or self.nodes or self.filtered)
 
 
@@ -69,8 +68,8 @@ class PartitionLeader:
 
     node: NodeInfo
     epoch: int = 0  # epoch of the lookup node
-    since: int = 0  # first of the consecutive rounds in which the lookup node returned this leader
-    confirmed: int = 0  # last round in which the lookup node returned this leader
+    since: int = 0  # first of the consecutive rounds in which it returned this leader
+    confirmed: int = 0  # last round in which it returned this leader
 
 
 @define
@@ -86,21 +85,21 @@ class PartitionMapMerger:
     """Merges the answers of many rounds into the map of one topic.
 
     Lookup nodes may disagree temporarily. For each partition the merger prefers, in this order: a leader that has not
-    refused, the highest epoch, the most recent change, the leader returned by most lookup nodes.
+    refused, the highest epoch, the latest change, the leader of most lookup nodes.
     """
 
     def __init__(
         self, topic: str, access: str = "w", version: int = 0, admits: Callable[[Address], bool] | None = None
     ) -> None:
-        self.current: PartitionMap = PartitionMap(topic, access, version=version)  # the current map
+        self.current: PartitionMap = PartitionMap(topic, access, version=version)
         self._leaders: dict[int, PartitionLeader] = {}
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}
         self._round = 0
-        self._admits = admits  # tells whether a node is used; all are without it
+        self._admits = admits  # whether a node is used; None for all
 
     def suspect(self, partition: int, leader: Address) -> None:
-        """Record that a node is not the leader of a partition: another one is preferred if any is returned."""
+        """Record that a node is not the leader of a partition: any other returned leader is preferred."""
         self._suspects.setdefault(partition, set()).add(leader)
 
     def merge(self, answers: Iterable[LookupAnswer]) -> None:
@@ -125,7 +124,7 @@ class PartitionMapMerger:
             self.current = new
 
     def _forget_sources(self) -> None:
-        """Remove the lookup nodes that answered longest ago, so that their number stays bounded."""
+        """Remove the lookup nodes that answered longest ago, to bound their number."""
         if len(self._sources) > _MAX_SOURCES:
             oldest = sorted(self._sources, key=lambda address: self._sources[address].answered)
             for address in oldest[: len(self._sources) - _MAX_SOURCES]:
@@ -143,14 +142,14 @@ class PartitionMapMerger:
                 self._suspects.pop(partition, None)
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
-        """Update the nodes by lookup node: a node that one lookup node removed is removed even if another failed."""
+        """Update the nodes by lookup node: a node removed by one lookup node is removed even if another failed."""
         listing = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
         for answer in listing:
             source = self._sources[answer.source]
             if source.nodes != answer.nodes:
                 dropped |= {node.tcp for node in source.nodes} - {node.tcp for node in answer.nodes}
-                # most lookup nodes list the same nodes: one tuple serves all of them
+                # most lookup nodes list the same nodes: they share one tuple
                 source.nodes = next((one for one in self._node_lists() if one == answer.nodes), answer.nodes)
         answered = {answer.source for answer in listing}
         for address, source in self._sources.items():
@@ -158,7 +157,7 @@ class PartitionMapMerger:
                 source.nodes = tuple(node for node in source.nodes if node.tcp not in dropped)
 
     def _node_lists(self) -> list[tuple[NodeInfo, ...]]:
-        """Return the lists of nodes of all lookup nodes, each object once."""
+        """Return the node lists of all lookup nodes, each object once."""
         return list({id(source.nodes): source.nodes for source in self._sources.values()}.values())
 
     def _elect(self, partition: int, found: Sequence[LookupAnswer]) -> None:
@@ -223,10 +222,10 @@ def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
-    """Return one error for those of all lookup nodes.
+    """Return one error for the errors of all lookup nodes.
 
-    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a
-    trusted lookup node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
+    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a trusted
+    lookup node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
     """
     for kind in (TopicNotReady, TopicNotFound):
         for error in errors:
@@ -249,7 +248,7 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
 
 
 def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
-    """Merge the answers of one round into the map of a topic; raises TopicNotFound, TopicNotReady or LookupFailed."""
+    """Merge the answers of one round into a topic's map; raises TopicNotFound, TopicNotReady or LookupFailed."""
     if not any(answer.found for answer in answers):
         raise failure([answer.error for answer in answers if answer.error is not None], topic)
     merger = PartitionMapMerger(topic, access)

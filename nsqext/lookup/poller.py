@@ -1,4 +1,4 @@
-"""Refresh the partition maps of topics: by polling, and after errors, one round of requests per topic at a time."""
+"""Refresh partition maps by polling and after errors, one round of requests per topic at a time."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 _FIRST_PAUSE = 0.05
-_UNSETTLED = 1.0  # seconds to the next poll after a leader is missing; later polls wait as long as it has been missing
+_UNSETTLED = 1.0  # seconds to the next poll after a leader is lost; later polls wait as long as it has been missing
 _ADDED_SHARE = 20
-"""Polls for added partitions, which never had a leader, wait for this share of the time for which it is missing."""
-_POLLS = 4  # topics that are polled concurrently
-_REFRESHES = 32  # rounds per second, and at once, that errors of found topics may request
+"""Polls for added partitions that never had a leader wait for this share of the time since they are missing."""
+_POLLS = 4  # topics polled concurrently
+_REFRESHES = 32  # rounds per second, and at once, after errors of found topics
 _REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
 _LISTED_FOR_ONE = 10
-"""A list of this many topics costs a lookup node less than the lookup of one topic costs it and the client."""
+"""A list of this many topics costs a lookup node less than one look-up costs it and the client."""
 
 
 class PollPace:
-    """Pauses between rounds that errors request, as long as the rounds do not change the map.
+    """Pauses between rounds after errors, while the rounds do not change the map.
 
     The first round is not delayed, then pauses double up to ``max_pause``. A change, or a period without errors, resets
     them.
     """
 
     def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
-        self._max = max_pause  # longest pause, in seconds
-        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))  # returns a factor for each pause
+        self._max = max_pause  # seconds
+        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))  # factor for each pause
         self._pauses = Doubling(_FIRST_PAUSE, max_pause)
         self._pause = 0.0
         self._ended = float("-inf")
@@ -50,7 +50,7 @@ class PollPace:
         return max(0.0, self._ended + self._pause - now)
 
     def ended(self, now: float, *, changed: bool, after_error: bool) -> None:
-        """Record the end of a round: whether it changed the map, and whether an error requested it."""
+        """Record the end of a round."""
         self._ended = now
         if changed:
             self._reset()
@@ -63,16 +63,16 @@ class PollPace:
 
 
 class RefreshBudget:
-    """Limits the rounds that errors request, over all topics of a cache.
+    """Limits the rounds after errors, over all topics of a cache.
 
     A lost node leads partitions of many topics, and each error requests a round for its topic. Without a limit, every
-    client process would look up all of these topics several times within the first second.
+    client process would look up all these topics several times within the first second.
     """
 
     def __init__(self, rate: float = _REFRESHES) -> None:
-        self.topics: int = 0  # number of topics of the cache
-        # rounds per second, and rounds that may start at once; with many topics the limit is a fifth of their number,
-        # so that all of them are refreshed within five seconds
+        self.topics: int = 0  # topics of the cache
+        # rounds per second, and rounds that may start at once; with many topics a fifth of their number, so that all
+        # are refreshed within five seconds
         self._rate = rate
         self._free_at = float("-inf")
 
@@ -86,8 +86,8 @@ class RefreshBudget:
 class Refresher:
     """One topic and access: its partition map, and the rounds of requests that refresh it.
 
-    The first task that needs a round runs it, and all others wait for it. If that task is cancelled, another one takes
-    over. No background task is used.
+    The first task that needs a round runs it, and all others wait. If this task is cancelled, another takes over. No
+    background task is used.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Refresher:
         admits: Callable[[Address], bool] | None = None,
     ) -> None:
         self.topic: str = topic
-        self.map: PartitionMap | None = None  # current map; None until a lookup node has found the topic
-        # error of the last failed round
+        self.map: PartitionMap | None = None  # None until a lookup node has found the topic
+        # of the last failed round
         self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
-        self.unknown: bool = False  # whether lookup nodes responded in the last round, and no node found the topic
-        self.poll_at: float = _NEVER  # time of the next poll, in seconds of the event loop's clock
+        self.unknown: bool = False  # lookup nodes responded in the last round, but none found the topic
+        self.poll_at: float = _NEVER  # in seconds of the event loop's clock
         self._access = access  # ``w`` or ``r``
         self._merger = PartitionMapMerger(topic, access, admits=admits)
-        self._admits = admits  # tells whether a node is used; all are without it
+        self._admits = admits  # whether a node is used; None for all
         self._ask = ask
         self._options = options
         self._changed = changed  # called with each new map
@@ -123,9 +123,9 @@ class Refresher:
     async def refresh(
         self, failed: PartitionMap | None = None, partition: int | None = None, *, after_error: bool = True
     ) -> None:
-        """Return when a round newer than ``failed`` has ended; immediately if the map is newer already.
+        """Return when a round newer than ``failed`` has ended; immediately if the map is already newer.
 
-        A failed round sets ``error`` and does not change the map. Cancellation is safe. See `MetadataCache.refresh`.
+        A failed round sets ``error`` and keeps the map. Cancellation is safe. See `MetadataCache.refresh`.
         """
         if failed is not None:
             if self.map is not None and self.map.version > failed.version:
@@ -138,12 +138,12 @@ class Refresher:
                 await self._run_round(after_error)
 
     def poll_soon(self) -> None:
-        """Poll now, and again after a round that is running: its answers may be older than this call."""
+        """Poll now, and again after a running round: its answers may be older than this call."""
         self.poll_at = float("-inf")
         self._outdated = self._running.locked()
 
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
-        """Query other lookup nodes; their map replaces the current one as soon as they find the topic."""
+        """Query other lookup nodes; their map replaces the current map as soon as they find the topic."""
         self._ask = ask
         self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version, self._admits)
         self._pace = PollPace(self._options.max_pause)
@@ -197,18 +197,18 @@ class Refresher:
 
 
 class ExtendedTopics:
-    """Reads the list of all topics with their extend support, where that costs less than a lookup of each."""
+    """Reads the list of all topics with extend support, where that costs less than look-ups."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, bool]]], extended: Callable[[str], None]) -> None:
-        self.poll_at: float = _NEVER  # when the list is read next: now, or never
-        self._ask = ask  # returns the extend support of all topics
-        # called with each requested topic that has extend support, or whose support the list does not tell
+        self.poll_at: float = _NEVER  # now or never
+        self._ask = ask  # extend support of all topics
+        # called with each requested topic that has extend support, or whose support the list omits
         self._extended = extended
         self._requested: dict[str, None] = {}
         self._listed = 0
 
     def cheap_for(self, count: int) -> bool:
-        """Return whether one list costs less than lookups of this many topics."""
+        """Return whether one list costs less than ``count`` look-ups."""
         return self._listed <= count * _LISTED_FOR_ONE
 
     def request(self, topics: Iterable[str]) -> None:
@@ -225,7 +225,7 @@ class ExtendedTopics:
             raise
         except LookupUnreachable:
             return
-        except NsqError:  # the real server fails while one of the topics is being deleted
+        except NsqError:  # the real server fails while a topic is being deleted
             found = {}
         else:
             self._listed = len(found)
@@ -235,16 +235,16 @@ class ExtendedTopics:
 
 
 class Polled(Protocol):
-    """What is polled: the map of a topic, or a list."""
+    """A topic's map or a list, as the poller sees it."""
 
-    poll_at: float  # time of the next poll, in seconds of the event loop's clock
+    poll_at: float  # in seconds of the event loop's clock
 
     async def refresh(self, *, after_error: bool) -> None:
         """Poll; raises InvalidState."""
 
 
 class Poller:
-    """Polls all topics in one task: of all tasks in `run` one polls, and another takes over if it is cancelled."""
+    """Polls all topics in one task; another task in `run` takes over if it is cancelled."""
 
     def __init__(self, polled: Callable[[], Iterable[Polled]]) -> None:
         self._polled = polled
@@ -283,11 +283,11 @@ class Poller:
     async def _poll(self, refresher: Polled, limiter: anyio.CapacityLimiter) -> None:
         try:
             async with limiter:
-                if refresher.poll_at == _NEVER:  # otherwise it was refreshed in the meantime
+                if refresher.poll_at == _NEVER:  # otherwise refreshed meanwhile
                     await refresher.refresh(after_error=False)
         except InvalidState:
             return  # closed during the request
         except anyio.get_cancelled_exc_class():
-            refresher.poll_at = float("-inf")  # polled first by the task that takes over
+            refresher.poll_at = float("-inf")  # first for the task that takes over
             raise
         self.wake()

@@ -1,6 +1,6 @@
 """Requests to lookup nodes and nodes; every failure is a `LookupFailed`.
 
-Responses of lookup nodes are parsed into values: both envelopes, both generations, and invalid input.
+Parses responses of lookup nodes: both envelopes, both generations, and invalid input.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ if TYPE_CHECKING:
 
 
 MapAddress = Callable[[Address], Address]
-_SHOWN = 120  # bytes of an unexpected response that an error quotes
-_MAX_HOST = 255  # characters of the longest host name
-_MAX_CHANNELS = 10_000  # channels of a topic that are read; they are only listed to the user
+_SHOWN = 120  # quoted bytes of an unexpected response
+_MAX_HOST = 255  # characters of a host name
+_MAX_CHANNELS = 10_000  # channels read per topic; only listed to the user
 _SHARED_NODES = 4096
-"""Nodes without topics that all responses share, so that many lookup nodes that list the same nodes cost little."""
+"""Nodes without topics that all responses share, so that many lookup nodes with the same nodes cost little."""
 _SHARED_TEXT = 500  # longest text of a shared node
-_GATEWAY_ERRORS = (502, 503, 504)  # status codes of proxies whose server is down
+_GATEWAY_ERRORS = (502, 503, 504)  # of proxies whose server is down
 
 
 @frozen(cache_hash=True)
 class NodeInfo:
-    """An nsqd as the lookup service describes it."""
+    """An nsqd in the view of the lookup service."""
 
     tcp: Address
     http: Address | None = None
-    version: str = ""  # version of nsqd; it contains ``HA`` in the redesigned generation
+    version: str = ""  # contains ``HA`` in the redesigned generation
     hostname: str = ""
     # partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
     topics: Mapping[str, tuple[int, ...]] = field(factory=dict, hash=False)
-    tombstoned: tuple[str, ...] = ()  # topics that the lookup service hides on this node
+    tombstoned: tuple[str, ...] = ()  # topics hidden on this node by the lookup service
 
     @property
     def is_ha(self) -> bool:
-        """Whether the node is of the redesigned generation."""
+        """Whether it is of the redesigned generation."""
         return "HA" in self.version
 
 
 @frozen
 class LookupNode:
-    """A lookup node as ``/listlookup`` describes it."""
+    """A lookup node in ``/listlookup``."""
 
     address: Address  # HTTP address
-    epoch: int = 0  # number that increases with each election among the lookup nodes
-    leader: bool = False  # whether the node is the leader, which changes the cluster
+    epoch: int = 0  # increases with each election of a lookup leader
+    leader: bool = False  # only the leader changes the cluster
 
 
 @frozen
@@ -79,16 +79,16 @@ class LookupAnswer:
     """Response of one lookup node about a topic, or its error."""
 
     source: Address  # the lookup node
-    epoch: int = 0  # its epoch, from ``/listlookup``
-    meta: TopicMeta | None = None  # the topic's meta; None if the node does not send it (the original NSQ)
+    epoch: int = 0  # from ``/listlookup``
+    meta: TopicMeta | None = None  # None if not sent (the original NSQ)
     partitions: Mapping[int, NodeInfo] = field(factory=dict)  # leaders by partition
-    nodes: tuple[NodeInfo, ...] = ()  # nodes that hold the topic without partitions (the original NSQ)
-    channels: tuple[str, ...] = ()  # the topic's channels
-    error: NsqError | None = None  # why there is no response: `TopicNotFound`, `TopicNotReady` or `LookupFailed`
+    nodes: tuple[NodeInfo, ...] = ()  # nodes with the topic without partitions (the original NSQ)
+    channels: tuple[str, ...] = ()
+    error: NsqError | None = None  # `TopicNotFound`, `TopicNotReady` or `LookupFailed`
 
     @property
     def found(self) -> bool:
-        """Whether the node found the topic."""
+        """Whether the lookup node found the topic."""
         return self.error is None
 
 
@@ -103,7 +103,7 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
         try:
             data = orjson.loads(body)
         except orjson.JSONDecodeError:
-            # the redesigned server puts error texts into JSON without escaping them
+            # the redesigned server puts error texts into JSON without escapes
             if status == 200 or not body.lstrip().startswith(b"{"):
                 kind = LookupUnreachable if status >= 500 else NotLookupd  # a proxy whose server is not up yet
                 raise _unexpected(f"HTTP {status} with {body[:_SHOWN]!r}", source, kind) from None
@@ -152,7 +152,7 @@ def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookup
 def read_lookup(
     data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024, mapped: MapAddress | None = None
 ) -> LookupAnswer:
-    """Parse the data of ``/lookup``, its addresses ``mapped`` to those where they are reached.
+    """Parse the data of ``/lookup``; ``mapped`` returns where its addresses are reached.
 
     The redesigned generation returns empty lists and a meta of zeros to consumers of an unknown topic (captured:
     topic_delete).
@@ -235,7 +235,7 @@ def read_lookup_nodes(
 ) -> tuple[LookupNode, ...]:
     """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic). Raises LookupFailed.
 
-    The leader is always among the nodes that are kept.
+    The leader is always among the returned nodes.
     """
     try:
         leader = (data.get("lookupdleader") or {}).get("ID")
@@ -254,7 +254,7 @@ def read_lookup_nodes(
         raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error
 
 
-_BARE = {"Accept": "application/vnd.nsq; version=1.0"}  # bare responses with true status codes
+_BARE = {"Accept": "application/vnd.nsq; version=1.0"}  # without envelope, with true status codes
 _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
     "unreachable": (LookupUnreachable, "check that the node runs"),
     "not HTTP": (NotLookupd, "give the address of nsqlookupd's HTTP side (4161 by default)"),
@@ -267,7 +267,7 @@ _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
 
 
 class LookupHttp:
-    """HTTP requests to nsqlookupd and nsqd; a given httpx transport is closed by the caller."""
+    """HTTP requests to nsqlookupd and nsqd; the caller closes a given httpx transport."""
 
     def __init__(self, options: LookupOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._options = options
@@ -313,7 +313,7 @@ class LookupHttp:
             raise failure(f"no response to {path}: {error.message}", node=error.node, hint=hint, **where) from error
 
     async def aclose(self) -> None:
-        """Cancel pending requests and close the connections, also when it is cancelled."""
+        """Cancel pending requests and close the connections, even when cancelled."""
         await self._client.aclose()
 
 

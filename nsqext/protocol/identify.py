@@ -92,7 +92,7 @@ def _milliseconds(name: str, seconds: float | None) -> int | None:
 class IdentifyRequest:
     """Body of IDENTIFY: the client and its requests; the server chooses unset values."""
 
-    client_id: str = ""  #: name of the client; default: the host's short name
+    client_id: str = ""  #: name of the client; the host's short name by default
     hostname: str = ""  #: name of this host
     user_agent: str = f"nsqext/{__version__}"  #: program and version
     heartbeat_interval: float | None = None  #: seconds between two heartbeats; servers accept 1 to 60

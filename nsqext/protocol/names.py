@@ -32,9 +32,7 @@ __all__ = (
 )
 
 DEFAULT_CHANNEL = "default"
-"""Channel of a new topic without named channels, because the redesigned NSQ refuses publishes to a topic without
-channels.
-"""
+"""Channel of a new topic without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_IDENTITY = 200

@@ -1,10 +1,9 @@
-"""A connection to nsqd: requests and responses, messages, coalesced writes, heartbeats and timeouts.
+"""A connection to nsqd: requests and responses, messages, joined writes, heartbeats and timeouts.
 
-The socket is non-blocking and used directly. A lone request is sent by its caller at once; requests of one turn of the
-event loop share one send. On asyncio the event loop keeps the socket registered and calls back when it is readable; on
-trio, the first task that awaits a response reads for all of them. A connection starts no task: its owner calls
-`Connection.tick` a few times a second, which answers heartbeats of an idle connection, notices that it was closed, and
-enforces the timeouts.
+The socket is non-blocking and used directly. Its caller sends a lone request at once; requests of one turn of the event
+loop share one send. On asyncio the event loop keeps the socket registered and calls back when it is readable; on trio,
+the first task that awaits a response reads for all. A connection starts no task: its owner calls `Connection.tick` a
+few times a second, which answers heartbeats of an idle connection, notices its end, and enforces the timeouts.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 _READ_SIZE = 16384
 _FRESH = 0.02
-"""Seconds after a read during which a connection counts as alive; later it is checked before a request is sent."""
+"""Seconds after a read during which a connection counts as alive; later, a check precedes each request."""
 _MAX_UNSENT = 16 * 1024 * 1024
-"""Bytes of commands without a response (FIN, RDY, NOP, …) that are kept while the server does not read."""
+"""Bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read."""
 _MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
-"""Parts of one system call; every system allows as many (IOV_MAX)."""
+"""Parts of one system call; every system allows this number (IOV_MAX)."""
 _NEVER = float("inf")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
@@ -43,36 +42,34 @@ _clock = time.monotonic
 
 
 class Connection:
-    """A connection to nsqd; `nsqext.transport.handshake.open_connection` makes it."""
+    """A connection to nsqd, made by `nsqext.transport.handshake.open_connection`."""
 
     def __init__(
         self, sock: socket.socket, address: Address, *, max_frame_size: int, request_timeout: float = 10.0
     ) -> None:
         self.address: Address = address
-        self.closed: bool = False  # whether the socket is closed
+        self.closed: bool = False
         # the protocol's state, with the error that ended the connection
         self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
-        self.heartbeat_interval: float = 0.0  # seconds between two heartbeats of the server; 0 when it sends none
-        # called with the data of the message frames of each read. Messages that are received without it end the
-        # connection.
+        self.heartbeat_interval: float = 0.0  # seconds between heartbeats of the server; 0 for none
+        # called with the data of the message frames of each read. Messages without it end the connection.
         self.on_messages: Callable[[list[bytes]], None] | None = None
-        self.on_request: Callable[[], None] | None = None  # called before each request is sent
-        self.read_size: int = _READ_SIZE  # bytes that one read takes at most
+        self.on_request: Callable[[], None] | None = None  # called before each request
+        self.read_size: int = _READ_SIZE  # most bytes of one read
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
-        # seconds without any response to requests, or without any progress of a send, after which the connection is
-        # closed
+        # seconds without a response to requests, or without progress of a send, after which the connection closes
         self._request_timeout = request_timeout
         # writing
         self._out: list[Command] = []
-        self._queued = 0  # number of requests in ``_out`` and ``_rest``
-        self._rest = SendQueue()  # what the kernel has not accepted of the commands of the last flush
-        self._unsent = 0  # bytes that `write` has queued while ``_rest`` was not empty
+        self._queued = 0  # requests in ``_out`` and ``_rest``
+        self._rest = SendQueue()  # what the kernel has not accepted of the last flush
+        self._unsent = 0  # bytes queued by `write` while ``_rest`` was not empty
         self._sent = 0.0
         self._flush_due = False
-        self._burst = False  # several responses were received at once: their callers will share the next send
+        self._burst = False  # several responses arrived at once: their callers will share the next send
         self._draining = False
         self._drained: anyio.Event | None = None
         # reading
@@ -89,17 +86,17 @@ class Connection:
 
     @property
     def error(self) -> NsqError | None:
-        """What ended the connection; None until then."""
+        """What ended the connection."""
         return self.protocol.error
 
     @property
     def in_flight(self) -> int:
-        """Number of requests whose response is awaited."""
+        """Number of requests without a response."""
         return self.protocol.waiting
 
     @property
     def busy(self) -> bool:
-        """Whether a response is awaited or something is unsent, so that `tick` has timeouts to enforce."""
+        """Whether a response is awaited or bytes are unsent, so that `tick` has timeouts to enforce."""
         return bool(self.protocol.pending or self._rest or self._out)
 
     @property
@@ -119,15 +116,14 @@ class Connection:
         Args:
             data: the command.
             deadline: in seconds of the monotonic clock; enforced by `tick`.
-            breaks: the server stops reading in the middle of the command when it refuses it, so that an error response
-                closes the connection.
+            breaks: a refusing server stops reading within the command, so an error response closes the connection.
 
         Raises:
             ServerError: the response is an error frame.
-            NotSent: the connection failed before the command was sent, or the server did not read it.
-            RequestTimeout: the deadline passed, or no response was received within the request timeout; the command may
-                have had its effect.
-            ConnectionLost: the connection failed before the response was received; the command may have had its effect.
+            NotSent: the command was not sent, or not read by the server.
+            RequestTimeout: no response before the deadline or within the request timeout; the command may have had its
+                effect.
+            ConnectionLost: the connection failed before the response; the command may have had its effect.
 
         Cancellation leaves the connection usable: the late response is discarded.
         """
@@ -136,7 +132,7 @@ class Connection:
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
     def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
-        """Send a command as `request` does, and return its response, which is set when received; raises NotSent."""
+        """Send a command as `request` does; return its response, to be set later. Raises NotSent."""
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
@@ -181,7 +177,7 @@ class Connection:
         self.flush()
 
     async def _read_until(self, reply: Reply) -> bytes:
-        """Wait for a response where the event loop does not read: the first task that waits reads for all."""
+        """Wait for a response where the event loop does not read: the first waiting task reads for all."""
         if self._out and not self._flush_due:
             self._flush_due = True
             try:
@@ -222,7 +218,7 @@ class Connection:
     # Reading
 
     async def read_forever(self) -> None:
-        """Read until the connection ends, passing messages to ``on_messages``; raises why it ended."""
+        """Read until the connection ends, passing messages to ``on_messages``; raises the reason of the end."""
         if self._watch is not None:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -243,14 +239,14 @@ class Connection:
         try:
             await anyio.wait_readable(self._sock)
         except anyio.ClosedResourceError:
-            return  # closed, or woken because a request expired
+            return  # closed, or woken by an expired request
         except OSError as error:
             self.fail(_broken(error))
             return
         self._receive()
 
     def detach(self) -> None:
-        """Let a thread use the connection, which the event loop does not read any more; call it in the event loop."""
+        """Hand the connection over to a thread; the event loop stops reading it. Call it in the event loop."""
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -258,21 +254,21 @@ class Connection:
         self._detached = True
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socket; -1 once the connection is closed."""
+        """Return the socket's file descriptor; -1 after the close."""
         return self._sock.fileno()
 
     @property
     def sending(self) -> bool:
-        """Whether bytes of commands wait until the kernel accepts them."""
+        """Whether bytes of commands wait for the kernel."""
         return bool(self._rest)
 
     def shut_down(self) -> None:
-        """End both directions, so that a thread that waits for a response receives an error; callable by any thread."""
+        """End both directions, so that a thread waiting for a response receives an error; thread-safe."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def poll(self) -> None:
-        """Process what the kernel has received, without waiting; does nothing while a task waits for it."""
+        """Process what the kernel has received, without waiting; without effect while a task waits for it."""
         if not self.closed and (self._watch is not None or not self._reading):
             self._receive()
 
@@ -322,7 +318,7 @@ class Connection:
     # Writing
 
     def write(self, data: bytes) -> None:
-        """Queue commands that have no response for the next `flush`."""
+        """Queue commands without response for the next `flush`."""
         self._out.append(data)
         if self._rest:
             self._unsent += len(data)
@@ -346,7 +342,7 @@ class Connection:
             self._send_rest()
 
     def _send(self, data: bytes, requests: int) -> None:
-        """Send bytes in which ``requests`` requests begin; keep what the kernel does not accept."""
+        """Send bytes with ``requests`` requests; keep what the kernel does not accept."""
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -404,7 +400,7 @@ class Connection:
             self._drained = None
 
     async def drain(self) -> None:
-        """Send everything that is queued, waiting for the kernel where needed; return early when the connection ends.
+        """Send everything queued, waiting for the kernel where needed; return early when the connection ends.
 
         Cancellation leaves the rest to the event loop, or to the next task that drains.
         """
@@ -436,7 +432,7 @@ class Connection:
         self._layers += (layer,)
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send raw bytes and return the next bytes received, for a TLS handshake; raises ConnectionLost."""
+        """Send raw bytes and return the next received bytes, for a TLS handshake; raises ConnectionLost."""
         if data:
             self.write(data)
             await self.drain()
@@ -454,9 +450,9 @@ class Connection:
         raise ConnectionLost("the server closed the connection")
 
     async def receive_unsolicited(self, data: bytes) -> bytes:
-        """Wait for a response that belongs to no command. ``data`` holds the bytes received so far.
+        """Wait for a response that belongs to no command; ``data`` holds bytes already received.
 
-        Raises the error of its frame, or that of the connection.
+        Raises its error, or the connection's error.
         """
         reply = Reply()
         self.protocol.expect(reply)
@@ -466,7 +462,7 @@ class Connection:
     def finish_handshake(self) -> None:
         """Parse all received frames at once from now on, and let the event loop read the socket.
 
-        During the handshake frames are parsed one at a time, because a layer may begin after each.
+        During the handshake frames are parsed one at a time, because a layer may follow each.
         """
         self.protocol.read_ahead()
         self._process(b"")
@@ -477,11 +473,11 @@ class Connection:
     # Timeouts and the end
 
     def tick(self) -> None:
-        """Process what was received, retry to send, and enforce the timeouts; call it a few times a second.
+        """Process received bytes, retry to send, and enforce timeouts; call it a few times a second.
 
-        Fails expired requests, and closes the connection when no response was received, or nothing could be sent, for
-        longer than the request timeout, or when nothing at all was received for more than two heartbeat intervals.
-        Rejections of FIN, REQ and TOUCH that were received before are forgotten.
+        Fails expired requests, and closes the connection after the request timeout without a response or without
+        progress of a send, or after more than two heartbeat intervals of silence. Forgets earlier rejections of FIN,
+        REQ and TOUCH.
         """
         if self.closed:
             return
@@ -504,7 +500,7 @@ class Connection:
             self.fail(HeartbeatMissed(f"received nothing from the server for {now - self.received_at:.1f} s"))
 
     def _receive_overdue(self) -> None:
-        """Process what was received before timeouts are judged, even if another task waits to read it.
+        """Process received bytes before timeouts are judged, even if another task waits to read them.
 
         After the event loop was blocked, `tick` may run before that task.
         """
@@ -514,15 +510,15 @@ class Connection:
             anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError, unsent: int = 0) -> None:
-        """Close the connection because of an error, which is the cause of the errors of all pending requests.
+        """Close the connection because of an error, the cause of the errors of all pending requests.
 
-        ``unsent``: number of the last requests of which nothing was sent, besides those that are still queued.
+        ``unsent``: number of the last requests of which nothing was sent, besides queued requests.
         """
         self._fail_requests(error, unsent)
         self._end()
 
     def close(self) -> None:
-        """Close the socket at once; pending requests fail. Closing twice does nothing."""
+        """Close the socket at once; pending requests fail. Idempotent."""
         if not self.closed:
             self._fail_requests(ConnectionLost("the client closed the connection"))
             self._release()
@@ -534,7 +530,7 @@ class Connection:
         """Reset the connection: the kernel drops what it has not transmitted."""
         if self.closed:
             return
-        # the kernel would send a publish for minutes, while its outcome is looked for on another connection
+        # the kernel would send a publish for minutes, while another connection looks for its outcome
         with suppress(OSError):  # some systems refuse it after the server's reset
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._release()
@@ -543,7 +539,7 @@ class Connection:
         self.closed = True
         self._reading = False
         if self._watch is not None:
-            # no task waits for the socket; and in a callback of the event loop, anyio may not know which loop runs
+            # no task waits for the socket; and in a callback of the event loop, anyio may not know the running loop
             self._watch.end()
             self._watch = None
         elif not self._detached:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _NO_RESPONSE = "is this nsqd's TCP port? If the node worked before, it is stopping, hangs or is overloaded: see its log"
 
 make_socket = socket.socket
-"""Makes sockets; the simulation of `nsqext.testing` replaces it by one of sockets in memory."""
+"""Makes sockets; the simulation in `nsqext.testing` replaces it by sockets in memory."""
 
 
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
-    """Return a connected, non-blocking socket with Nagle's algorithm switched off; raises ConnectionFailed.
+    """Return a connected, non-blocking socket without Nagle's algorithm; raises ConnectionFailed.
 
-    All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that one that
-    does not respond leaves time for the next. ``local_host`` is the address of this host to connect from.
+    All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that an
+    unresponsive address leaves time for the next. ``local_host`` is the local address to connect from.
     """
     try:
         with anyio.fail_after(timeout):
@@ -71,7 +71,7 @@ async def _first(
         try:
             if local_host is not None:
                 sock.bind((local_host, 0))
-            # the last one has all the remaining time, which the caller limits
+            # the last address has all the remaining time, which the caller limits
             with anyio.fail_after(left / (len(found) - tried) if tried + 1 < len(found) else None):
                 await _connect(sock, sockaddr)
         except OSError as error:
@@ -100,10 +100,10 @@ async def _connect(sock: socket.socket, sockaddr: tuple[str, int]) -> None:
 async def open_connection(
     address: Address, options: ConnectionOptions, request: IdentifyRequest | None = None
 ) -> tuple[Connection, Negotiated]:
-    """Connect to a node and identify; return the connection and what the server granted.
+    """Connect to a node and identify; return the connection and the server's response.
 
     Args:
-        options: how to connect; they replace the corresponding members of ``request``.
+        options: how to connect; replaces the corresponding members of ``request``.
         request: further members of IDENTIFY.
 
     Raises:
@@ -139,7 +139,7 @@ async def open_connection(
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
-    """Send a subscribe command and wait for its response; before the owner of the connection calls ``tick``.
+    """Send a subscribe command and await its response, before the connection's owner calls ``tick``.
 
     Raises:
         ServerError: the server refuses the subscription.
@@ -194,7 +194,7 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
 
 
 async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
-    """Perform the TLS handshake, and wait for the OK that the server sends over TLS."""
+    """Perform the TLS handshake, and wait for the server's OK over TLS."""
     data = connection.protocol.take_rest()
     try:
         decoded = layer.decode(data) if data else b""
@@ -211,7 +211,7 @@ async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
 
 
 async def _start_layer(connection: Connection, layer: Layer) -> None:
-    """Start compression, and wait for the OK that the server sends compressed."""
+    """Start compression, and wait for the server's compressed OK."""
     data = connection.protocol.take_rest()
     connection.add_layer(layer)
     await connection.receive_unsolicited(layer.decode(data))
@@ -239,25 +239,25 @@ async def _authenticate(connection: Connection, options: ConnectionOptions, nego
         )
 
 
-_TICK = 250  # milliseconds after which a thread that waits for a response enforces the timeouts
+_TICK = 250  # milliseconds after which a thread waiting for a response enforces the timeouts
 
 
 def thread_can_wait() -> bool:
-    """Return whether the system lets a thread wait for a socket by `select.poll`."""
+    """Return whether threads can wait for a socket by `select.poll`."""
     return hasattr(select, "poll")
 
 
 class BlockingConnection:
     """Requests of one thread at a time over a connection that the event loop does not read any more.
 
-    The protocol and the timeouts are those of the connection. The caller must hold a lock for each method.
+    Protocol and timeouts are the connection's. The caller must hold a lock for each method.
     """
 
     __slots__ = ("_poll", "_writing", "connection")
 
     def __init__(self, connection: Connection) -> None:
         connection.detach()
-        # as `open_connection` returned it; this is called in its event loop
+        # from `open_connection`; this is called in its event loop
         self.connection: Connection = connection
         self._writing = False
         self._poll = select.poll()
@@ -266,8 +266,8 @@ class BlockingConnection:
     def request(self, data: Command, deadline: float) -> bytes:
         """Send a command and return the data of its response; see `nsqext.transport.connection.Connection.request`.
 
-        Any exception that a signal raises in this thread, such as KeyboardInterrupt, closes the connection: bytes may
-        have been taken from the socket and not processed, so that later responses would belong to other commands.
+        An exception from a signal in this thread, such as KeyboardInterrupt, closes the connection: bytes may have been
+        read and not processed, so that later responses would belong to other commands.
         """
         connection = self.connection
         complete = False
@@ -284,7 +284,7 @@ class BlockingConnection:
         return reply.data or b""
 
     def _wait(self) -> None:
-        """Wait until something can be received or sent, or a tick is due, and process it."""
+        """Wait until bytes can be received or sent, or a tick is due, and process them."""
         connection = self.connection
         writing = connection.sending
         if writing != self._writing:

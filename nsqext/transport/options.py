@@ -20,9 +20,9 @@ _IDENTIFY = (
 
 
 def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
-    """Return the context for a setting: a context, a file of CA certificates, or True for the system's certificates.
+    """Return the context for a setting: a context, a file of CA certificates, or True for the system's.
 
-    Returns None for None and False, and does not import ``ssl`` then, because that is slow.
+    Returns None for None and False, without the slow import of ``ssl``.
 
     Raises InvalidSetting.
     """
@@ -39,7 +39,7 @@ def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | No
         )
     try:
         return ssl.create_default_context(cafile=given if isinstance(given, str) else None)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # also ssl.SSLError
         raise InvalidSetting(
             f"{setting}={given!r} is not a file of CA certificates: {error.strerror or error}",
             hint="give a PEM file, True for the system's certificates, or an ssl.SSLContext",
@@ -123,9 +123,9 @@ class ConnectionOptions:
             raise InvalidSetting("tls_hostname is given without tls", hint="add tls=True, or a CA file")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for TLS, which verifies certificates unless a given one does not; None for plain TCP."""
+        """Return the TLS context, which verifies certificates unless a given context does not; None for plain TCP."""
         return make_tls_context(self.tls)
 
     def identify_members(self) -> dict[str, Any]:
-        """Return the members of IDENTIFY that these options set, by attribute of `IdentifyRequest`."""
+        """Return the members of IDENTIFY from these options, by attribute of `IdentifyRequest`."""
         return {name: value for name in _IDENTIFY if (value := getattr(self, name)) is not None}

@@ -1,4 +1,4 @@
-"""Commands that the kernel has not accepted so far, in parts, so that each byte is copied once at most."""
+"""Commands that the kernel has not accepted, in parts, so that each byte is copied at most once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from nsqext.protocol.layers import Layer
 
-_JOINED = 262144  # bytes of small commands that make one part
+_JOINED = 262144  # bytes of small commands in one part
 
 
 class SendQueue:
     """Parts of commands, in the order in which they are sent.
 
-    Small commands are joined with their neighbours, large bodies are parts of their own. Each system call is given a
-    bounded number of parts: copies and calls are linear in bytes and commands, whatever their mix, and however few
-    bytes the kernel accepts at a time.
+    Small commands are joined with their neighbours, large bodies are separate parts. Each system call gets a bounded
+    number of parts: copies and calls are linear in bytes and commands, whatever their mix, and however few bytes the
+    kernel accepts at a time.
     """
 
     __slots__ = ("_encoded", "_parts", "begun")
@@ -30,7 +30,7 @@ class SendQueue:
         self._parts: deque[tuple[bytes | memoryview, int]] = deque()
         """Bytes, and the number of commands that begin in them."""
         self._encoded = False
-        self.begun: int = 0  # commands of the first part if some of its bytes were sent, otherwise 0
+        self.begun: int = 0  # commands of a partly sent first part, otherwise 0
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -76,11 +76,11 @@ class SendQueue:
             self._encoded = True
 
     def first(self, count: int) -> list[bytes | memoryview]:
-        """Return the next parts to send, at most a number of them."""
+        """Return at most ``count`` next parts to send."""
         return [part for part, _ in islice(self._parts, count)]
 
     def sent(self, size: int) -> int:
-        """Remove the first bytes, which were sent; return the number of commands in the parts that end with them."""
+        """Remove the first, sent bytes; return the number of commands in parts that end with them."""
         parts = self._parts
         commands = 0
         while parts:

@@ -47,7 +47,7 @@ class Receipt(NamedTuple):
     """
 
     topic: str  #: its topic
-    partition: int  #: its partition; -1 on a server without partitions
+    partition: int | None  #: its partition; None on the original NSQ, which has no partitions
     node: str  #: ``host:port`` of the leader that stored it
     #: internal id; None without a trace id, because servers report it for traced publishes only
     message_id: int | None = None

@@ -165,8 +165,8 @@ def test_every_code_is_documented_by_its_class() -> None:
     assert "E_FAILED_ON_NOT_LEADER" in SERVER_ERRORS
 
 
-def test_partitions_of_the_original_nsq_are_not_shown() -> None:
-    error = NsqError("lost", topic="orders", partition=-1, node="127.0.0.1:4150")
+def test_an_error_without_partition_shows_none() -> None:
+    error = NsqError("lost", topic="orders", node="127.0.0.1:4150")
     assert str(error) == "lost (topic orders, node 127.0.0.1:4150)"
     assert "partition 0" in str(NsqError("lost", partition=0))
 

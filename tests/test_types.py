@@ -22,5 +22,5 @@ def test_addresses_are_values() -> None:
 
 def test_unreported_values_are_none() -> None:
     assert TopicMeta() == TopicMeta(0, 0, False, False, False, False)
-    receipt = Receipt("t", -1, "n:1")
+    receipt = Receipt("t", None, "n:1")
     assert (receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) == (None, 0, None, None)

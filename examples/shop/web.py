@@ -31,7 +31,7 @@ web.mount("/health", events.asgi())
 
 
 @web.post("/orders", status_code=202)
-async def order(order: Order) -> dict[str, int]:
+async def order(order: Order) -> dict[str, int | None]:
     """Accept an order: it is stored when 202 is returned."""
     try:
         receipt = await events.publish("orders", order, key=order.customer, headers={"source": "web"})

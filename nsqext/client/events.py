@@ -25,7 +25,7 @@ class ClientEvent:
     #: consumer's backoff changed)
     kind: EventKind
     topic: str | None  #: name of the topic; None if the event concerns all topics
-    partition: int | None  #: the partition; -1 on the original NSQ, None if the event concerns all partitions
+    partition: int | None  #: the partition; None on the original NSQ, and if the event concerns all partitions
     node: str  #: ``host:port`` of the node; empty if the event concerns all nodes
     detail: str  #: description of the reason
 

@@ -83,7 +83,8 @@ def _log(event: str, of: Receipt | Message, local: str, fields: dict[str, Any], 
     where = {"topic": of.topic, "partition": of.partition, "local": local, "node": of.node}
     text = " ".join(f"{name}=%({name})s" for name in shown)
     fields = {"event": event, **where, **fields}
-    logger.info(f"{event} %(topic)s[%(partition)d] {text}", fields, extra=fields)  # noqa: G004 - a format of names
+    place = "%(topic)s" if of.partition is None else "%(topic)s[%(partition)d]"
+    logger.info(f"{event} {place} {text}", fields, extra=fields)  # noqa: G004 - a format of names
 
 
 trace_log: TraceLog = TraceLog()

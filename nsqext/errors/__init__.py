@@ -125,8 +125,7 @@ class NsqError(Exception):
         """Errors of the earlier attempts, oldest first."""
 
     def __str__(self) -> str:
-        # -1: a node of the original NSQ has no partitions
-        where = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None and value != -1)
+        where = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None)
         text = f"{self.message} ({where})" if where else self.message
         text = f"{text}: {self.hint}" if self.hint else text
         return f"{text} [after {len(self.attempts)} earlier attempts]" if self.attempts else text

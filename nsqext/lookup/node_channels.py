@@ -66,13 +66,13 @@ class NodeChannels:
         """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
         return bool(await self._channel(node, topic, partition, channel))
 
-    async def _channel(self, node: Address, topic: str, partition: int, channel: str) -> dict[str, Any]:
+    async def _channel(self, node: Address, topic: str, partition: int | None, channel: str) -> dict[str, Any]:
         """Return the statistics of a channel; empty if it does not exist."""
         entries = await self._partitions(node, topic, partition)
         found = (one for entry in entries for one in entry["channels"] if one.get("channel_name") == channel)
         return next(found, {})
 
-    async def _partitions(self, node: Address, topic: str, partition: int) -> list[dict[str, Any]]:
+    async def _partitions(self, node: Address, topic: str, partition: int | None) -> list[dict[str, Any]]:
         body = await ask_node(self._http, "GET", node, "/stats", topic, partition, {"format": "json"})
         try:
             return [
@@ -84,15 +84,15 @@ class NodeChannels:
             text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
             raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
 
-    async def clients(self, node: Address, topic: str, partition: int, channel: str) -> int:
-        """Return how many connections are subscribed to a channel at a partition, negative at the original NSQ.
+    async def clients(self, node: Address, topic: str, partition: int | None, channel: str) -> int:
+        """Return how many connections are subscribed to a channel at a partition, None at the original NSQ.
 
         0 for an unknown channel. Raises PartitionUnavailable.
         """
         found = await self._channel(node, topic, partition, channel)
         return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
 
-    async def connections(self, node: Address, topic: str, partition: int, channel: str) -> ChannelConnections:
+    async def connections(self, node: Address, topic: str, partition: int | None, channel: str) -> ChannelConnections:
         """Return the connections of a channel; see `clients`."""
         found = await self._channel(node, topic, partition, channel)
         deferred = int(found.get("deferred_count") or 0)
@@ -155,12 +155,12 @@ async def ask_node(
 ) -> bytes:
     """Send a request about a partition, a topic or the whole node; return the body of its response.
 
-    None stands for all topics or all partitions; a negative partition is the original NSQ's.
+    None stands for all topics or all partitions.
 
     Raises ChannelNotRegistered or PartitionUnavailable.
     """
     where: dict[str, str | int] = {} if topic is None else {"topic": topic}
-    if partition is not None and partition >= 0:
+    if partition is not None:
         where["partition"] = partition
     status, answer = await http.fetch_node(
         node, path, {**where, **params}, method, body, topic=topic, partition=partition

@@ -34,9 +34,9 @@ class PartitionMap:
     leaders: Mapping[int, Address] = field(factory=dict)
     nodes: tuple[Address, ...] = ()  # nodes with the topic without partitions (the original NSQ)
     http: Mapping[Address, Address] = field(factory=dict)  # HTTP address by TCP address
-    # partitions and leaders that ``node_filter`` excludes, -1 and the node for a node without partitions; neither in
+    # partitions and leaders that ``node_filter`` excludes, None and the node for a node without partitions; neither in
     # ``leaders`` nor in ``nodes``
-    filtered: tuple[tuple[int, Address], ...] = ()
+    filtered: tuple[tuple[int | None, Address], ...] = ()
     # partitions without an offer in the last round; their last known leaders may be down or not writable
     unlisted: frozenset[int] = frozenset()
     version: int = field(default=0, eq=False)  # increases with each change
@@ -54,7 +54,7 @@ class PartitionMap:
     @property
     def led(self) -> frozenset[int]:
         """The partitions with a leader, also those that ``node_filter`` excludes."""
-        return frozenset(self.leaders) | {partition for partition, _ in self.filtered if partition >= 0}
+        return frozenset(self.leaders) | {partition for partition, _ in self.filtered if partition is not None}
 
     @property
     def known(self) -> bool:
@@ -190,11 +190,11 @@ class PartitionMapMerger:
         leaders = {partition: self._leaders[partition].node for partition in sorted(self._leaders)}
         led = {node.tcp for node in leaders.values()}
         nodes = {node.tcp: node for listed in self._node_lists() for node in listed if node.tcp not in led}
-        filtered: list[tuple[int, Address]] = []
+        filtered: list[tuple[int | None, Address]] = []
         if self._admits is not None:
             refused = {tcp for tcp in (*led, *nodes) if not self._admits(tcp)}
             filtered += [(partition, node.tcp) for partition, node in leaders.items() if node.tcp in refused]
-            filtered += [(-1, tcp) for tcp in sorted(refused & nodes.keys())]
+            filtered += [(None, tcp) for tcp in sorted(refused & nodes.keys())]
             leaders = {partition: node for partition, node in leaders.items() if node.tcp not in refused}
             nodes = {tcp: node for tcp, node in nodes.items() if tcp not in refused}
         everyone = (*leaders.values(), *nodes.values())

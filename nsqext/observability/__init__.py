@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from nsqext.client.consumer.message import Message
     from nsqext.client.producer.request import Publishing
     from nsqext.types import Receipt
 
@@ -119,8 +120,7 @@ class LogObserver(Observer):
         except BaseException as error:
             self._write("publish failed", started, fields, error)
             raise
-        partitions = sorted({receipt.partition for receipt in publishing.receipts})
-        self._write("published", started, {**fields, "partition": partitions})
+        self._write("published", started, {**fields, "partition": _partitions(publishing.receipts)})
 
     @contextmanager
     def handling(self, handling: Handling) -> Iterator[None]:
@@ -145,6 +145,11 @@ class LogObserver(Observer):
             self._logger.log(level, event, extra={**fields, "event": event, "seconds": seconds, "error": outcome})
 
 
+def _partitions(stored: Iterable[Receipt | Message]) -> list[int]:
+    """Return the partitions of messages; none on the original NSQ."""
+    return sorted({one.partition for one in stored if one.partition is not None})
+
+
 def _of_message(handling: Handling) -> dict[str, object]:
     message = handling.message
     return {
@@ -162,7 +167,7 @@ def _of_batch(handling: Handling) -> dict[str, object]:
     messages = handling.messages
     return {
         "topic": ",".join(sorted({message.topic for message in messages})),
-        "partition": sorted({message.partition for message in messages}),
+        "partition": _partitions(messages),
         "channel": handling.channel,
         "count": len(messages),
         "attempts": max((message.attempts for message in messages), default=0),

@@ -296,9 +296,9 @@ def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingM
     return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 
 
-def _place(partition: int, node: str) -> Attributes:
+def _place(partition: int | None, node: str) -> Attributes:
     host, _, port = node.rpartition(":")
     attributes: Attributes = {SERVER_ADDRESS: host.strip("[]"), SERVER_PORT: int(port)}
-    if partition >= 0:
+    if partition is not None:
         attributes[PARTITION] = str(partition)
     return attributes

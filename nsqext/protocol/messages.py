@@ -27,7 +27,6 @@ __all__ = (
     "RawMessage",
     "decode_into",
     "encode_message",
-    "is_text_id",
     "message_id",
 )
 
@@ -42,7 +41,6 @@ MESSAGE_ID_SIZE = 16
 MESSAGE_HEAD_SIZE = _HEAD.size
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
-_DIGIT = ord("0")
 
 
 class RawMessage:
@@ -67,16 +65,9 @@ class RawMessage:
 
     @property
     def trace_id(self) -> int:
-        """Trace id of the publish; 0 without trace id, and on the original NSQ."""
-        if is_text_id(self.id):
-            return 0
+        """Trace id of the publish; 0 without one. Not for messages of the original NSQ, which has no trace ids."""
         value: int = _U64.unpack_from(self.id, 8)[0]
         return value
-
-
-def is_text_id(message_id: bytes) -> bool:
-    """Return whether an id is text, as on the original NSQ; others begin with a partition number below 1024."""
-    return message_id[0] >= _DIGIT
 
 
 def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: bool = False) -> None:

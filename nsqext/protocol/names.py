@@ -140,6 +140,6 @@ def check_trace_id(trace_id: int) -> int:
     return trace_id
 
 
-def topic_and_partition(topic: str, partition: int) -> str:
-    """Return ``topic[partition]``, or the topic for -1 (a server without partitions)."""
-    return topic if partition < 0 else f"{topic}[{partition}]"
+def topic_and_partition(topic: str, partition: int | None) -> str:
+    """Return ``topic[partition]``; the topic alone without a partition."""
+    return topic if partition is None else f"{topic}[{partition}]"

@@ -177,7 +177,7 @@ class ChannelPartition(NamedTuple):
 
     topic: str
     channel: str
-    partition: int
+    partition: int | None  # never None in a table: messages of the original NSQ have no offsets
 
 
 class SqlConnection(Protocol):

@@ -21,7 +21,7 @@ async def handled(
     cluster: ClusterUnderTest,
     topic: str,
     make: Callable[[], Consumer],
-    messages: dict[int, list[OutgoingMessage]],
+    messages: dict[int | None, list[OutgoingMessage]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> LossyConsumers:
     """Consume all messages while connections are cut."""

@@ -48,9 +48,9 @@ async def test_an_uncreated_topic_is_published_by_lookup(original: Original, top
         receipt = await producer.publish(topic, b"hi")
     async with Consumer(topic, "ch", lookupd=original.lookupd) as consumer:
         message = (await finish_all(consumer, 1))[0]
-    assert (receipt.topic, receipt.partition, receipt.message_id, receipt.offset) == (topic, -1, None, None)
+    assert (receipt.topic, receipt.partition, receipt.message_id, receipt.offset) == (topic, None, None, None)
     assert receipt.node in original.nodes
-    assert (message.topic, message.partition, message.node) == (topic, -1, receipt.node)
+    assert (message.topic, message.partition, message.node) == (topic, None, receipt.node)
     assert (message.body, message.attempts, message.trace_id, message.offset) == (b"hi", 1, 0, -1)
     assert (dict(message.headers), message.tag, len(message.id)) == ({}, None, 16)
     assert before <= message.timestamp <= time.time_ns()
@@ -322,7 +322,7 @@ async def test_lanes_keep_the_order_of_received_messages_when_connections_are_cu
     options = lossy(key=key_of, msg_timeout=1.0)
     consumer = Consumer(topic, "ch", nsqd=node, concurrency=4, max_in_flight=20, **options)
     faulty = LossyConsumers([consumer], 3, cuts=1)
-    messages = {-1: [message.body for message in numbered(1, 6, 60, 3)[0]]}
+    messages: dict[int | None, list[bytes]] = {None: [message.body for message in numbered(1, 6, 60, 3)[0]]}
     async with Producer(nsqd=node) as producer, relayed_connections(monkeypatch) as relays:
         await faulty.run(relays, producer, topic, messages)
     begun = [(name, received[f"{name}:{number}".encode()]) for name, number in faulty.begun]

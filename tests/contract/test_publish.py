@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import anyio
 import pytest
 
@@ -37,7 +39,7 @@ async def test_a_plain_receipt_has_topic_partition_and_node(
 async def test_without_key_partitions_take_turns(cluster_under_test: ClusterUnderTest, transport: Transport) -> None:
     async with Producer(cluster_under_test.lookupd, transport=transport) as producer:
         receipts = [await producer.publish(cluster_under_test.plain, b"hi") for _ in range(6)]
-    assert sorted(receipt.partition for receipt in receipts) == [0, 0, 0, 1, 1, 1]
+    assert Counter(receipt.partition for receipt in receipts) == {0: 3, 1: 3}
 
 
 @pytest.mark.parametrize("trace_id", [0, 7, 2**64 - 1])

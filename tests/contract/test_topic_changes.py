@@ -71,7 +71,7 @@ async def test_new_partitions_are_published_to_and_consumed_at_once(
         assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
         async with soon_stable(admin, topic):
             await admin.expand_topic(topic, 3)
-        used, published = set[int](), 0
+        used, published = set[int | None](), 0
         with anyio.fail_after(25):  # clients of the process look it up at once, and not before the call returns
             while used != {0, 1, 2}:
                 used |= {(await producer.publish(topic, key.encode(), key=key)).partition for key in KEYS}
@@ -87,7 +87,7 @@ async def test_publishes_with_a_key_continue_while_another_process_expands_the_t
 ) -> None:
     cluster = cluster_under_test
     monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
-    used = set[int]()
+    used = set[int | None]()
     async with (
         new_topic(cluster, channel) as topic,
         Admin(cluster.lookupd) as admin,

@@ -88,7 +88,6 @@ async def test_what_the_statistics_of_a_channel_say() -> None:
     [
         ("t", 3, "topic=t&partition=3&a=1"),
         ("t", 0, "topic=t&partition=0&a=1"),
-        ("t", -1, "topic=t&a=1"),
         ("t", None, "topic=t&a=1"),
         (None, None, "a=1"),
     ],

@@ -55,18 +55,18 @@ def test_a_map_has_the_nodes_that_the_filter_keeps() -> None:
 def test_nodes_without_partitions_are_filtered_too() -> None:
     merger = PartitionMapMerger("orders", admits={A}.__contains__)
     merger.merge([answer(nodes=(B, A, C))])
-    assert (merger.current.nodes, merger.current.filtered) == ((A,), ((-1, B), (-1, C)))
+    assert (merger.current.nodes, merger.current.filtered) == ((A,), ((None, B), (None, C)))
 
 
 def test_the_log_names_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    log_filtered(PartitionMap("orders", "r", filtered=((0, B), (-1, C))))
+    log_filtered(PartitionMap("orders", "r", filtered=((0, B), (None, C))))
     assert [record.getMessage() for record in caplog.records] == [
         "orders: not consumed from because of node_filter: partition 0 at b:4150, c:4150"
     ]
 
 
 def test_a_filtered_node_without_partitions_is_no_leader() -> None:
-    view = PartitionMap("orders", meta=TopicMeta(partition_num=2), leaders={0: A}, filtered=((-1, C),))
+    view = PartitionMap("orders", meta=TopicMeta(partition_num=2), leaders={0: A}, filtered=((None, C),))
     assert set(view.led) == {0}
     assert not view.complete
     assert PartitionMap("orders", meta=TopicMeta(partition_num=2), leaders={0: A}, filtered=((1, C),)).complete

@@ -156,7 +156,7 @@ def test_only_the_lookup_nodes_that_answered_last_are_remembered(monkeypatch: py
 
 
 def test_partitions_of_nodes_that_are_left_out_are_led() -> None:
-    found = PartitionMap("orders", "w", filtered=((-1, Address("n1", 4150)), (0, Address("n2", 4150))))
+    found = PartitionMap("orders", "w", filtered=((None, Address("n1", 4150)), (0, Address("n2", 4150))))
     assert found.led == {0}
 
 

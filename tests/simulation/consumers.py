@@ -222,7 +222,7 @@ class Consumers:
     def _begin(self, client: Client, message: Message) -> Delivery:
         delivery = Delivery(
             *(message.body, *client.channel, client.name),
-            message.partition,
+            -1 if message.partition is None else message.partition,
             message.internal_id,
             message.attempts,
             self.world.now,

@@ -215,7 +215,7 @@ async def _acknowledge_before_publishing(right: Any, self: Any, batch: Any) -> N
     from nsqext import NsqError, Receipt
 
     entries, self._flying = list(batch), []
-    self._settle(entries, [Receipt(self._topic, -1, "")] * len(entries))
+    self._settle(entries, [Receipt(self._topic, None, "")] * len(entries))
     with suppress(NsqError):
         await self._publisher.publish_many(self._topic, [entry.message for entry in entries])
 

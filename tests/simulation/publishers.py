@@ -139,7 +139,7 @@ class Publishers:
         if result is None or isinstance(result, Receipt):
             publish.outcome = "stored"
             if result is not None:
-                publish.partition = result.partition
+                publish.partition = -1 if result.partition is None else result.partition
                 publish.message_id, publish.offset = result.message_id, result.offset
             self._history.stored(publish)
             return

@@ -213,7 +213,7 @@ class ClientProcess:
                 self.recorder.write("violation", text=f"{message.body!r} was delivered with key, tag, header {found}")
             if label.startswith("tag ") and tag != "blue":
                 self.recorder.write("violation", text=f"{message.body!r} was delivered to a consumer of tag blue")
-        number = message.internal_id if message.partition >= 0 else int(message.id, 16)
+        number = int(message.id, 16) if message.partition is None else message.internal_id
         where = topic, channel, label, place(message), number
         return self.recorder.delivery_begins(Delivery(message.body, *where, message.attempts, time.monotonic()))
 

@@ -92,7 +92,7 @@ _DELIVERY = ("topic", "channel", "consumer", "partition", "message_id", "attempt
 
 def place(message: Receipt | Message) -> int:
     """Return the partition of a message; on the original NSQ the port of its node."""
-    return message.partition if message.partition >= 0 else int(message.node.rpartition(":")[2])
+    return int(message.node.rpartition(":")[2]) if message.partition is None else message.partition
 
 
 def _outcome(result: Receipt | BaseException) -> PublishOutcome:

@@ -112,7 +112,7 @@ def test_what_kill_9_takes_from_a_node_is_excused_and_nothing_else(tmp_path: Pat
     history.channels.append(Channel("t", "ch"))
     for name, port in (("handled", 1), ("in flight", 1), ("on another node", 2)):
         recorder.publish_begins(name.encode(), "t", "", 1.0)
-        recorder.publish_ends(name.encode(), Receipt("t", -1, f"127.0.0.1:{port}"))
+        recorder.publish_ends(name.encode(), Receipt("t", None, f"127.0.0.1:{port}"))
     record.read()
     history.deliveries.append(Delivery(b"handled", "t", "ch", "c 1", 1, 7, 1, 2.0, 2.5, "returned"))
     history.forget_unfinished(3.0, 1)

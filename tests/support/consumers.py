@@ -10,7 +10,6 @@ import anyio
 from anyio import create_task_group
 
 from nsqext import Consumer, ConsumerSettings
-from nsqext.protocol.messages import is_text_id
 from tests.support import plain_http
 
 if TYPE_CHECKING:
@@ -94,7 +93,8 @@ async def tape(peer: Peer, count: int) -> list[str]:
         name = command.words[0].decode()
         if name in ("FIN", "REQ", "TOUCH"):
             number = command.words[1]
-            words.append(f"{name} {int(number, 16) if is_text_id(number) else int.from_bytes(number[:8], 'big')}")
+            is_text = number.isascii() and number.isalnum()
+            words.append(f"{name} {int(number, 16) if is_text else int.from_bytes(number[:8], 'big')}")
         else:
             words.append(b" ".join(command.words).decode())
     return words

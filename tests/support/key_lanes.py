@@ -18,7 +18,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.horizon = 0.0
-        self.partition = 0
+        self.partition: int | None = 0
         self.original = False
         self.moved = self.taking_over = False
         self.key_sharing = KeySharing.NONE

@@ -135,7 +135,11 @@ class LossyConsumers:
         self.done.append((name, int(number)))
 
     async def run(
-        self, faults: Faults, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
+        self,
+        faults: Faults,
+        producer: Producer,
+        topic: str,
+        messages: Mapping[int | None, Sequence[bytes | OutgoingMessage]],
     ) -> None:
         """Publish messages to their partitions, and consume until each has been handled.
 
@@ -143,7 +147,7 @@ class LossyConsumers:
             faults: cuts connections at random until then.
             producer: the producer.
             topic: name of the topic.
-            messages: messages by partition; -1 for the original NSQ.
+            messages: messages by partition; None for the original NSQ.
         """
         wanted = sum(map(len, messages.values()))
         async with create_task_group() as tasks:
@@ -167,20 +171,20 @@ class LossyConsumers:
                 consumer.stop()
 
     async def _publish(
-        self, producer: Producer, topic: str, messages: Mapping[int, Sequence[bytes | OutgoingMessage]]
+        self, producer: Producer, topic: str, messages: Mapping[int | None, Sequence[bytes | OutgoingMessage]]
     ) -> None:
         for first in range(0, max(map(len, messages.values())), 40):
             for partition, given in messages.items():
                 if batch := given[first : first + 40]:
-                    await producer.publish_many(topic, batch, partition=partition if partition >= 0 else None)
+                    await producer.publish_many(topic, batch, partition=partition)
                     await anyio.sleep(0.01)
 
 
-def numbered(partitions: int, keys: int, count: int, seed: int) -> dict[int, list[OutgoingMessage]]:
+def numbered(partitions: int, keys: int, count: int, seed: int) -> dict[int | None, list[OutgoingMessage]]:
     """Return messages of random keys for each partition; a body is ``partition/key:number``."""
     rng = random.Random(seed)
     numbers: defaultdict[str, int] = defaultdict(int)
-    made: dict[int, list[OutgoingMessage]] = {}
+    made: dict[int | None, list[OutgoingMessage]] = {}
     for partition in range(partitions):
         made[partition] = []
         for _ in range(count):

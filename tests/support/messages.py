@@ -129,7 +129,7 @@ class RecordingOwner:
     """Fake subscription that records the commands for its messages."""
 
     topic: str = "t"
-    partition: int = 3
+    partition: int | None = 3
     node: str = "127.0.0.1:4150"
 
     def __init__(self, *, in_order: bool = False) -> None:

@@ -30,7 +30,7 @@ SMALL = ServerLimits(max_msg_size=60, max_body_size=200)
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True)
-PARTITIONS = st.integers(-1, 1023)
+PARTITIONS = st.none() | st.integers(0, 1023)
 PLACES = st.none() | st.integers(0, 1023)  # of a publish; None on the original NSQ
 IDS = st.binary(min_size=16, max_size=16)
 BODIES = st.binary(min_size=1, max_size=40)

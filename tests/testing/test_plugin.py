@@ -140,7 +140,7 @@ from nsqext import sync
 
 def test_it(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
-        assert producer.publish(nsq_topic, b"hi").partition == -1
+        assert producer.publish(nsq_topic, b"hi").partition is None
 """,
         ini="nsqext_generation = nsq\nnsqext_nodes = 1\n",
     )

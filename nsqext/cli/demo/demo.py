@@ -141,7 +141,7 @@ async def _consume(consumer: Consumer, tag: str | None, check: FlightCheck, adva
 def _show(console: Console, check: FlightCheck) -> bool:
     """Print what was received and the violations; return whether there are none."""
     partitions = Table("partition", "leader", f"tag {CANARY}", "without tag", title="Received", title_justify="left")
-    for number in sorted({partition for partition, _ in check.received}):
+    for number in sorted({partition for partition, _ in check.received if partition is not None}):
         leaders = {str(receipt.node) for receipt in check.receipts.values() if receipt.partition == number}
         counts = (str(check.received[number, tag]) for tag in (CANARY, None))
         partitions.add_row(str(number), ", ".join(sorted(leaders)), *counts)
@@ -192,9 +192,9 @@ class FlightCheck:
     receipts: dict[int, Receipt] = field(factory=dict)
     deliveries: Counter[int] = field(factory=Counter)  # how often each flight was received, by number
     # number of messages by partition and tag of the consumer
-    received: Counter[tuple[int, str | None]] = field(factory=Counter)
+    received: Counter[tuple[int | None, str | None]] = field(factory=Counter)
     wrong: Counter[str] = field(factory=Counter)  # number of messages by kind of violation
-    _positions: dict[int, tuple[int, ...]] = field(factory=dict, init=False)
+    _positions: dict[int, tuple[int | None, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 
     def add(self, consumer_tag: str | None, message: Message) -> None:

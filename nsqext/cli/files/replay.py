@@ -151,7 +151,7 @@ async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None
             raise InvalidInput(f"{entry.file}, line {entry.number} has no topic", hint="give --topic")
         keep = plan.keep_partitions and entry.record.get("key") is None
         partition = entry.record.get("partition") if keep else None
-        return topic, partition if isinstance(partition, int) and partition >= 0 else None
+        return topic, partition if isinstance(partition, int) else None
 
     for (topic, partition), group in groupby(due, target):
         with waits.waiting(f"{topic} to store messages"):

@@ -89,7 +89,6 @@ class Owner(Protocol):
     """The subscription of a message."""
 
     topic: str
-    partition: int  # number of the partition; -1 on the original NSQ
     original: bool  # its node is of the original NSQ, which redelivers its messages when they have timed out
     node: str  # ``host:port`` of the node
     in_order: bool  # the next message is delivered after this one was finished
@@ -100,6 +99,10 @@ class Owner(Protocol):
     max_msg_timeout: float  # seconds that a message may be in flight, including touches
     ignore_lost: bool  # answering a message that is no longer in flight is ignored instead of raising
     key_sharing: KeySharing  # how the consumers of the channel share the keys of the partition
+
+    @property
+    def partition(self) -> int | None:
+        """Number of the partition; None on the original NSQ."""
 
     @property
     def taking_over(self) -> bool:
@@ -189,9 +192,14 @@ class Message(RawMessage):
         return self.owner.topic
 
     @property
-    def partition(self) -> int:
-        """Partition of the message; -1 on the original NSQ."""
+    def partition(self) -> int | None:
+        """Partition of the message; None on the original NSQ, which has no partitions."""
         return self.owner.partition
+
+    @property
+    def trace_id(self) -> int:
+        """Trace id of the publish; 0 without one, and on the original NSQ, which has no trace ids."""
+        return 0 if self.owner.original else super().trace_id
 
     @property
     def node(self) -> str:

@@ -417,10 +417,10 @@ class ConsumerOptions:
 
         return DEFAULT_KEY_TAGS if self.key_tags is None else self.key_tags
 
-    def start_of(self, partition: int) -> Position | None:
+    def start_of(self, partition: int | None) -> Position | None:
         """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""
         if isinstance(self.start, Mapping):
-            return self.start.get(partition)
+            return None if partition is None else self.start.get(partition)
         return None if self.start is None or self.start_positions is not None else cast("Position", self.start)
 
     @property

@@ -54,9 +54,7 @@ class Target:
         self.meta: TopicMeta = meta  # metadata of the topic
         self.partition: int | None = partition  # None on a server without partitions
         self.node: PooledNode = node
-        self.receipt: Receipt = Receipt(
-            topic, -1 if partition is None else partition, node.node
-        )  # of an untraced publish
+        self.receipt: Receipt = Receipt(topic, partition, node.node)  # of an untraced publish
         # a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for never
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}

@@ -206,20 +206,22 @@ def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int
     return body
 
 
-def sub(topic: str, channel: str, partition: int = -1, *, verb: str = "SUB", start: str | None = None) -> bytes:
+def sub(
+    topic: str, channel: str, partition: int | None = None, *, verb: str = "SUB", start: str | None = None
+) -> bytes:
     """Return SUB, SUB_ADVANCED or SUB_ORDERED.
 
     Args:
         topic: name of the topic.
         channel: name of the channel.
-        partition: omitted if negative, for the original NSQ.
+        partition: the partition; None at the original NSQ.
         verb: the command.
         start: start position of SUB_ADVANCED, ``kind:number``; with it, servers ignore the partition (captured:
             sub_advanced_offset_partition).
     """
     words = [verb, topic, channel]
-    if partition >= 0 or start is not None:
-        words.append(str(partition))
+    if partition is not None or start is not None:
+        words.append("-1" if partition is None else str(partition))
     if start is not None:
         words.append(start)
     return " ".join(words).encode() + b"\n"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 64 << 20
 """Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
-_FIRST_DIGIT = ord("0")
 _NO_HEADERS: dict[str, Any] = {}
 _HEADER_START = 3  # bytes of version and length in front of a header
 _TAG = TAG_HEADER.encode()
@@ -58,11 +57,11 @@ class RowFormat:
 
 
 def to_batches(
-    columns: MessageColumns, first: int | None, topic: str, partition: int, rows: RowFormat
+    columns: MessageColumns, first: int | None, topic: str, partition: int | None, rows: RowFormat
 ) -> list[pa.RecordBatch]:
     """Return messages as rows: one batch, or several if the bodies are large.
 
-    The number of the first message is None where numbers are unknown; the partition of the original NSQ is -1.
+    The number of the first message is None where numbers are unknown, the partition on the original NSQ.
     """
     batch = _Batch(columns, first, topic, partition, rows)
     try:
@@ -77,7 +76,7 @@ class _Batch:
     columns: MessageColumns
     first: int | None
     topic: str
-    partition: int
+    partition: int | None
     rows: RowFormat
     parsed: list[dict[str, Any]] | None = None
     bodies: list[bytes] | None = None
@@ -186,10 +185,11 @@ class _Batch:
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
     def trace_ids(self) -> pa.Array:
-        """Return trace ids as signed numbers; 0 for the text ids of the original NSQ."""
+        """Return trace ids as signed numbers; 0 on the original NSQ."""
+        if self.partition is None:
+            return pa.repeat(pa.scalar(0, pa.int64()), len(self.columns))
         data = self.columns.heads["id"].tobytes()
         traces = np.frombuffer(data, dtype=">i8").reshape(-1, 2)[:, 1].astype(np.int64)
-        traces[np.frombuffer(data, dtype=np.uint8)[::MESSAGE_ID_SIZE] >= _FIRST_DIGIT] = 0
         return pa.array(traces)
 
     def from_headers(self, name: str, value: Callable[[bytes, Mapping[str, Any]], Any]) -> pa.Array:

@@ -15,7 +15,6 @@ from nsqext.admin.options import admin_settings
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import settings_for
 from nsqext.errors import NsqError, PartitionUnavailable
-from nsqext.protocol.messages import is_text_id
 from nsqext.spark.cluster.portal import readers_loop
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import from_messages
@@ -76,7 +75,7 @@ class ChannelBatches:
         """
         self._consumer.pause()
         for message in (*self._held, *self._later):
-            if is_text_id(message.id) and not message.expired:
+            if message.owner.original and not message.expired:
                 message.requeue_now(0.0, backoff=False)
             elif not message.answered:
                 message.mark_answered()
@@ -161,7 +160,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
 def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.RecordBatch]:
     """Return messages as rows, ordered by partition; their offsets are unknown."""
     rows = RowFormat.of(options)
-    by_partition: dict[tuple[str, int], list[RawMessage]] = {}
+    by_partition: dict[tuple[str, int | None], list[RawMessage]] = {}
     for message in messages:
         by_partition.setdefault((message.topic, message.partition), []).append(message)
     return [

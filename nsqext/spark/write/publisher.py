@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-Tallies = Counter[tuple[str, int]]  # number of published messages by topic and partition
+Tallies = Counter[tuple[str, int | None]]  # number of published messages by topic and partition
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
 """Makes the message that describes a bad row; its arguments are the row's number, the error and the row by column."""
 

@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 class Written(WriterCommitMessage):
     """Result of a task."""
 
-    tallies: Mapping[tuple[str, int], int]
+    tallies: Mapping[tuple[str, int | None], int]
 
 
 class _TaskWriter:

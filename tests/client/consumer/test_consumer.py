@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_handler_gets_everything_from_all_partitions(cluster: Cluster, topic: str) -> None:
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
-    seen: list[tuple[int, bytes]] = []
+    seen: list[tuple[int | None, bytes]] = []
 
     @consumer.handler
     async def handle(message: Message) -> None:

@@ -268,7 +268,7 @@ def test_a_batch_that_the_original_nsq_does_not_understand_is_not_sent(header: b
     batch = Batch("t", None)
     batch.add(0, b"a", header, 5)
     with pytest.raises(ExtendNotSupported, match=what):
-        batch.command(Target("t", -1, node, TopicMeta()))
+        batch.command(Target("t", None, node, TopicMeta()))
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,7 @@ async def test_stored_messages_and_their_bytes_are_counted() -> None:
 async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: str) -> None:
     async with producing({}, {}) as (producer, _, _):
         first = (await producer.publish("t", b"x")).partition
+        assert first is not None
         other = 1 - first
         key = next(f"k{number}" for number in range(99) if murmur3_partition(b"k%d" % number, 2) == other)
         arguments: dict[str, Any] = {"partition": other} if choice == "partition" else {"key": key}

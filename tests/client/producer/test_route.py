@@ -156,7 +156,7 @@ def test_nodes_without_partitions() -> None:
     route = _route({}, nodes=(1, 2))
     assert {str(route.any().node.address) for _ in range(4)} == {"n:1", "n:2"}
     target = route.any()
-    assert (target.partition, target.receipt.partition) == (None, -1)
+    assert (target.partition, target.receipt.partition) == (None, None)
     assert target.line("PUB") == b"PUB t\n"
     assert str(route.any([target]).node.address) != str(target.node.address)
     with pytest.raises(InvalidPartition, match="not known"):

@@ -91,14 +91,16 @@ def test_headers_as_an_array_of_structs() -> None:
 
 def test_numbers_are_unknown_in_a_consumed_channel() -> None:
     columns = from_messages([message(offset=-1, size=0)])
-    (batch,) = to_batches(columns, None, "t", -1, RowFormat())
+    (batch,) = to_batches(columns, None, "t", None, RowFormat())
     (row,) = batch.to_pylist()
     assert (row["offset"], row["queue_offset"], row["value"]) == (None, -1, b"x")
 
 
-def test_text_ids_have_no_trace_id() -> None:
-    (text, number) = read(message(id=b"0a1b2c3d4e5f6789"), message(id=message_id(2, 5)), include_headers=False)
-    assert (text["message_id"], text["trace_id"], number["trace_id"]) == (b"0a1b2c3d4e5f6789", 0, 5)
+def test_messages_of_the_original_nsq_have_neither_partition_nor_trace_id() -> None:
+    columns = from_messages([message(id=b"0a1b2c3d4e5f6789", offset=-1)])
+    (batch,) = to_batches(columns, None, "t", None, RowFormat())
+    (row,) = batch.to_pylist()
+    assert (row["message_id"], row["partition"], row["trace_id"]) == (b"0a1b2c3d4e5f6789", None, 0)
 
 
 def test_headers_are_a_map_and_reserved_ones_are_columns() -> None:

@@ -152,7 +152,7 @@ def test_the_original_nsq_creates_topics() -> None:
     with Cluster(nodes=1, generation="nsq") as cluster:
         tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
     assert expected == [TopicMeta()]
-    assert tallies == {("fresh", -1): 2}
+    assert tallies == {("fresh", None): 2}
 
 
 def test_no_row_is_lost_when_a_leader_is_killed() -> None:

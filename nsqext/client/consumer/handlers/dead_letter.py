@@ -112,9 +112,10 @@ class DeadLetterTopic:
             "error": reason_of(error).encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
             "topic": message.topic,
             "channel": self._channel,
-            "partition": str(message.partition),
             "attempts": str(message.attempts),
             "id": message.id.hex(),
             "time": f"{time.time():.3f}",
         }
+        if message.partition is not None:
+            origin["partition"] = str(message.partition)
         return {DEAD_LETTER_PREFIX + name: value for name, value in origin.items()}

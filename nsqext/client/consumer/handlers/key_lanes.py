@@ -501,7 +501,7 @@ def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:
     """Return what an order belongs to: a partition, or one connection that has all messages of its keys."""
     if owner.key_sharing is KeySharing.TAGS:
         return owner
-    return (owner.topic, owner.partition if owner.partition >= 0 else owner.node)
+    return (owner.topic, owner.node if owner.partition is None else owner.partition)
 
 
 def _is_gone(message: Message) -> bool:

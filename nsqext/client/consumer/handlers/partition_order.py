@@ -117,7 +117,7 @@ class PartitionOrder:
             self._frontier, self._last_end, self._unseen = -1, -1, 0
             self.settling = not (owner.moved or self.ordered_by_server)
             return previous is not None
-        self.settling = self._frontier < 0 <= owner.partition  # the original NSQ has no offsets to sort by
+        self.settling = self._frontier < 0 and owner.partition is not None  # the original NSQ has no offsets to sort by
         if self._frontier >= 0:
             # on subscriptions in between nothing was received, but messages may have been sent
             self._unseen += max(1, owner.number - previous.number) * self.most_ready
@@ -259,7 +259,7 @@ class KeyLaneOwner:
         self.owner: Owner = owner  # the subscription
         self.order: PartitionOrder = order
         self.topic: str = owner.topic
-        self.partition: int = owner.partition
+        self.partition: int | None = owner.partition
         self.original: bool = owner.original
         self.node: str = owner.node
         self.in_order: bool = owner.in_order

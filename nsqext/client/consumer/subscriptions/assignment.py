@@ -83,9 +83,9 @@ class Assignment:
     last: Subscription | None = field(default=None, init=False)  # its last subscription that was opened
 
     @property
-    def partition(self) -> int:
-        """The number of the partition; -1 for a node of the original NSQ."""
-        return self.key if isinstance(self.key, int) else -1
+    def partition(self) -> int | None:
+        """The number of the partition; None for a node of the original NSQ."""
+        return self.key if isinstance(self.key, int) else None
 
     def __str__(self) -> str:
         return f"partition {self.key}" if isinstance(self.key, int) else str(self.key)

@@ -44,7 +44,7 @@ class ChannelSeeker:
         """
         positions = self._options.start_positions
         if positions is not None:
-            http, partition = _http(view, assignment.partition, address), assignment.partition
+            http, partition = _leader(view, assignment, address)
             log = await self._metadata.channels.log_bounds(http, self._topic, partition, self._channel)
             found = await positions.start_of(self._topic, self._channel, partition, log)
             if found is not None and assignment.pending is None:
@@ -53,9 +53,9 @@ class ChannelSeeker:
         start = self._options.start_of(assignment.partition)
         if assignment.start_applied or start is None:
             return
-        http = _http(view, assignment.partition, address)
+        http, partition = _leader(view, assignment, address)
         wanted = self._options.start_existing or not await self._metadata.channels.exists(
-            http, self._topic, assignment.partition, self._channel
+            http, self._topic, partition, self._channel
         )
         if wanted and assignment.pending is None:  # the user may have called seek meanwhile
             assignment.pending = start
@@ -64,10 +64,10 @@ class ChannelSeeker:
     async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         """Move the channel to a pending position before the subscription sends RDY; raises PartitionUnavailable."""
         while assignment.pending is not None:
-            http = _http(view, assignment.partition, subscription.request.address)
+            http, partition = _leader(view, assignment, subscription.request.address)
             position = assignment.pending
             subscription.skip_to(position)
-            await self._metadata.channels.move(http, self._topic, assignment.partition, self._channel, str(position))
+            await self._metadata.channels.move(http, self._topic, partition, self._channel, str(position))
             if assignment.pending is position:  # otherwise the user called seek meanwhile
                 assignment.pending = None
                 assignment.moved.set()
@@ -115,8 +115,10 @@ class ChannelSeeker:
         return chosen
 
 
-def _http(view: PartitionMap, partition: int, address: Address) -> Address:
-    if partition < 0:
+def _leader(view: PartitionMap, assignment: Assignment, address: Address) -> tuple[Address, int]:
+    """Return the HTTP address of the node that leads a partition, and the partition."""
+    partition = assignment.partition
+    if partition is None:
         raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)
     http = view.http.get(address)
     if http is None:
@@ -126,4 +128,4 @@ def _http(view: PartitionMap, partition: int, address: Address) -> Address:
             partition=partition,
             node=str(address),
         )
-    return http
+    return http, partition

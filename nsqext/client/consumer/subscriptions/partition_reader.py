@@ -50,7 +50,7 @@ class SubscribeRequest:
 
     topic: str
     channel: str
-    partition: int  # the partition; -1 at the original NSQ
+    partition: int | None  # the partition; None at the original NSQ
     address: Address  # the node that leads it
     meta: TopicMeta  # the topic's meta; decides extend support and order
     options: ConsumerOptions = field(kw_only=True)
@@ -80,7 +80,7 @@ class SubscribeRequest:
         options = self.options
         # lanes restore the order of a partition by the offsets of its messages
         sorts = options.lanes is not None and self.key_sharing is not KeySharing.SERVER
-        return "SUB_ADVANCED" if (options.queue_position or sorts) and self.partition >= 0 else "SUB"
+        return "SUB_ADVANCED" if (options.queue_position or sorts) and self.partition is not None else "SUB"
 
     def identify(self) -> IdentifyRequest:
         """Return the body of IDENTIFY.
@@ -113,7 +113,7 @@ class SubscribeRequest:
         if not timeout and not connection.snappy and not connection.deflate_level:
             return _UNBUFFERED, None
         # with compression only the timer flushes, however small the buffer is
-        return options.output_buffer_size, max(timeout, _SHORTEST if self.partition >= 0 else _SHORTEST_ORIGINAL)
+        return options.output_buffer_size, max(timeout, _SHORTEST_ORIGINAL if self.partition is None else _SHORTEST)
 
     def _dispatch(self) -> dict[str, str]:
         dispatch, key = self.options.dispatch, self.options.key
@@ -154,7 +154,7 @@ class SubscribeRequest:
 
     def _check_tags(self, negotiated: Negotiated) -> None:
         lacks = _lacking(negotiated)
-        if self.partition < 0:
+        if self.partition is None:
             raise InvalidSetting(
                 f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells "
                 "no partitions",

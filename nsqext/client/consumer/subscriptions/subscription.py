@@ -138,8 +138,8 @@ class Subscription(PartitionReader):
         super().__init__(request, connection, negotiated)
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
-        self.partition: int = request.partition
-        self.original: bool = self.partition < 0 and not negotiated.is_ha  # whether its node is of the original NSQ
+        self.partition: int | None = request.partition
+        self.original: bool = self.partition is None and not negotiated.is_ha  # whether its node is of the original NSQ
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
         self.in_flight: int = 0  # messages that were received and neither answered nor timed out
@@ -167,7 +167,7 @@ class Subscription(PartitionReader):
         self._recorded = (0, 0)  # what `take_unrecorded` has returned so far
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         # whether messages that are due soon stay in flight
-        self._keeps_early = self.partition >= 0 and self.key_sharing is not KeySharing.SERVER
+        self._keeps_early = self.partition is not None and self.key_sharing is not KeySharing.SERVER
         self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
         # an nsqd of the original NSQ that was killed reads messages of its queue again. One that is in flight twice is
         # answered once, and stays in the count that nsqd compares with RDY.
@@ -401,7 +401,7 @@ class Subscription(PartitionReader):
                 notice,
                 extra={"topic": self.topic, "partition": self.partition, "node": self.node},
             )
-            self._overcounted |= self.partition < 0 and not isinstance(notice, TouchFailed)
+            self._overcounted |= self.partition is None and not isinstance(notice, TouchFailed)
         super().tick()
         if self._overcounted and not self.in_flight:
             self.reset("nsqd may count more messages in flight than there are")
@@ -409,7 +409,7 @@ class Subscription(PartitionReader):
     @property
     def upgradable(self) -> bool:
         """Whether it stands still, without a word of the server, when its topic gets extend support."""
-        return self.partition >= 0 and not self.request.meta.extend_support
+        return self.partition is not None and not self.request.meta.extend_support
 
     async def stop(self) -> None:
         """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""

@@ -32,7 +32,7 @@ class ConsumerConnection:
     """An open connection of a consumer."""
 
     topic: str  #: name of the topic
-    partition: int  #: the partition; -1 at the original NSQ
+    partition: int | None  #: the partition; None on the original NSQ
     node: str  #: ``host:port`` of the node
     ready: int  #: the RDY count, the messages that it may have in flight
     in_flight: int  #: messages that were received and neither answered nor timed out

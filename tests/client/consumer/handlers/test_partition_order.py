@@ -249,10 +249,10 @@ async def test_a_message_that_made_room_has_the_attempts_that_it_was_handled() -
 async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one() -> None:
     """On a new connection to the original NSQ, even if nothing else was received."""
     bench = Bench(1)
-    bench.owner.partition, bench.owner.original = -1, True
+    bench.owner.partition, bench.owner.original = None, True
     first, _ = bench.put("a1", "a2")
     again = cut(bench)
-    again.partition, again.original, again.ready = -1, True, 1
+    again.partition, again.original, again.ready = None, True, 1
     bench.put("a2", owner=again)
     bench.expire(first)
     bench.wait(0.1)
@@ -268,10 +268,10 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
 ) -> None:
     monkeypatch.setattr(key_lanes, "_MOST_RETURNED", 2)
     bench = Bench(1)
-    bench.owner.partition, bench.owner.original = -1, True
+    bench.owner.partition, bench.owner.original = None, True
     (first,) = bench.put("a1")
     again = cut(bench)
-    again.partition, again.original = -1, True
+    again.partition, again.original = None, True
     bench.put("b1", owner=again)
     bench.expire(first)
     bench.put("a2", "a3", owner=again)
@@ -293,10 +293,10 @@ async def test_only_messages_that_wait_now_count_against_the_order(
     monkeypatch.setattr(key_lanes, "_MOST_RETURNED_BYTES", most_bytes)
     bench = Bench(1)
     for number in range(4):
-        bench.owner.partition, bench.owner.original = -1, True
+        bench.owner.partition, bench.owner.original = None, True
         (lost,) = bench.put(f"a{number}")
         again = cut(bench)
-        again.partition, again.original = -1, True
+        again.partition, again.original = None, True
         bench.put("b1")
         bench.expire(lost)
         bench.put("a8", "a9")
@@ -311,12 +311,12 @@ async def test_only_messages_that_wait_now_count_against_the_order(
 async def test_the_original_nsq_redelivers_after_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     """It keeps messages of a lost connection in flight: the time for a redelivery counts from their timeout."""
     bench = Bench(1)
-    bench.owner.partition, bench.owner.original = -1, True
+    bench.owner.partition, bench.owner.original = None, True
     first, finished = bench.put("a1", "b1")
     bench.take(first)
     bench.take(finished).finish_now()
     again = cut(bench)
-    again.partition, again.original, again.ready = -1, True, 2
+    again.partition, again.original, again.ready = None, True, 2
     bench.put("a2", owner=again)
     bench.lanes.expired(first)
     bench.put("a3", owner=again)

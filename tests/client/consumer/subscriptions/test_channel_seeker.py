@@ -273,5 +273,5 @@ def test_the_partition_of_an_assignment() -> None:
     assert [(Assignment(key).partition, str(Assignment(key))) for key in (0, 3, _NODE)] == [
         (0, "partition 0"),
         (3, "partition 3"),
-        (-1, "n:4150"),
+        (None, "n:4150"),
     ]

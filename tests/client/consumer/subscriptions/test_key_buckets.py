@@ -53,7 +53,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         Consumer("t", "ch", lookupd="127.0.0.1:1", **settings)
 
 
-def _request(partition: int, meta: TopicMeta, **settings: Any) -> SubscribeRequest:
+def _request(partition: int | None, meta: TopicMeta, **settings: Any) -> SubscribeRequest:
     """Return the first request of a consumer, which has chosen tags if it has a number of them."""
     count = settings.get("key_tags", 0)
     options = ConsumerOptions(dispatch="key_failover", **settings)
@@ -78,7 +78,7 @@ EXTEND = TopicMeta(1, extend_support=True)
 @pytest.mark.parametrize("settings", [{}, {"key_tags": 4}], ids=["chosen by the server", "tags"])
 def test_servers_and_topics_without_tags_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="needs a redesigned NSQ with lookup"):
-        _request(-1, TopicMeta(), **settings).supported_by(RELEASED)
+        _request(None, TopicMeta(), **settings).supported_by(RELEASED)
     with pytest.raises(InvalidSetting, match="does not support extend headers, which key_tags needs"):
         _request(0, TopicMeta(1), **settings).supported_by(RELEASED)
     with pytest.raises(InvalidSetting, match="tags cannot share the keys of the header 'order'"):

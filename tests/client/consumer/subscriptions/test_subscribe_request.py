@@ -20,10 +20,10 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.transport.connection import Connection
 
-REDESIGNED, ORIGINAL = 0, -1
+REDESIGNED, ORIGINAL = 0, None
 
 
-def asked(options: ConsumerOptions, partition: int) -> tuple[int | None, float | None]:
+def asked(options: ConsumerOptions, partition: int | None) -> tuple[int | None, float | None]:
     """Return size and timeout in IDENTIFY."""
     plan = SubscribeRequest("orders", "ch", partition, Address("127.0.0.1", 4150), TopicMeta(), options=options)
     request = plan.identify()
@@ -44,7 +44,7 @@ def asked(options: ConsumerOptions, partition: int) -> tuple[int | None, float |
     ],
 )
 def test_the_time_that_messages_wait_at_the_server(
-    timeout: float | None, partition: int, wanted: tuple[int | None, float | None]
+    timeout: float | None, partition: int | None, wanted: tuple[int | None, float | None]
 ) -> None:
     assert asked(ConsumerOptions(output_buffer_timeout=timeout), partition) == wanted
 
@@ -67,7 +67,7 @@ def test_compression_is_never_without_a_timer(connection: ConnectionOptions) -> 
     assert asked(options, ORIGINAL) == (None, 0.025)
 
 
-def _request(partition: int, *, ordered: bool = False, key_tags: int = 0, **settings: Any) -> SubscribeRequest:
+def _request(partition: int | None, *, ordered: bool = False, key_tags: int = 0, **settings: Any) -> SubscribeRequest:
     meta = TopicMeta(1, extend_support=True, ordered=ordered)
     options = ConsumerOptions(**settings)
     return SubscribeRequest(
@@ -83,9 +83,9 @@ _FAILOVER: dict[str, Any] = {"dispatch": "key_failover"}
     [
         ({}, 0, "SUB"),
         ({"queue_position": True}, 0, "SUB_ADVANCED"),
-        ({"queue_position": True}, -1, "SUB"),
+        ({"queue_position": True}, None, "SUB"),
         ({"key": "k"}, 0, "SUB_ADVANCED"),
-        ({"key": "k"}, -1, "SUB"),
+        ({"key": "k"}, None, "SUB"),
         (_FAILOVER, 0, "SUB"),
         ({**_FAILOVER, "queue_position": True}, 0, "SUB_ADVANCED"),
         ({**_FAILOVER, "key_tags": 4}, 0, "SUB_ADVANCED"),
@@ -93,7 +93,7 @@ _FAILOVER: dict[str, Any] = {"dispatch": "key_failover"}
         ({"ordered": True, "key": "k"}, 0, "SUB_ORDERED"),
     ],
 )
-def test_the_command_says_what_messages_carry(members: dict[str, Any], partition: int, verb: str) -> None:
+def test_the_command_says_what_messages_carry(members: dict[str, Any], partition: int | None, verb: str) -> None:
     assert _request(partition, **members).verb == verb
 
 

@@ -148,7 +148,7 @@ async def test_a_missing_heartbeat_makes_the_consumer_look_the_topic_up(
 async def test_a_subset_of_partitions(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, partitions=3, channels=["ch"])
     async with opened(topic, cluster, partitions=(0, 2)) as consumer:
-        assert sorted(one.partition for one in consumer.connections) == [0, 2]
+        assert {one.partition for one in consumer.connections} == {0, 2}
         for partition in range(3):
             publish(cluster, topic, b"%d" % partition, partition=partition)
         assert sorted(await take(consumer, 2)) == [b"0", b"2"]

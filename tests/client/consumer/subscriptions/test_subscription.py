@@ -34,7 +34,7 @@ from tests.support.sleeps import settled
 pytestmark = pytest.mark.anyio
 
 
-def plan(meta: TopicMeta, *, partition: int = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
+def plan(meta: TopicMeta, *, partition: int | None = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
     """Return a plan."""
     options = ConsumerOptions(**members)
     return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag=tag, options=options)
@@ -44,7 +44,7 @@ def test_the_command_follows_topic_and_options() -> None:
     plain, ordered = TopicMeta(1), TopicMeta(1, ordered=True)
     assert plan(plain).verb == "SUB"
     assert plan(plain, queue_position=True).verb == "SUB_ADVANCED"
-    assert plan(plain, queue_position=True, partition=-1).verb == "SUB", "the original NSQ has no other command"
+    assert plan(plain, queue_position=True, partition=None).verb == "SUB", "the original NSQ has no other command"
     assert plan(ordered).verb == "SUB_ORDERED"
     assert plan(ordered, ordered=False).verb == "SUB"
     assert plan(plain, ordered=True).verb == "SUB_ORDERED"

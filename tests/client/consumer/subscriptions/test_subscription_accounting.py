@@ -304,7 +304,7 @@ def test_a_read_with_messages_that_are_due_does_not_grow_rdy() -> None:
         assert made.monitor.calls == []
 
 
-@pytest.mark.parametrize(("partition", "key_tags", "keeps"), [(-1, 0, False), (0, 0, True), (0, 4, True)])
+@pytest.mark.parametrize(("partition", "key_tags", "keeps"), [(None, 0, False), (0, 0, True), (0, 4, True)])
 def test_what_may_be_kept_in_flight(partition: int, key_tags: int, keeps: bool) -> None:
     options: dict[str, Any] = {"dispatch": "key_failover"} if key_tags else {}
     with subscribed(_EXTEND, partition=partition, key_tags=key_tags, negotiated=_TIMEOUT, **options) as made:
@@ -390,7 +390,7 @@ def test_a_connection_with_unsent_commands_is_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "meta", "upgradable"), [(0, TopicMeta(1), True), (0, _EXTEND, False), (-1, TopicMeta(), False)]
+    ("partition", "meta", "upgradable"), [(0, TopicMeta(1), True), (0, _EXTEND, False), (None, TopicMeta(), False)]
 )
 def test_only_topics_of_the_redesigned_nsq_without_headers_can_be_upgraded(
     partition: int, meta: TopicMeta, upgradable: bool

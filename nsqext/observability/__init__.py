@@ -1,6 +1,6 @@
 """Logs, spans and metrics of publishes and handled messages.
 
-Observers are middleware that does not change outcomes: give `LogObserver`, which writes structured log records,
+Observers are middleware that keeps outcomes: pass `LogObserver` (structured log records),
 `nsqext.observability.otel.OpenTelemetry` (extra ``otel``) or `nsqext.observability.prometheus.Prometheus` (extra
 ``prometheus``) to `nsqext.App` or to the clients of `nsqext.middleware`.
 """
@@ -31,8 +31,8 @@ logger: logging.Logger = logging.getLogger("nsqext.observability")
 class Observer(Middleware):
     """Observes publishes and handled messages through context managers, which receive the outcome.
 
-    An observer cannot change the outcome: its errors are logged, and it cannot suppress an error. Otherwise a failing
-    metric could make a stored message be published again.
+    Its errors are logged, and it cannot suppress an error. Otherwise a failing metric could make a stored message be
+    published again.
     """
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
@@ -55,7 +55,7 @@ class Observer(Middleware):
 
 
 class _Harmless:
-    """Wraps a context manager so that it neither raises nor suppresses an error."""
+    """Wraps a context manager, which then neither raises nor suppresses errors."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
@@ -83,7 +83,7 @@ class _Harmless:
 
 
 def failure(error: BaseException | None) -> str | None:
-    """Return the name of an error's type; None without an error, and for a handler's `nsqext.Requeue` and the like."""
+    """Return the name of an error's type; None without an error, and for `nsqext.Requeue` and the like."""
     if error is None or isinstance(error, HandlerSignal):
         return None
     return type(error).__qualname__
@@ -92,14 +92,13 @@ def failure(error: BaseException | None) -> str | None:
 class LogObserver(Observer):
     """Logs a record for every publish and every handled message or batch, without bodies and header values.
 
-    The text of a record is one of ``published``, ``publish failed``, ``handled`` and ``handler failed``; everything
-    else is an attribute of the record (``extra``): event, topic, partition, channel, count, bytes, seconds, attempts,
-    message_id, trace_id, error.
+    The text is ``published``, ``publish failed``, ``handled`` or ``handler failed``; the rest are attributes of the
+    record (``extra``): event, topic, partition, channel, count, bytes, seconds, attempts, message_id, trace_id, error.
 
     Args:
         logger: logger or its name.
         level: level of successful operations; failures are warnings.
-        slow: seconds after which a successful operation is logged as a warning too; None for never.
+        slow: seconds after which a successful operation is a warning, too; None for never.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans and metrics, following the messaging conventions (extra ``otel``, API only)."""
+"""OpenTelemetry spans and metrics by the messaging conventions (extra ``otel``, API only)."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ Attributes = dict[str, Any]
 
 
 class OpenTelemetry(Observer):
-    """Records spans ``publish TOPIC`` and ``process TOPIC``, and the four client metrics of the messaging conventions.
+    """Records spans ``publish TOPIC`` and ``process TOPIC``, and the conventions' four client metrics.
 
     The channel is ``messaging.consumer.group.name``. Without an SDK nothing is recorded, at little cost.
 
     Args:
-        tracer_provider: the global one by default.
-        meter_provider: the global one by default.
+        tracer_provider: by default the global provider.
+        meter_provider: by default the global provider.
         propagate: ``supported`` writes the context of a publish to the extend headers of its messages on topics with
-            extend support, and only there; ``never`` does not.
-        create_spans: record a span for each message of a batch, linked to the span of the batch.
-        parent: make the span of a handler a child of the publisher's span, rather than link to it; the span of a batch
-            always links to the publishers of its messages.
+            extend support; ``never`` does not.
+        create_spans: record a span for each message of a batch, linked to the batch's span.
+        parent: make a handler's span a child of the publisher's span instead of a link; a batch's span always links to
+            its messages' publishers.
         body_size: record the size of bodies.
 
     Raises:
@@ -115,7 +115,7 @@ class OpenTelemetry(Observer):
         topic = publishing.topic
         base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
         attributes: Attributes = {**base, OPERATION_TYPE: "send"}
-        # a batch has a create span for each message; the send span of a single message creates it
+        # a batch has a create span per message; a single message's send span creates it
         creates = publishing.batch and self._create_spans
         origins = _origins(publishing.messages)
         parent: Context | None = None
@@ -159,7 +159,7 @@ class OpenTelemetry(Observer):
         return links
 
     def _propagate(self, publishing: Publishing, contexts: Sequence[Context]) -> None:
-        """Write the contexts to the messages once the topic's support for headers is known."""
+        """Write the contexts to the messages once it is known whether the topic supports headers."""
         if not self._propagates:
             return
 

@@ -55,15 +55,15 @@ class _Handled:
 
 @frozen
 class _Series:
-    """A metric that is read from the statistics of clients at each scrape."""
+    """A metric read from the statistics of clients at each scrape."""
 
-    name: str  # name without the namespace
+    name: str  # without the namespace
     help: str
-    # returns the value, None for no value; or the values by additional labels
+    # returns the value, or the values by additional labels; None for no value
     read: Callable[[Any], float | dict[tuple[str, ...], float | None] | None]
     kind: Literal["counter", "gauge"] = "gauge"
-    combine: Callable[[float, float], float] = float.__add__  # combines the values of clients with the same labels
-    labels: tuple[str, ...] = ()  # names of additional labels
+    combine: Callable[[float, float], float] = float.__add__  # for clients with the same labels
+    labels: tuple[str, ...] = ()  # additional labels
 
 
 _sum = _Series
@@ -118,7 +118,7 @@ _OUTBOX = (
 
 
 class _ClientCollector:
-    """Reads the statistics of clients at each scrape, so that they cost nothing per message."""
+    """Reads the statistics of clients at each scrape: messages cost nothing."""
 
     def __init__(self, namespace: str) -> None:
         self.producers: WeakSet[Producer] = WeakSet()
@@ -127,7 +127,7 @@ class _ClientCollector:
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of all clients; those with the same labels are combined."""
+        """Return the metrics of all clients; combine those with the same labels."""
         producers: list[tuple[tuple[str, ...], Any]] = [((), one.statistics()) for one in tuple(self.producers)]
         yield from self._families(_PRODUCER, (), producers)
         consumers: list[tuple[tuple[str, ...], Any]] = []
@@ -188,10 +188,10 @@ class Prometheus(Observer):
     ``producer_…`` and ``consumer_…`` are the values of `nsqext.Producer.statistics` and `nsqext.Consumer.statistics`,
     the latter by topic (as given: a pattern, or several with commas) and channel; clients with the same labels are
     combined. ``producer_events_total`` and ``consumer_events_total`` count connections, disconnections, moved leaders
-    and changes of the backoff, by ``kind``. They include clients that use this middleware, and those given to `attach`.
+    and changes of the backoff, by ``kind``. They cover clients with this middleware, and clients passed to `attach`.
 
     Args:
-        registry: the global one by default.
+        registry: by default the global registry.
         namespace: prefix of every name.
         buckets: upper bounds of the histograms, in seconds.
 
@@ -199,7 +199,7 @@ class Prometheus(Observer):
 
     Raises:
         InvalidSetting: the first object with this registry and namespace has other buckets.
-        ValueError: by prometheus_client, if the registry has metrics of another origin with these names.
+        ValueError: from prometheus_client, if the registry has other metrics with these names.
     """
 
     _first: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Prometheus]]] = WeakKeyDictionary()
@@ -231,14 +231,14 @@ class Prometheus(Observer):
         self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)
         self._clients = _ClientCollector(namespace)
         registry.register(self._clients)
-        # the lookup of labelled children is slow, so it is done once
+        # labelled children are looked up once, because that is slow
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
     def attach(self, client: Client | OutboxRelay) -> None:
-        """Report the statistics and events of a client; clients attach their middleware themselves.
+        """Report the statistics and events of a client; clients attach their own middleware.
 
-        Of a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
+        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
         the database at each scrape. The client or relay is referenced weakly.
         """
         if isinstance(client, OutboxRelay):

@@ -1,7 +1,7 @@
 """The pytest plugin: a cluster for the test run, and a new topic for each test that uses ``nsq_topic``.
 
-pytest loads it automatically if the package is installed. The fixtures are synchronous, so that blocking tests and
-those of pytest-asyncio and anyio can use them.
+pytest loads it automatically if the package is installed. The fixtures are synchronous, for blocking tests and tests of
+pytest-asyncio and anyio.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ("nsq_cluster", "nsq_topic")
 
 _MARKER = "nsq_topic"
 _NAME = 40
-"""Characters of the test's name in the topic's name; servers accept 64 characters in total."""
+"""Characters of the test's name in the topic's name; servers accept 64 in total."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,8 +50,8 @@ def _number(config: pytest.Config, name: str) -> int:
 def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A running cluster, shared by all tests of the run; needs the extra ``broker``.
 
-    It is configured by ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A
-    test that kills nodes or injects faults uses a cluster of its own: ``with Cluster() as cluster``.
+    Set ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A test that kills
+    nodes or injects faults uses a separate cluster: ``with Cluster() as cluster``.
     """
     from nsqext.broker import Cluster
 
@@ -65,10 +65,9 @@ def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
 def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a new topic for this test, which is deleted afterwards.
 
-    ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` gives the arguments of
-    `nsqext.broker.Cluster.create_topic`; for each argument the mark closest to the test applies. Without
-    ``channels``, the channel ``default`` is created, because the redesigned NSQ refuses publishes to a topic without
-    channels.
+    ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` has the arguments of
+    `nsqext.broker.Cluster.create_topic`; for each argument the mark closest to the test applies. Without ``channels``,
+    the channel ``default`` is created, because the redesigned NSQ refuses publishes to a topic without channels.
     """
     from nsqext.errors import TopicNotFound
     from nsqext.protocol.names import DEFAULT_CHANNEL

@@ -1,6 +1,6 @@
 """The web page of a cluster: topics, partitions, channels, consumers and nodes, with live numbers and actions.
 
-Rendered on the server; it needs the extra ``web``. Start it with ``nsqext web`` or ``nsqext broker --web``.
+Rendered on the server (extra ``web``). Start it with ``nsqext web`` or ``nsqext broker --web``.
 """
 
 from __future__ import annotations

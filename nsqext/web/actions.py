@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _EXPANDED_WITHIN = 60.0  # seconds
 
-_TOPIC_WAIT = 30.0  # seconds until a new topic has to accept publishes
+_TOPIC_WAIT = 30.0  # seconds until a new topic must accept publishes
 
 
 @frozen
@@ -41,16 +41,16 @@ class ActionTarget:
 
 @frozen
 class ActionForm:
-    """The fields of a form, or of the query of a page."""
+    """The fields of a form, or of a page's query."""
 
     fields: Mapping[str, str]
 
     def given(self, name: str) -> str:
-        """Return a field; empty when it is missing."""
+        """Return a field, empty if missing."""
         return self.fields.get(name, "").strip()
 
     def needed(self, name: str) -> str:
-        """Return a field."""
+        """Return a required field."""
         text = self.given(name)
         if not text:
             raise InvalidInput(f"the field {name} is empty", hint="go back and fill it in")
@@ -71,7 +71,7 @@ class ActionForm:
 
 
 Perform = Callable[[ActionTarget, ActionForm], Awaitable[str]]
-"""Performs an action and returns the address of the page to show next."""
+"""Performs an action; returns the address of the next page."""
 
 
 @frozen
@@ -80,8 +80,8 @@ class Action:
 
     perform: Perform
     button: str
-    done: str  # text to show after success
-    question: str = ""  # warning to confirm first if the action cannot be undone; otherwise empty
+    done: str  # text after success
+    question: str = ""  # confirmation for an action that cannot be undone
 
 
 def topic_page(topic: str) -> str:
@@ -148,7 +148,7 @@ def _headers(text: str) -> dict[str, str] | None:
 
 
 async def _publish(target: ActionTarget, topic: str, form: ActionForm) -> None:
-    body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send lines of a text area with CRLF
+    body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send a text area's lines with CRLF
     await target.producer.publish(
         topic,
         body.encode("utf-8", "surrogateescape"),
@@ -313,4 +313,4 @@ ACTIONS: dict[str, Action] = {
     "restart": Action(_on_node(lambda cluster, name: cluster.restart(name)), "Restart", "The node was started again."),
     "move-leader": Action(_on_topic(_move_leader), "Move leader", "The leader was moved."),
 }
-"""Actions by the last segment of their path."""
+"""Actions by the last segment of their paths."""

@@ -47,7 +47,7 @@ _MOST_WATCHES = 8
 _UNREAD = 20.0  # seconds
 _MOST_FORM = 4 * 1024 * 1024  # bytes; a message of 1 MiB triples when a form encodes it
 _RETRY = "check that the cluster is up"
-_RETRIED = 3  # seconds after which a page that could not be read is loaded again
+_RETRIED = 3  # seconds until an unreadable page is loaded again
 _ADMIN_TIMEOUT = 15.0  # seconds
 
 _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
@@ -89,22 +89,22 @@ def _environment() -> Environment:
     found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(
         "parts.html"
-    ).module  # single blocks are rendered too, where imports of the template have no effect
+    ).module  # blocks are rendered alone, too, where the template's imports have no effect
     return found
 
 
 class WebPage:
     """The page of a cluster of either generation, as an ASGI application.
 
-    `run` must be running while requests are handled. Any event loop that anyio supports can be used.
+    `run` must run while requests are handled, in any event loop of anyio.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
+        lookupd: ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
         options: settings.
-        cluster: an embedded cluster with these addresses, whose nodes the page can kill, freeze and restart.
+        cluster: an embedded cluster with these addresses; the page can kill, freeze and restart its nodes.
 
     Raises:
-        InvalidSetting: no address, or an invalid one.
+        InvalidSetting: no address, or an invalid address.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class WebPage:
         self._streams = 0
         self._watches = 0
         self._pages = pages = Pages(self._monitor, self._admin, self._options, cluster)
-        # Starlette declares that a handler takes any exception
+        # Starlette declares handlers of any exception
         pages_of_errors: dict[Any, Any] = {
             HTTPException: self._unknown_page,
             NsqError: self._nsq_error_page,
@@ -196,14 +196,14 @@ class WebPage:
     def _events(self, request: Request, build: _Build) -> Response:
         if self._streams >= _MOST_STREAMS:
             return Response("too many pages are open\n", 503, media_type="text/plain")
-        self._streams += 1  # counted before the stream starts: many requests may be handled until then
+        self._streams += 1  # counted early: many requests may be handled before the stream starts
         return _EventStream(self._stream(request, build), self._ended)
 
     def _ended(self) -> None:
         self._streams -= 1
 
     async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
-        """Send the part of a page with live numbers whenever it has changed."""
+        """Send the live part of a page at each change."""
         sent = ""
         yield b"retry: 2000\n\n"
         while True:
@@ -253,7 +253,7 @@ class WebPage:
         return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
 
     async def _act(self, request: Request) -> Response:
-        """Perform the action of a form; first ask for confirmation if it cannot be undone."""
+        """Perform a form's action; first ask for confirmation if it cannot be undone."""
         name = request.path_params["name"]
         fields = await self._form(request)
         action = ACTIONS.get(name)
@@ -317,7 +317,7 @@ class WebPage:
 async def serve(
     page: WebPage, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve on asyncio until cancelled, then close the listening socket, which it owns, and every connection."""
+    """Serve on asyncio until cancelled, then close all connections and the listening socket, which it owns."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(page.run)
         await tasks.start(HttpServer(page).serve, listener)
@@ -326,7 +326,7 @@ async def serve(
 
 @contextmanager
 def served(page: WebPage, address: Address) -> Iterator[Address]:
-    """Serve in a thread while the block runs; yield the address with its port."""
+    """Serve in a thread during the block; yield the address with its port."""
     listener = listen(address)
     bound = Address(address.host, listener.getsockname()[1])
     with listener, start_blocking_portal("asyncio") as portal:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _KEPT = 60  # points of a sparkline
-_AVERAGED = 5  # points of the rate that is shown as a number
-_WATCHED = 30.0  # seconds after the last request for which sampling continues
-_LOOKED_UP = 32  # unchanged topics that each sample looks up
-# short, because a frozen node delays the numbers of all others
+_AVERAGED = 5  # points of a rate shown as a number
+_WATCHED = 30.0  # seconds of sampling after the last request
+_LOOKED_UP = 32  # unchanged topics looked up per sample
+# short, because a frozen node delays all numbers
 _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 
 
 @frozen
 class Rate:
-    """Messages a second over the last samples."""
+    """Messages per second over the last samples."""
 
     points: tuple[float, ...] = ()  # oldest first
 
@@ -46,27 +46,27 @@ _NO_RATE = Rate()
 
 @frozen
 class Snapshot:
-    """State of a cluster at one time."""
+    """A cluster's state at one time."""
 
-    taken: float  # time of the sample, in seconds since 1970
+    taken: float  # in seconds since 1970
     topics: Mapping[str, TopicInfo]
     stats: Mapping[str, TopicStats]
     nodes: tuple[NodeStatus, ...]
-    published: Mapping[str, Rate]  # rate of received messages by topic
-    finished: Mapping[tuple[str, str], Rate]  # rate of finished messages by topic and channel
-    error: NsqError | None = None  # error of a later failed sample; None if this sample is current
+    published: Mapping[str, Rate]  # by topic
+    finished: Mapping[tuple[str, str], Rate]  # by topic and channel
+    error: NsqError | None = None  # of a later failed sample
 
     def publish_rate(self, topic: str) -> Rate:
-        """Return the rate at which a topic receives messages."""
+        """Return the rate of messages to a topic."""
         return self.published.get(topic, _NO_RATE)
 
     def finish_rate(self, topic: str, channel: str) -> Rate:
-        """Return the rate at which the consumers of a channel finish messages."""
+        """Return the rate of messages finished by a channel's consumers."""
         return self.finished.get((topic, channel), _NO_RATE)
 
     @property
     def total_rate(self) -> Rate:
-        """The rate at which all topics receive messages."""
+        """Rate of messages to all topics."""
         series = [rate.points for rate in self.published.values()]
         length = max(map(len, series), default=0)
         padded = [(0.0,) * (length - len(points)) + points for points in series]
@@ -74,12 +74,12 @@ class Snapshot:
 
     @property
     def total_lag(self) -> int:
-        """Messages that are not finished, over all channels."""
+        """Unfinished messages of all channels."""
         return sum(channel.lag for topic in self.stats.values() for channel in topic.channels.values())
 
 
 def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
-    """Return whether statistics contain the same leaders, nodes and channels as lookup."""
+    """Return whether statistics have the same leaders, nodes and channels as lookup."""
     if info is None or set(info.channels) != set(stats.channels):
         return False
     if info.generation == "nsq":
@@ -89,10 +89,10 @@ def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
 
 @define
 class _Counter:
-    """A rate derived from counters of the parts of a topic, which change as leaders move.
+    """A rate from counters of a topic's parts, which change as leaders move.
 
-    A counter that decreases once is ignored, because a node does not read messages and depth at the same instant. A
-    counter that stays lower was reset.
+    A single decrease is ignored, because a node does not read messages and depth at the same instant. A counter that
+    stays lower was reset.
     """
 
     parts: dict[object, int] = field(factory=dict)
@@ -115,7 +115,7 @@ class _Counter:
 
 
 class Monitor:
-    """Samples a cluster while a page is open, and shares the samples with every viewer."""
+    """Samples a cluster while a page is open, for all viewers."""
 
     def __init__(
         self, lookupd: str | Sequence[str], interval: float, settings: Mapping[str, Any] | None = None
@@ -123,7 +123,7 @@ class Monitor:
         # all settings of the lookup client except times are the caller's
         times = {"lookup_request_timeout": _REQUEST_TIMEOUT, "lookup_straggler_timeout": _STRAGGLER_TIMEOUT}
         self._admin = Admin(lookupd, **settings_for(admin_settings(), {**(settings or {}), **times}))
-        self._interval = interval  # seconds between two samples
+        self._interval = interval  # seconds between samples
         self._latest: Snapshot | None = None
         self._known: dict[str, TopicInfo] = {}
         self._turn = 0
@@ -137,7 +137,7 @@ class Monitor:
         self._changed = Waiters()
 
     async def run(self) -> None:
-        """Sample until cancelled, except while no page is open; then close the connections."""
+        """Sample until cancelled, while any page is open; then close the connections."""
         try:
             while True:
                 if time.monotonic() - self._viewed > _WATCHED:
@@ -149,7 +149,7 @@ class Monitor:
                 await self._admin.aclose()
 
     async def current(self, *, newest: bool = False) -> Snapshot:
-        """Return the latest sample, or a new one: if it is too old, or if the cluster was changed (``newest``)."""
+        """Return the latest sample; a new sample if that is too old, or after a change (``newest``)."""
         self._view()
         if newest or time.monotonic() - self._sampled > 3 * self._interval:
             await self._sample()
@@ -160,13 +160,13 @@ class Monitor:
         return self._latest
 
     async def following(self) -> Snapshot:
-        """Wait for the next sample and return it."""
+        """Return the next sample."""
         self._view()
         await self._changed.wait()
         return await self.current()
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
-        """Return the in-sync replicas by partition, the leader first; empty if the request fails."""
+        """Return the in-sync replicas by partition, the leader first; empty after a failed request."""
         with anyio.move_on_after(_REQUEST_TIMEOUT), suppress(NsqError):
             return await self._admin.replicas(topic)
         return {}
@@ -176,9 +176,9 @@ class Monitor:
         self._wanted.wake()
 
     async def _sample(self) -> None:
-        """Take a sample; callers that wait at the same time share the next one.
+        """Take a sample; concurrent callers share the next.
 
-        A sample that began before the call is not shared: it may lack a change that the caller made.
+        A sample that began before the call is not shared: it may lack the caller's change.
         """
         called = time.monotonic()
         async with self._sampling:
@@ -222,9 +222,9 @@ class Monitor:
         )
 
     def _changed_topics(self, stats: Mapping[str, TopicStats]) -> list[str]:
-        """Return the topics whose statistics differ from lookup's last answer, and some of the others in turn.
+        """Return the topics whose statistics differ from lookup's last answer, and some other topics in turn.
 
-        One request per topic and sample would overload the lookup service of a large cluster.
+        One request per topic and sample would overload a large cluster's lookup service.
         """
         changed = {name for name, topic in stats.items() if not _agrees(self._known.get(name), topic)}
         others = [name for name in stats if name not in changed]
@@ -244,7 +244,7 @@ class Monitor:
             self._known.pop(name, None)  # no partition has a leader, or it was deleted
 
     def _leaderless(self, name: str) -> TopicInfo:
-        """Describe a topic that lookup lists but does not find, because no partition has a leader at the moment."""
+        """Describe a topic that lookup lists but does not find: no partition has a leader at the moment."""
         old = self._latest.topics.get(name) if self._latest is not None else None
         return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
 

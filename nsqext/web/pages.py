@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PEEKED = 20
 _MOST_PEEKED = 200
-_WATCHED = 5  # seconds to wait for messages of the original NSQ
+_WATCHED = 5  # seconds of waiting for messages of the original NSQ
 
 
 @frozen
@@ -48,30 +48,30 @@ class NodeRow:
     """A row of a table of nodes."""
 
     address: str
-    name: str  # name in an embedded cluster; otherwise empty
+    name: str  # in an embedded cluster
     state: Literal["up", "down", "frozen"]  # frozen only in an embedded cluster
-    status: NodeStatus | None  # status from lookup; None if lookup does not list the node at the moment
+    status: NodeStatus | None  # None if lookup does not list the node at the moment
     leads: tuple[tuple[str, int], ...]
 
 
 @frozen
 class PartitionRow:
-    """A partition in the page of its topic."""
+    """A partition on its topic's page."""
 
-    number: int | None  # partition number; None for a node's share of a topic of the original NSQ
-    leader: Address | None  # TCP address of the leader; None without a leader
+    number: int | None  # None for a node's share of an original topic
+    leader: Address | None  # TCP address
     replicas: tuple[str, ...]  # TCP addresses of the other in-sync replicas
-    stats: PartitionStats | None  # statistics from the leader; None while it does not respond
+    stats: PartitionStats | None  # from the leader; None without a response
 
 
 @frozen
 class WatchedMessage:
-    """A received message, with the members of `nsqext.StoredMessage` that the page shows."""
+    """A received message, with the page's members of `nsqext.StoredMessage`."""
 
-    id: str  # message id, in hexadecimal digits
-    timestamp: int  # when the server stored it, in nanoseconds since 1970
-    body: str  # the body as text, with U+FFFD in place of bytes that are not UTF-8
-    node: str  # TCP address of the node that sent it
+    id: str  # hexadecimal
+    timestamp: int  # when stored, in nanoseconds since 1970
+    body: str  # text, with U+FFFD for bytes that are not UTF-8
+    node: str  # TCP address of its node
 
 
 class Pages:
@@ -85,7 +85,7 @@ class Pages:
         self._delay_store = options.delay_store
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
-        """Return the nodes that lookup lists and those of an embedded cluster, sorted by name and address."""
+        """Return the nodes of lookup and of an embedded cluster, sorted by name and address."""
         leads: dict[str, list[tuple[str, int]]] = {}
         for topic in snapshot.topics.values():
             for number, leader in topic.leaders.items():
@@ -112,12 +112,12 @@ class Pages:
         )
 
     async def overview(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of topics and nodes: topics by ``search``, ``sort``, ``order`` and ``page``."""
+        """Return the page of topics and nodes; topics by ``search``, ``sort``, ``order`` and ``page``."""
         values = {"nodes": self.node_rows(snapshot), "list": topic_list(snapshot, ActionForm(query))}
         return Page("overview.html", "Overview", values)
 
     async def delayed(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of the messages that wait in the store of a relay."""
+        """Return the page of the messages in a relay's store."""
         store = self._delay_store
         messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
         count = 0 if store is None else await to_thread.run_sync(store.count)
@@ -183,9 +183,9 @@ class Pages:
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
-        """Return the page of the next messages of a topic of the original NSQ, which has no log to read from.
+        """Return the page of the next messages of a topic of the original NSQ, which has no log.
 
-        They are copies, received through an ephemeral channel, which the servers delete when its consumer disconnects.
+        They are copies from an ephemeral channel, which the servers delete when its consumer disconnects.
         """
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "nsq":
@@ -262,7 +262,7 @@ def per_second(value: float) -> str:
 
 
 def size(value: int | None) -> str:
-    """Return a number of bytes in binary units; a dash for an unknown one."""
+    """Return bytes in binary units; a dash for None."""
     if value is None:
         return "–"
     amount, unit = float(value), 0
@@ -272,7 +272,7 @@ def size(value: int | None) -> str:
 
 
 def age(since: float) -> str:
-    """Return the time since ``since`` (seconds since 1970), in the largest unit that fits."""
+    """Return the time since ``since`` (seconds since 1970) in the largest fitting unit."""
     seconds = max(time.time() - since, 0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
@@ -281,12 +281,12 @@ def age(since: float) -> str:
 
 
 def seconds_since(since: float) -> int:
-    """Return the whole seconds since ``since``, in seconds since 1970."""
+    """Return whole seconds since ``since`` (seconds since 1970)."""
     return round(max(time.time() - since, 0))
 
 
 def moment(nanoseconds: int) -> str:
-    """Return a time in nanoseconds since 1970 as ISO text with milliseconds, in UTC."""
+    """Return nanoseconds since 1970 as ISO text with milliseconds, in UTC."""
     try:
         text = datetime.fromtimestamp(nanoseconds / 1e9, UTC).isoformat(sep=" ", timespec="milliseconds")
     except (OverflowError, OSError, ValueError):
@@ -308,7 +308,7 @@ def sparkline(rate: Rate, label: str) -> Markup:
 
 
 def key_ranges(ranges: Sequence[KeyRange], clients: Sequence[str]) -> Markup:
-    """Draw the key ranges of consumers on the hash space from 0 to 1; the index in all clients selects the shade."""
+    """Draw consumers' key ranges on the hash space from 0 to 1; the index in all clients selects the shade."""
     rect = Markup(
         '<rect class="shade-{shade}" x="{x:.2f}" width="{width:.2f}" y="0" height="28"><title>{title}</title></rect>'
     )

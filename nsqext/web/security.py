@@ -1,4 +1,4 @@
-"""Access control of the page: host names, origins, sign-in, form tokens, and the headers of every response."""
+"""Access control: host names, origins, sign-in, form tokens, and headers of responses."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class WebOptions:
     """Settings of the page."""
 
     write: bool = False  #: offer actions; otherwise the page is read-only
-    interval: float = 1.0  #: seconds between two samples of the cluster
-    #: host names under which browsers reach the page, besides addresses, ``localhost`` and the machine's own name
+    interval: float = 1.0  #: seconds between samples
+    #: host names of the page, besides addresses, ``localhost`` and the machine's name
     http_hosts: tuple[str, ...] = ()
     #: ``user:password`` for HTTP basic authentication; never shown
     basic_auth: str | None = field(default=None, repr=False)
     #: header in which a reverse proxy names the signed-in user; requests without it are refused. Only safe if no
     #: request can bypass the proxy.
     proxy_header: str | None = None
-    delay_store: DelayStore | None = None  #: store of a relay whose waiting messages are shown
-    #: settings of connections and of the lookup client, by name
+    delay_store: DelayStore | None = None  #: store of a relay, to show its waiting messages
+    #: settings of connections and the lookup client, by name
     settings: Mapping[str, Any] = field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -68,7 +68,7 @@ class WebOptions:
 
 
 class Refused(Exception):
-    """A request that is not allowed."""
+    """A refused request."""
 
     def __init__(self, status: int, text: str, hint: str) -> None:
         super().__init__(status, text)
@@ -78,7 +78,7 @@ class Refused(Exception):
 
 
 class Security:
-    """Checks every request, and adds the headers of every response."""
+    """Checks every request; adds headers to every response."""
 
     def __init__(self, options: WebOptions) -> None:
         self._options = options
@@ -86,7 +86,7 @@ class Security:
         self._secret = secrets.token_bytes(32)
 
     def check(self, method: str, headers: Headers) -> str:
-        """Return the name of the signed-in user, empty without sign-in."""
+        """Return the signed-in user's name, empty without sign-in."""
         host = headers.get("host", "")
         refusal = self._guard.refusal(method, host, headers.get("origin", ""), headers.get("sec-fetch-site", "")) or (
             "" if host else "the request has no Host header"
@@ -99,7 +99,7 @@ class Security:
         user = ""
         if self._options.proxy_header is not None:
             users = headers.getlist(self._options.proxy_header)
-            user = users[0] if len(users) == 1 else ""  # with two headers, one may have been sent by the browser
+            user = users[0] if len(users) == 1 else ""  # of two headers, the browser may have sent one
             if not user:
                 raise Refused(
                     403,
@@ -114,11 +114,11 @@ class Security:
         return user
 
     def token(self, user: str) -> str:
-        """Return the token that the forms of a user carry."""
+        """Return the token in a user's forms."""
         return hmac.new(self._secret, user.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
     def check_change(self, user: str, token: str) -> None:
-        """Check that a change may be made."""
+        """Check that the user may make a change."""
         if not self._options.write:
             raise Refused(403, "this page is read-only", "start it with --write to make changes")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token(user).encode()):
@@ -128,7 +128,7 @@ class Security:
         """Return a ``send`` that adds the headers.
 
         Args:
-            static: the response is a file of the package, so it may be cached.
+            static: the response is a package file and may be cached.
         """
 
         async def sending(message: _Message) -> None:

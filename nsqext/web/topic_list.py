@@ -1,4 +1,4 @@
-"""The list of topics in the overview: searched, sorted and divided into pages."""
+"""The overview's list of topics: searched, sorted and paged."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PER_PAGE = 25
 
 @frozen
 class TopicRow:
-    """A topic in the overview, with totals over its partitions and channels."""
+    """A topic in the overview, with totals of its partitions and channels."""
 
     name: str
     topic: TopicInfo
-    stats: TopicStats | None  # None while no node responds
+    stats: TopicStats | None  # None without a response
     rate: Rate  # received messages
-    partitions: int  # of the redesigned NSQ: as created, led or not; of the original NSQ: nodes
+    partitions: int  # redesigned NSQ: as created, led or not; original NSQ: nodes
     messages: int
     depth: int
     lag: int
@@ -37,11 +37,11 @@ class TopicRow:
 
 @frozen
 class Column:
-    """A column that the list can be sorted by."""
+    """A sortable column."""
 
     label: str
     value: Callable[[TopicRow], object]
-    falling: bool = True  # the order of the first click: the largest number first
+    falling: bool = True  # the first click sorts the largest number first
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -58,10 +58,10 @@ COLUMNS: Mapping[str, Column] = {
 
 @frozen
 class TopicList:
-    """A page of the topics whose names contain a text."""
+    """A page of topics with a text in their names."""
 
     rows: tuple[TopicRow, ...]
-    search: str  # text that the names contain; empty for all
+    search: str  # text in names; empty for all
     sort: str  # a key of `COLUMNS`
     falling: bool
     page: int  # from 1
@@ -81,17 +81,17 @@ class TopicList:
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """The columns by their name in a URL."""
+        """The columns by name in a URL."""
         return COLUMNS
 
     def direction(self, column: str) -> str:
-        """Return the value of ``aria-sort`` of a column."""
+        """Return a column's ``aria-sort``."""
         if column != self.sort:
             return "none"
         return "descending" if self.falling else "ascending"
 
     def sorted_by(self, column: str) -> str:
-        """Return the URL of the list in the order of a column; of the present one, in the opposite order."""
+        """Return the URL of the list sorted by a column; reversed for the present column."""
         falling = not self.falling if column == self.sort else COLUMNS[column].falling
         return self._url(column, falling, 1)
 
@@ -111,10 +111,10 @@ class TopicList:
 
 
 def topic_list(snapshot: Snapshot, form: ActionForm) -> TopicList:
-    """Return the page of topics that a query asks for.
+    """Return the page of topics for a query.
 
     Raises:
-        InvalidInput: an unknown column or order, or a page that is not a number.
+        InvalidInput: unknown column or order, or a page that is not a number.
     """
     search, sort, order = form.given("search"), form.given("sort") or "name", form.given("order")
     if sort not in COLUMNS or order not in ("", "rising", "falling"):

@@ -1,4 +1,4 @@
-"""The embedded cluster within a simulation: its methods are awaited, because it shares the simulation's event loop."""
+"""The embedded cluster within a simulation: its methods are awaited, because it shares the event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COORDINATOR = "coordinator"
 
 @contextmanager
 def as_server() -> Iterator[None]:
-    """Run a part of a task as the servers' process: sockets and tasks that it makes are the servers'."""
+    """Run a part of a task as the servers' process, which owns the sockets and tasks that it makes."""
     host = current_host.set("server")
     try:
         with run_by_anyio():
@@ -48,12 +48,12 @@ class SimulatedCluster:
     """A cluster of the redesigned generation.
 
     Args:
-        seed: of what is random at the real server.
+        seed: for what the real server randomizes.
         disk: where messages are stored; None keeps them in memory.
-        files: how the disk is used; by default each publish is synced, and so survives a loss of power.
+        files: use of the disk; by default each publish is synced and survives a loss of power.
 
     Attributes:
-        topics: number of partitions of each topic that `create_topic` created.
+        topics: number of partitions of each topic made by `create_topic`.
         down: names of the killed servers.
         recreated: topics that the fault ``recreate`` may delete and create again.
         upgraded: topics that the fault ``upgrade`` may turn into extend topics.
@@ -76,7 +76,7 @@ class SimulatedCluster:
 
     @property
     def lookupd(self) -> list[str]:
-        """``host:port`` of the lookup nodes' HTTP, the addresses for clients."""
+        """``host:port`` of the lookup nodes' HTTP APIs, for clients."""
         return [str(running.lookupd.http) for running in self.runtime.lookupds.values()]
 
     @property
@@ -90,7 +90,7 @@ class SimulatedCluster:
         return list(self.runtime.lookupds)
 
     def name_ports(self, network: Network) -> None:
-        """Give the servers' ports their names, so that links can be blocked."""
+        """Name the servers' ports, so that links can be blocked."""
         for name, node in self.runtime.nodes.items():
             network.name_port(node.tcp.port, name)
             network.name_port(node.http.port, name)
@@ -137,14 +137,14 @@ class SimulatedCluster:
         return True
 
     async def upgrade_topic(self, name: str) -> bool:
-        """Turn a topic into an extend topic; return whether the cluster did it."""
+        """Turn a topic into an extend topic; return whether the cluster accepted."""
         with suppress(NsqError), as_server():
             self.runtime.upgrade_topic(name)
             return True
         return False
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Return the name of the node that leads a partition, or led it last."""
+        """Return the name of a partition's leader, or of its last leader."""
         return self.runtime.replicas(topic, partition).state.leader
 
     async def kill(self, name: str) -> None:
@@ -165,7 +165,7 @@ class SimulatedCluster:
             self.down.discard(name)
 
     async def cut_power(self, name: str) -> None:
-        """Kill a server as a loss of power does: what its disk has not synced is lost; does nothing if it is down."""
+        """Kill a server as a loss of power does: data not synced is lost. Does nothing if it is down."""
         if name not in self.down:
             await self.kill(name)
             if self.disk is not None and name in self.runtime.nodes:
@@ -218,14 +218,14 @@ class SimulatedCluster:
         self.runtime.thaw(name)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:
-        """Make another node the leader; return whether the cluster did it."""
+        """Make another node the leader; return whether the cluster accepted."""
         with suppress(NsqError), as_server():
             await self.runtime.move_leader(topic, partition, name)
             return True
         return False
 
     async def heal(self) -> None:
-        """Start every server, remove every injected fault; return when every partition accepts writes."""
+        """Start every server, remove every fault; return when every partition accepts writes."""
         if self.disk is not None:
             for name in self.nodes:
                 self.disk.heal(name)

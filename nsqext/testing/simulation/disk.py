@@ -1,8 +1,8 @@
-"""A disk in memory with the semantics of fsync: what was not synced is lost or torn when its machine loses power.
+"""A disk in memory with the semantics of fsync: data not synced is lost or torn at a loss of power.
 
-``fsync`` of a file makes its content and its name durable, as on ext4 and XFS. A later rename may be lost, unless the
-folder is synced. Folders and removals are durable at once. Paths of the
-disk are `SimulatedPath`; the functions of `os` that product code calls with them are replaced by the simulation.
+``fsync`` of a file makes its content and name durable, as on ext4 and XFS. A later rename may be lost, unless the
+folder is synced. Folders and removals are durable at once. Paths of the disk are `SimulatedPath`; the simulation
+replaces the functions of `os` that product code calls with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FIRST_FD = 2_000_000
 _TORN = 0.5
-"""Share of the files with unsynced bytes of which a part is durable."""
+"""Share of files with unsynced bytes of which a part is durable."""
 
 
 def _failure(number: int, path: object) -> OSError:
@@ -42,14 +42,14 @@ class _Status:
 
 
 class SimulatedDisk:
-    """Files of all nodes; the first part of a path below the root is the name of the node.
+    """Files of all nodes; the first part of a path below the root names the node.
 
     Args:
         network: its time advances while a disk is slow.
         random: what a loss of power leaves.
 
     Attributes:
-        full: nodes whose disk takes nothing more.
+        full: nodes with a full disk.
         failing: nodes whose disk fails to write.
         slow: longest time of an fsync, in seconds, by node.
         power_losses: virtual times at which a node lost its power.
@@ -91,7 +91,7 @@ class SimulatedDisk:
         self.slow.pop(node, None)
 
     def lose_power(self, node: str) -> None:
-        """Lose what was not synced, or a part of it; open files of the node are closed."""
+        """Lose what was not synced, or a part of it; close the node's open files."""
         random = self._random
         begin = f"{self.root}/{node}/"
         paths = {path for path in (*self._files, *self._named) if path.startswith(begin)}
@@ -138,7 +138,7 @@ class SimulatedDisk:
         return self._next
 
     def owns(self, fd: object) -> bool:
-        """Return whether a file descriptor, open or lost, is one of this disk."""
+        """Return whether a file descriptor, open or lost, belongs to this disk."""
         return isinstance(fd, int) and _FIRST_FD < fd <= self._next
 
     def write(self, fd: int, data: bytes) -> int:
@@ -157,7 +157,7 @@ class SimulatedDisk:
         return len(data)
 
     def fsync(self, fd: int) -> None:
-        """Make content and name of a file durable; does nothing for a descriptor that a loss of power closed."""
+        """Make content and name of a file durable; ignores a descriptor closed by a loss of power."""
         if fd not in self._open:
             return
         path, file = self._open[fd]
@@ -197,7 +197,7 @@ class SimulatedDisk:
         return found
 
     def put(self, path: SimulatedPath, data: bytes) -> int:
-        """Replace the content of a file with a new one; return an open descriptor."""
+        """Replace the content of a file; return an open descriptor."""
         self._check(str(path))
         self._files[str(path)] = _File(bytearray(data))
         return self.open(path, os.O_WRONLY)
@@ -209,7 +209,7 @@ class SimulatedDisk:
         return str(path) in self._folders
 
     def make_folder(self, path: SimulatedPath) -> None:
-        """Create a folder with those above it; folders are durable."""
+        """Create a folder and its parents, all durable."""
         self._check(str(path))
         for folder in (path, *path.parents):
             self._folders[str(folder)] = None
@@ -262,7 +262,7 @@ class SimulatedDisk:
 
 
 class _Writer(io.BytesIO):
-    """What `SimulatedPath.open` returns for writing."""
+    """The writable file of `SimulatedPath.open`."""
 
     def __init__(self, path: SimulatedPath) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Faults of a simulation: what happens, when, to what; drawn from the seed, and data that can be shortened."""
+"""Faults of a simulation: what happens, when, to what; drawn from the seed, as data that can be shortened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fault:
         at: virtual seconds after faults began.
         seconds: how long it lasts.
         target: name of a node, lookup node or client process; ``topic[0]`` stands for the leader of a partition.
-        chance: number from 0 to 1 for what the kind leaves open.
+        chance: number from 0 to 1 for the kind's open choices.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
 
 
 def _cut_off(at: Injector, fault: Fault, others: Sequence[str]) -> End:
-    """Cut the link between a node and another one, or the coordinator and with it all nodes."""
+    """Cut the link between a node and another node, or between the coordinator and all nodes."""
     if not others:
         return None
     other = others[int(fault.chance * len(others))]
@@ -106,7 +106,7 @@ def _stall(at: Injector, fault: Fault) -> End:
 
 
 def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable[..., Awaitable[bool]]) -> _Begin:
-    """Change a topic of which the scenario allows it."""
+    """Change a topic, if the scenario allows it."""
 
     async def begin(at: Injector, fault: Fault) -> End:
         names = names_in(at.cluster)
@@ -228,7 +228,7 @@ def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
 
 
 def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
-    """Name another node as the leader of each partition."""
+    """Name wrong leaders for all partitions."""
     view = ClusterSnapshot(lookupd.view)
     names = list(view.peers())
     following = dict(zip(names, names[1:] + names[:1], strict=True))
@@ -279,7 +279,7 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_partition": _blocking("io"),
 }
 KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}
-"""Every kind of fault, with the function that begins it and returns the one that ends it."""
+"""Kinds of faults; the function begins a fault and returns the function that ends it."""
 
 
 def draw_faults(seed: int, options: FaultOptions, nodes: Sequence[str], lookupds: Sequence[str]) -> tuple[Fault, ...]:
@@ -309,15 +309,15 @@ class Injector:
     _turn: anyio.Lock = field(factory=anyio.Lock, init=False)
 
     def random_of(self, fault: Fault) -> Random:
-        """Return the source of choices of a fault, which does not depend on other faults."""
+        """Return a fault's source of choices, independent of other faults."""
         return Random(f"{self.seed} {fault.chance}")
 
     async def inject(self, fault: Fault) -> None:
-        """Wait for the time of a fault, begin it, and end it."""
+        """Wait for the time of a fault, begin and end it."""
         await anyio.sleep(fault.at)
         self.network.note(f"fault {fault}")
         async with self._turn:
-            with as_server():  # timers that a fault starts run in this context
+            with as_server():  # for timers that a fault starts
                 begun = KINDS[fault.kind](self, fault)
                 end = await begun if inspect.isawaitable(begun) else begun
         if end is None:

@@ -1,7 +1,7 @@
-"""The links between simulated hosts: chunks, delays, lost and blocked segments, and the time at which they arrive.
+"""The links between simulated hosts: chunks, delays, lost and blocked segments, and arrival times.
 
-A link is a direction between two hosts. What is sent on a blocked link waits, as TCP retransmits it, and arrives after
-the link is restored. Every choice is drawn from the seed.
+A link is one direction between two hosts. Data on a blocked link waits, as in TCP's retransmission, until the link is
+restored. Every choice is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from attrs import frozen
 from nsqext.testing.simulation.sockets import SimulatedSocket
 
 current_host: ContextVar[str] = ContextVar("nsqext_simulated_host", default="client")
-"""Name of the simulated host that the current task runs on."""
+"""Simulated host of the current task."""
 
-_FIRST_FD = 1_000_000  # no real file descriptor has such a number
+_FIRST_FD = 1_000_000  # beyond real file descriptors
 _FIRST_PORT = 20_000
 _RETRANSMIT = 0.2
 _SYN_RETRY = 1.0
@@ -38,12 +38,12 @@ class NetworkOptions:
 
     Attributes:
         latency: shortest and longest delay of a segment.
-        spike: share of the segments that are delayed for up to ``spike_latency``.
-        spike_latency: longest delay of those.
-        split: share of the sends that arrive in several pieces.
-        partial: share of the sends of which the kernel takes a part only.
+        spike: share of segments delayed for up to ``spike_latency``.
+        spike_latency: the longest such delay.
+        split: share of sends that arrive in several pieces.
+        partial: share of sends of which the kernel takes only a part.
         buffers: sizes of buffers in bytes; each direction of a connection draws one.
-        late: share of the waits that end later than the timer demands, by up to ``late_seconds``.
+        late: share of waits that end late, by up to ``late_seconds``.
         late_seconds: longest such delay.
     """
 
@@ -66,13 +66,13 @@ class Network:
     Attributes:
         now: virtual time, in seconds.
         listeners: listening sockets by port.
-        readable: file descriptors that may be readable.
+        readable: file descriptors, maybe readable.
         blocked: links that transmit nothing, as pairs of hosts.
         slow: factors of the delay of links; missing for 1.
         dead: hosts whose processes were killed.
         stalled: hosts whose processes neither read nor write.
-        on_sent: called with a socket and the bytes that it took.
-        on_received: called with a socket and the bytes that were read from it.
+        on_sent: called with a socket and its sent bytes.
+        on_received: called with a socket and the bytes read from it.
     """
 
     def __init__(self, random: Random, options: NetworkOptions | None = None, *, keep_trace: bool = False) -> None:
@@ -113,7 +113,7 @@ class Network:
     # Sockets
 
     def socket(self, *args: Any) -> SimulatedSocket:
-        """Return a new socket of the current host; the arguments of `socket.socket` are ignored."""
+        """Return a new socket of the current host; ignores the arguments of `socket.socket`."""
         return SimulatedSocket(self, current_host.get())
 
     def next_number(self) -> int:
@@ -121,7 +121,7 @@ class Network:
         return self._numbers
 
     def draw_capacity(self) -> int:
-        """Return the bytes that the buffers of a new socket take."""
+        """Return the size of a new socket's buffers."""
         return self.random.choice(self.options.buffers)
 
     def take_fd(self, sock: SimulatedSocket) -> int:
@@ -136,7 +136,7 @@ class Network:
         return self._ports
 
     def name_port(self, port: int, host: str) -> None:
-        """Make a port one of a host."""
+        """Assign a port to a host."""
         self._hosts[port] = host
         if port in self.listeners:
             self.listeners[port].host = host
@@ -163,7 +163,7 @@ class Network:
                 self.transmit(sock, _FIN)
 
     def _discard(self, sock: SimulatedSocket, peer: SimulatedSocket) -> None:
-        """Reset a connection: what is not on its way is not sent any more, and a reset that is lost is not repeated."""
+        """Reset a connection: queued data is not sent, and a lost reset is not repeated."""
         blocked = (sock.host, peer.host) in self.blocked
         on_its_way = -inf if blocked else self.now + self.options.latency[1]
         sock.segments = deque(segment for segment in sock.segments if segment[0] <= on_its_way)
@@ -188,7 +188,7 @@ class Network:
         heappush(self.events, (when, self._sequence, function, argument))
 
     def run_due(self) -> None:
-        """Run the events whose time is reached."""
+        """Run the due events."""
         events = self.events
         while events and events[0][0] <= self.now:
             _, _, function, argument = heappop(events)
@@ -229,7 +229,7 @@ class Network:
     # Transmitting
 
     def send(self, sock: SimulatedSocket, data: bytes) -> int:
-        """Send data or a part of it, in one piece or in two; return how many bytes."""
+        """Send data or a part of it, in one piece or two; return the number of bytes."""
         random, options = self.random, self.options
         size = len(data)
         if size > 1 and random.random() < options.partial:
@@ -250,7 +250,6 @@ class Network:
             self.on_received(sock, data)
 
     def end(self, sock: SimulatedSocket) -> None:
-        """End the outgoing direction of a socket."""
         self.transmit(sock, _FIN)
 
     def transmit(self, sock: SimulatedSocket, kind: int, data: bytes = b"") -> None:
@@ -301,11 +300,11 @@ class Network:
     # Faults
 
     def block(self, source: str, target: str) -> None:
-        """Transmit nothing from a host to another one, until `unblock`."""
+        """Block the link from a host to another, until `unblock`."""
         self.blocked.add((source, target))
 
     def unblock(self, source: str, target: str) -> None:
-        """Transmit again, what was sent meanwhile included."""
+        """Transmit again, including what was sent meanwhile."""
         self.blocked.discard((source, target))
         for sock in list(self.sockets.values()) + self._lingering:
             if sock.segments and sock.host == source and sock.peer is not None and sock.peer.host == target:
@@ -321,7 +320,7 @@ class Network:
         ]
 
     def connections(self, host: str | None = None) -> list[SimulatedSocket]:
-        """Return the accepting ends of the open connections of a host, or of all."""
+        """Return the accepting ends of the open connections of one host or all."""
         return [
             sock
             for sock in self.sockets.values()
@@ -329,7 +328,7 @@ class Network:
         ]
 
     def cut(self, sock: SimulatedSocket) -> None:
-        """Reset a connection at both ends; what is in flight is lost, or a part of it."""
+        """Reset a connection at both ends; data in flight is lost, wholly or partly."""
         peer = sock.peer
         self.note(f"cut {sock.number}")
         for end in (sock, peer):
@@ -337,7 +336,7 @@ class Network:
                 self._reset(end)
 
     def forget(self, sock: SimulatedSocket) -> None:
-        """Lose one end of a connection without a sign: the other end learns of it when it sends (half-open)."""
+        """Lose one end of a connection silently: the other end notices it when it sends (half-open)."""
         self.note(f"half-open {sock.number}")
         peer = sock.peer
         self._reset(sock)
@@ -348,7 +347,7 @@ class Network:
             gone.ended = True
 
     def kill_host(self, host: str, *, silently: bool = False) -> None:
-        """Kill the process of a host: its sockets end, or vanish without a sign as at a loss of power."""
+        """Kill the process of a host: its sockets end, or vanish silently as at a loss of power."""
         self.note(f"killed {host}")
         for sock in [sock for sock in self.sockets.values() if sock.host == host]:
             if not silently and sock.peer is not None:

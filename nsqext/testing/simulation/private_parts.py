@@ -1,6 +1,6 @@
-"""The private parts of asyncio, anyio and uvicorn that a simulation replaces, all in this file.
+"""The private parts of asyncio, anyio and uvicorn that a simulation replaces.
 
-They may change with any release: a simulation refuses to run with other versions than `TESTED`.
+They may change with any release: a simulation runs only with versions in `TESTED`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
 _TURN = 0.00002
-"""Virtual seconds that a turn of the loop takes, at most."""
+"""Most virtual seconds of a turn of the loop."""
 _MISS = 0.1
 """Share of ready sockets that a turn does not report."""
 
@@ -38,9 +38,9 @@ class SimulationStuck(BaseException):
 
 
 class SimulatedSelector(selectors.BaseSelector):
-    """Reports simulated sockets, and moves the time of the network forward instead of waiting.
+    """Reports simulated sockets, and advances the network's time instead of waiting.
 
-    The order of sockets that are ready at the same time, and which of them are reported, is drawn from the seed.
+    The seed decides which ready sockets are reported, in which order.
 
     Args:
         most_turns: turns after which `SimulationStuck` is raised.
@@ -55,11 +55,11 @@ class SimulatedSelector(selectors.BaseSelector):
         self._paused: float = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Let the machine do nothing for a while, from the next turn on."""
+        """Let the machine stand still for a while, from the next turn on."""
         self._paused = max(self._paused, seconds)
 
     def allow(self, turns: int) -> None:
-        """Allow some more turns."""
+        """Allow more turns."""
         self._most = self.turns + turns
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -103,7 +103,7 @@ class SimulatedSelector(selectors.BaseSelector):
         self._writers.clear()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready sockets; without any, move the time to the next event or to the end of the timeout."""
+        """Return the ready sockets; without any, advance to the next event or the end of the timeout."""
         network = self._network
         self.turns += 1
         if self.turns > self._most:
@@ -161,11 +161,11 @@ class SimulatedSelector(selectors.BaseSelector):
 
 
 TESTED = {"anyio": ("4.12", "4.16"), "uvicorn": ("0.34", "0.54")}
-"""The lowest and the highest version of each package that the project's tests run simulations with."""
+"""Lowest and highest version of each package in the project's tests of simulations."""
 _PYTHONS = ((3, 11), (3, 14))
 
 Replacement = tuple[Any, str, Any]
-"""A module or class, the name of one of its attributes, and the value of it during a simulation."""
+"""A module or class, the name of an attribute, and its value during a simulation."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @cache
 def check_versions() -> None:
-    """Check that the installed versions are those whose private parts are known."""
+    """Check that the installed versions have known private parts."""
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         raise InvalidState(
             f"simulations replace private parts of asyncio, and were not tested with Python {sys.version.split()[0]}",
@@ -189,7 +189,7 @@ def check_versions() -> None:
 
 
 def _numbered(kind: Any) -> Any:
-    """Return a class whose hashes do not depend on addresses, so that sets have the same order in each process."""
+    """Return a class whose hashes do not depend on addresses: sets have the same order in each process."""
     serials = count(1)
 
     class Numbered(kind):  # type: ignore[misc]
@@ -225,7 +225,7 @@ class SimulatedLoop(BaseSelectorEventLoop):
     def time(self) -> float:
         return self.network.now
 
-    # the base class connects two real sockets, with which other threads and signals wake the loop
+    # the base class connects two real sockets, through which threads and signals wake the loop
 
     def _make_self_pipe(self) -> None: ...
 
@@ -234,13 +234,13 @@ class SimulatedLoop(BaseSelectorEventLoop):
     def _write_to_self(self) -> None: ...
 
     async def getaddrinfo(self, host: Any, port: Any, **settings: Any) -> Any:
-        """Resolve every name to the one address of the simulation."""
+        """Resolve every name to the simulation's one address."""
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, int(port or 0)))]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, function: Callable[..., Any], *args: Any
     ) -> Any:
-        """Call the function at once: threads would make the order of events depend on the machine."""
+        """Call the function at once: with threads, the order of events would depend on the machine."""
         future = self.create_future()
         try:
             future.set_result(function(*args))
@@ -280,7 +280,7 @@ class SimulatedLoop(BaseSelectorEventLoop):
 
 @contextmanager
 def run_by_anyio() -> Iterator[None]:
-    """Run a part of a task as in a process that `anyio.run` started; ``asyncio.run`` does not set the library."""
+    """Run a part of a task as in a process started by `anyio.run`; ``asyncio.run`` does not set the library."""
     eventloop = import_module("anyio._core._eventloop")
     library = eventloop.set_current_async_library("asyncio")
     try:
@@ -290,7 +290,7 @@ def run_by_anyio() -> Iterator[None]:
 
 
 async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
-    """Stand for a worker thread."""
+    """Stand in for a worker thread."""
     await checkpoint()
     return function(*args)
 

@@ -1,4 +1,4 @@
-"""Run scenarios: one seed, many seeds, and fewer faults until the failure is gone."""
+"""Run scenarios: one seed, many seeds, and a minimum of faults that still fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ClientProcess:
-    """A client process of a scenario, with sockets of its own; `World.start` makes it."""
+    """A client process of a scenario with its own sockets; made by `World.start`."""
 
     def __init__(self, name: str, network: Network) -> None:
         self.name: str = name
@@ -47,7 +47,7 @@ class ClientProcess:
         """Kill the process as ``kill -9`` does; nothing that its code sends afterwards is transmitted.
 
         Args:
-            silently: servers are not notified, as when the machine lost its power.
+            silently: servers are not notified, as after a loss of power.
         """
         self._network.kill_host(self.name, silently=silently)
         self._scope.cancel()
@@ -69,7 +69,7 @@ class World:
         clock: the clocks.
         loop: the event loop.
         faults: the faults of this seed.
-        injected: whether the scenario has called `inject_faults`.
+        injected: the scenario has called `inject_faults`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class World:
 
     @property
     def clients(self) -> list[str]:
-        """Names of the client processes; ``client`` is the one that runs the scenario."""
+        """Names of the client processes; ``client`` runs the scenario."""
         return self._injector.clients
 
     @property
@@ -103,7 +103,7 @@ class World:
         return self.network.now
 
     def start(self, main: Callable[[], Awaitable[object]], name: str = "") -> ClientProcess:
-        """Start a client process beside the scenario; an exception of it ends the scenario.
+        """Start a client process beside the scenario; its exceptions end the scenario.
 
         Args:
             main: its program.
@@ -118,7 +118,7 @@ class World:
 
     @asynccontextmanager
     async def inject_faults(self) -> AsyncIterator[None]:
-        """Inject the faults of the seed; the end of the block waits for all of them and heals everything."""
+        """Inject the seed's faults; the end of the block waits for all and heals everything."""
         self.injected = True
         async with anyio.create_task_group() as tasks:
             for fault in self.faults:
@@ -138,9 +138,9 @@ class Run:
 
     Attributes:
         trace: digest of every event; equal for equal runs.
-        seconds: virtual seconds that it took.
+        seconds: virtual duration.
         error: what the scenario raised; None when it returned.
-        lines: the last events as text, if they were kept.
+        lines: the last events as text, if kept.
     """
 
     seed: int
@@ -153,7 +153,7 @@ class Run:
 
 
 class SimulationFailed(AssertionError):
-    """A scenario raised. The text has the seed, the faults that are needed, and the error.
+    """A scenario raised. The text has the seed, the necessary faults, and the error.
 
     Attributes:
         run: the run with the fewest faults that still fails.
@@ -185,7 +185,7 @@ def simulate(
     time_limit: float = 600.0,
     disk: bool = False,
 ) -> list[Run]:
-    """Run a scenario once for each seed, in a simulated world of its own.
+    """Run a scenario once for each seed, each in a new simulated world.
 
     The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the faults of
     the seed with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
@@ -203,7 +203,7 @@ def simulate(
         disk: nodes store messages on a simulated disk, and sync each publish.
 
     Raises:
-        SimulationFailed: the scenario raised; its faults were reduced to those that are needed.
+        SimulationFailed: the scenario raised; its faults were reduced to the necessary ones.
     """
     options = faults or FaultOptions()
     names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]
@@ -220,7 +220,7 @@ def simulate(
 
 
 def shrink(run: Run, again: Callable[[Sequence[Fault]], Run], most: int = _SHRINK_RUNS) -> Run:
-    """Return a run that fails with as few of the faults as could be found in ``most`` runs."""
+    """Return a run that fails with the fewest faults found in ``most`` runs."""
     size = max(len(run.faults) // 2, 1)
     while run.faults and most > 0:
         smaller = None
@@ -255,14 +255,14 @@ def run_seed(
     most_turns: int = 2_000_000,
     disk: bool | DiskOptions = False,
 ) -> Run:
-    """Run a scenario with one seed and given faults; an exception of the scenario is in the result.
+    """Run a scenario with one seed and given faults; the result has its exception.
 
     Args:
         faults: the faults, whatever the seed.
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.
-        disk: nodes store messages on a simulated disk, and sync each publish, or use it as these options say.
+        disk: nodes store messages on a simulated disk, with a sync of each publish or with these options.
     """
     wires = Network(Random(f"network {seed}"), network, keep_trace=keep_trace)
     clock = SimulatedClock(wires)
@@ -281,12 +281,12 @@ def run_seed(
             error = found
         finally:
             _close(loop)
-        error = unhandled[0] if unhandled else error  # often the cause of what the scenario raised
+        error = unhandled[0] if unhandled else error  # often the cause of the scenario's error
     return Run(seed, tuple(faults), wires.trace, wires.now, loop.selector.turns, error, tuple(wires.lines or ()))
 
 
 def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:
-    """Keep what asyncio would log: an exception of a callback, or of a task that nothing awaits."""
+    """Keep what asyncio would log: an exception of a callback, or of a task that is not awaited."""
     error = context.get("exception")
     unhandled.append(error if isinstance(error, BaseException) else RuntimeError(str(context.get("message"))))
 
@@ -317,7 +317,7 @@ async def _main(
 
 
 def _close(loop: SimulatedLoop) -> None:
-    """Cancel what is left, and close the loop."""
+    """Cancel remaining tasks, and close the loop."""
     try:
         left = asyncio.all_tasks(loop)
         for task in sorted(left, key=hash):

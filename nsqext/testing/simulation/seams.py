@@ -1,7 +1,6 @@
 """Replace what product code takes from the machine: clocks, randomness, sockets, threads, names of host and process.
 
-The replacements apply to the thread of the simulation only; all other threads get the real ones. Product code pays
-nothing for them: it calls the functions of the standard library.
+The replacements apply only to the thread of the simulation. Product code pays nothing: it calls the standard library.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
 EPOCH = 1_700_000_000.0
-"""Seconds since 1970 at which every simulation begins."""
+"""Seconds since 1970 at the start of every simulation."""
 
 # loaded before the first simulation: an import within it would take names from the replaced modules
 _PRODUCT = (
@@ -49,7 +48,7 @@ class SimulatedClock:
         network: its time is the monotonic clock.
 
     Attributes:
-        jumped: seconds by which the wall clock was set forward (negative: back).
+        jumped: seconds by which the wall clock was set forward (negative for back).
     """
 
     def __init__(self, network: Network) -> None:
@@ -70,7 +69,7 @@ class SimulatedClock:
 
 
 def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``simulated`` in the thread of the simulation while it runs, and ``real`` else."""
+    """Return a function that calls ``simulated`` in the simulation's thread while it runs, ``real`` elsewhere."""
     owner = threading.get_ident()
 
     def chosen(*args: Any, **settings: Any) -> Any:
@@ -92,7 +91,7 @@ def simulated_machine(
     """Let product code in this thread run on a simulated machine.
 
     Args:
-        seed: of what is random in product code.
+        seed: for randomness in product code.
         disk: its disk; None without files.
     """
     check_versions()
@@ -111,7 +110,7 @@ def simulated_machine(
                 for owner, name, replacement in replacements:
                     stack.enter_context(patch.object(owner, name, replacement))
             random.seed(f"product {seed}")
-            gc.disable()  # finalizers would run at times that depend on the machine
+            gc.disable()  # finalizers would run at machine-dependent times
             yield
     finally:
         _running[0] = None
@@ -121,7 +120,7 @@ def simulated_machine(
 
 
 def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> Iterator[Replacement]:
-    """Replace clocks, entropy and names, also in modules of the package that imported the functions by name."""
+    """Replace clocks, entropy and names, also in modules that imported the functions by name."""
     functions = (
         (time, "monotonic", clock.monotonic),
         (time, "monotonic_ns", clock.monotonic_ns),
@@ -149,7 +148,7 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
 
 @cache
 def _load_product() -> None:
-    """Import what runs in simulations."""
+    """Import what simulations run."""
     for name in _PRODUCT:
         import_module(name)
 
@@ -158,7 +157,7 @@ _captured_names: dict[int, dict[Any, list[tuple[Any, str]]]] = {}
 
 
 def _captured(functions: Iterable[Any]) -> dict[Any, list[tuple[Any, str]]]:
-    """Return the names in modules of the package that were bound to functions when they were imported."""
+    """Return the names in the package's modules that were bound to functions at import."""
     loaded = len(sys.modules)
     if loaded not in _captured_names:
         found: dict[Any, list[tuple[Any, str]]] = {function: [] for function in functions}

@@ -1,6 +1,6 @@
-"""Sockets in memory that behave as a kernel's: partial writes, full buffers, resets, half-open peers.
+"""Sockets in memory that behave like the kernel's: partial writes, full buffers, resets, half-open peers.
 
-A socket belongs to the host of the task that made it. What it sends is transmitted by `Network`.
+A socket belongs to its task's host. `Network` transmits what it sends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 
 class Links(Protocol):
-    """The part of a `Network` that its sockets depend on."""
+    """The part of a `Network` for its sockets."""
 
     listeners: dict[int, SimulatedSocket]
     dead: set[str]
@@ -35,7 +35,7 @@ class Links(Protocol):
 
 
 class SimulatedSocket(socket.socket):
-    """A TCP socket of a simulated network; `Network.socket` makes it."""
+    """A TCP socket of a simulated network, made by `Network.socket`."""
 
     def __init__(self, network: Links, host: str) -> None:
         # socket.socket.__init__ is not called: it would open a file descriptor
@@ -82,7 +82,7 @@ class SimulatedSocket(socket.socket):
         return 0.0
 
     def setsockopt(self, level: int, option: int, value: Any = None, *_: Any) -> None:
-        """Note whether `close` resets the connection; all other options have no effect."""
+        """Record whether `close` resets the connection; ignore all other options."""
         if (level, option) == (socket.SOL_SOCKET, socket.SO_LINGER):
             self.resets = value == struct.pack("ii", 1, 0)
 
@@ -126,7 +126,7 @@ class SimulatedSocket(socket.socket):
         return found, found.remote or (HOST, 0)
 
     def connect(self, address: Any, /) -> None:
-        """Begin to connect; the socket is writable when it has succeeded or failed."""
+        """Begin to connect; the socket is writable after success or failure."""
         self._check()
         self.connecting = True
         self.address = (HOST, self.address[1] or self.network.take_port())
@@ -210,7 +210,7 @@ class SimulatedSocket(socket.socket):
 
     @property
     def room(self) -> int:
-        """Bytes that the buffers of both ends take."""
+        """Free bytes in the buffers of both ends."""
         peer = self.peer
         return self.capacity - self.unread - (len(peer.buffer) if peer is not None else 0)
 
@@ -223,12 +223,12 @@ class SimulatedSocket(socket.socket):
 
     @property
     def writable(self) -> bool:
-        """Whether `send` would take something, or fail, or connecting has ended."""
+        """Whether `send` would take something or fail, or connecting has ended."""
         return not self.connecting and (bool(self.error) or self.eof_sent or self.room > self.capacity // 4)
 
     @property
     def eof_sent(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether nothing more can be sent."""
         return self.fin_sent or self.peer is None
 
 

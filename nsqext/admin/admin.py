@@ -28,15 +28,15 @@ class Admin(TopicAdmin, NodeAdmin):
     """Lists and changes topics, channels and nodes of a cluster of either generation.
 
     Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Cancellation
-    does not undo a change that was sent.
+    does not undo a sent change.
 
-    A change of a channel is sent to the leader of every partition, and repeated while a leader is being elected. All
-    changes are idempotent.
+    A change of a channel goes to the leader of every partition, and is repeated during elections. All changes are
+    idempotent.
 
     Errors of many methods: `InvalidName`, servers would refuse a name; `TopicNotFound`, lookup does not know the topic;
-    `LookupFailed`, the lookup service refused, or no node of it gave a usable response; `PartitionUnavailable`, a
-    partition has no leader in time; `ConnectionFailed`, a node does not respond; `OperationNotSupported`, the topic or
-    the cluster is of the original generation, which cannot do this.
+    `LookupFailed`, the lookup service refused or gave no usable response; `PartitionUnavailable`, a partition has no
+    leader in time; `ConnectionFailed`, a node does not respond; `OperationNotSupported`, the original generation cannot
+    do this.
 
     Args:
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
@@ -45,8 +45,8 @@ class Admin(TopicAdmin, NodeAdmin):
         settings: see `AdminSettings`.
 
     Raises:
-        InvalidSetting: no address, or an invalid one; an invalid value.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+        InvalidSetting: no address, an invalid address, or an invalid value.
+        UnknownSetting: unknown setting; the error suggests a known name.
     """
 
     async def replicas(self, topic: str) -> dict[int, tuple[str, ...]]:
@@ -65,7 +65,7 @@ class Admin(TopicAdmin, NodeAdmin):
         """Return the statistics of a topic: messages, depth and lag per partition and channel, clients.
 
         Args:
-            channel: only this channel; None for all.
+            channel: one channel; None for all.
 
         Raises:
             ConnectionFailed: no node that holds the topic responded.
@@ -80,7 +80,7 @@ class Admin(TopicAdmin, NodeAdmin):
     async def all_stats(self) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
 
-        A node that does not respond is missing from the sums; see ``unreachable``.
+        The sums lack nodes without a response; see ``unreachable``.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -90,14 +90,14 @@ class Admin(TopicAdmin, NodeAdmin):
     async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
         """Return the newest messages of a topic of the redesigned NSQ, newest first, without consuming them.
 
-        They are read from the log of the partitions, without using a channel.
+        They are read from the partitions' logs, without a channel.
 
         Args:
-            count: largest number of messages, 1 to 1000, over all partitions that are read.
-            partition: only this partition; None for all.
+            count: largest number of messages, 1 to 1000, over all read partitions.
+            partition: one partition; None for all.
 
         Raises:
-            InvalidInput: the number or the partition is not valid.
+            InvalidInput: invalid number or partition.
             OperationNotSupported, TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
         """
         wanted = check_number("count", count, 1, 1000, InvalidInput)
@@ -129,7 +129,7 @@ async def _newest_messages(
     messages, failed = await ask_all(wanted, read)
     for error in failed.values():
         raise error
-    # by partition and offset: for any message of a batch, real servers return the first one
+    # by partition and offset: for any message of a batch, real servers return the first message
     found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
     newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
     return tuple(newest[:count])
@@ -138,7 +138,7 @@ async def _newest_messages(
 async def _message_at(
     requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
 ) -> StoredMessage | None:
-    """Return a message by its number, counted from 1; None if the log no longer contains it."""
+    """Return a message by its number from 1; None if the log no longer contains it."""
     params: dict[str, str | int] = {
         "topic": topic,
         "partition": partition,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 
-_MAX_RATE = 100 * 1024 * 1024  # KiB a second
+_MAX_RATE = 100 * 1024 * 1024  # KiB per second
 _MAX_HOURS = 365 * 24
 _MAX_READY = 50_000  # the servers' own limit
 _ID_BYTES = 16
@@ -36,12 +36,12 @@ class ChannelAdmin(AdminBase):
     async def create_channel(
         self, topic: str, channel: str, *, dispatch: str | None = None, key_header: str | None = None
     ) -> None:
-        """Create a channel on every partition, starting after the stored messages. An existing one is not changed.
+        """Create a channel on every partition, starting after the stored messages. An existing channel stays unchanged.
 
         Args:
-            dispatch: how messages are distributed to all consumers of the channel, ``shared`` or ``key_failover``; an
-                existing channel without consumers is changed. By default the first consumer chooses. Only servers with
-                the Key_Failover extension can do this, of which the embedded cluster is one.
+            dispatch: how messages are distributed to the channel's consumers, ``shared`` or ``key_failover``; an
+                existing channel without consumers is changed. By default the first consumer chooses. Needs servers with
+                the Key_Failover extension, such as the embedded cluster.
             key_header: extend header that carries the key of a ``key_failover`` channel.
 
         Raises:
@@ -66,16 +66,16 @@ class ChannelAdmin(AdminBase):
     ) -> None:
         """Change settings of a channel of the redesigned NSQ; None leaves a setting as it is.
 
-        Nodes keep the rate limit in memory only: it ends when a node restarts, or another one becomes the leader.
+        Nodes keep the rate limit in memory: it ends with a restart or another leader.
 
         Args:
-            ordered: deliver one message of a partition at a time. False disconnects the consumers of an ordered
-                channel; a consumer that requests order makes it ordered again.
-            rate_limit_kib: KiB a second that each partition delivers, in bodies of more than 1 KiB; smaller messages
-                are not limited. The servers' default is 102,400, and there is no unlimited.
+            ordered: deliver one message of a partition at a time. False disconnects an ordered channel's consumers; a
+                consumer that requests order makes it ordered again.
+            rate_limit_kib: KiB per second and partition in bodies above 1 KiB; smaller messages are not limited. The
+                servers' default is 102,400; the limit cannot be removed.
 
         Raises:
-            InvalidInput: a name or a number is not valid, the channel does not exist, or no setting is given.
+            InvalidInput: invalid name or number, unknown channel, or no setting given.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         changes: list[tuple[str, dict[str, str | int]]] = []
@@ -96,11 +96,11 @@ class ChannelAdmin(AdminBase):
         Consumers that connect later are not limited.
 
         Args:
-            ready: messages in flight at each connection, at most; 0 stops delivery to it, 50,000 is the default.
-            address_prefix: beginning of the ``host:port`` of the consumers; by default all are limited.
+            ready: most messages in flight at each connection; 0 stops delivery, 50,000 is the default.
+            address_prefix: start of the consumers' ``host:port``; by default all are limited.
 
         Raises:
-            InvalidInput: a name or the number is not valid, or the channel does not exist.
+            InvalidInput: invalid name or number, or unknown channel.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
         number = check_number("ready", ready, 0, _MAX_READY, InvalidInput)
@@ -111,10 +111,10 @@ class ChannelAdmin(AdminBase):
         """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer.
 
         Args:
-            message: id of the message: 16 bytes, as in `nsqext.Message`, or the number of a traced publish's receipt.
+            message: its id: 16 bytes, as in `nsqext.Message`, or the number in a traced publish's receipt.
 
         Raises:
-            InvalidInput: the id is not valid, the channel does not exist, or it has no such message in flight.
+            InvalidInput: invalid id, unknown channel, or no such message in flight.
             OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
         """
         number = _internal_id(message)
@@ -129,10 +129,10 @@ class ChannelAdmin(AdminBase):
         await requests.at_leaders(topic, channel, finish, partitions=[partition], operation="finish_message")
 
     async def redeliver_unfinished(self, topic: str, channel: str) -> None:
-        """Make a channel of the redesigned NSQ read again from its confirmed position: when it is stuck.
+        """Make a stuck channel of the redesigned NSQ read again from its confirmed position.
 
-        Messages behind this position that are finished are not delivered again; those in flight may be delivered twice.
-        It has no effect on channels that are paused, skipped or ordered.
+        Finished messages behind this position are not delivered again; messages in flight may be delivered twice.
+        Without effect on paused, skipped or ordered channels.
 
         Raises:
             InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
@@ -150,14 +150,14 @@ class ChannelAdmin(AdminBase):
             await requests.change_channel(action, topic, channel, ha_only="empty_delayed")
 
     async def deliver_delayed(self, topic: str, channel: str, *, within_hours: int = 1) -> None:
-        """Deliver messages of the delayed queue of a channel of the redesigned NSQ now, before they are due.
+        """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due.
 
-        The queue has messages with long delays; those that wait in memory, for minutes at most, stay there. Consumers
-        return messages of which they know when they are due: delayed publishes, and those that they requeued themselves
-        for more than 15 minutes.
+        The queue has messages with long delays; messages that wait in memory, for minutes at most, stay there.
+        Consumers return messages whose due time they know: delayed publishes, and messages that they requeued for more
+        than 15 minutes.
 
         Args:
-            within_hours: messages that are due within so many hours, 0 to 8,760.
+            within_hours: deliver messages due within these hours, 0 to 8,760.
 
         Raises:
             InvalidInput, OperationNotSupported, TopicNotFound, PartitionUnavailable: see `set_channel`.
@@ -167,13 +167,13 @@ class ChannelAdmin(AdminBase):
         await self._open().change_channel("requeuedelayed", topic, channel, ha_only="deliver_delayed", extra=extra)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
-        """Delete a channel with its position and its waiting messages, on every partition.
+        """Delete a channel with its position and waiting messages, on every partition.
 
         Args:
             missing_ok: a missing channel is not an error.
 
         Raises:
-            InvalidInput: the channel does not exist.
+            InvalidInput: unknown channel.
             TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         check_channel(channel)
@@ -200,7 +200,7 @@ class ChannelAdmin(AdminBase):
         """Stop delivery from a channel; published messages wait.
 
         Raises:
-            InvalidInput: a name is not valid, or the channel does not exist.
+            InvalidInput: invalid name, or unknown channel.
             TopicNotFound, PartitionUnavailable: see `Admin`.
         """
         await self._open().change_channel("pause", topic, channel)
@@ -214,7 +214,7 @@ class ChannelAdmin(AdminBase):
         await self._open().change_channel("empty", topic, channel)
 
     async def skip_channel(self, topic: str, channel: str) -> None:
-        """Make a channel of the redesigned NSQ finish every message without delivery, until `unskip_channel`.
+        """Make a channel of the redesigned NSQ finish all messages without delivery, until `unskip_channel`.
 
         Raises:
             OperationNotSupported: the topic is on the original generation.
@@ -233,8 +233,8 @@ class ChannelAdmin(AdminBase):
 
         Args:
             channel: the channel; it must exist.
-            position: position to continue at.
-            partitions: partitions to move the channel on; None for all.
+            position: where to continue.
+            partitions: where to move it; None for all.
 
         Raises:
             OperationNotSupported: the topic is on the original generation.
@@ -276,8 +276,8 @@ async def _create_dispatched(
 ) -> None:
     """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
 
-    Servers without the extension refuse the request. For topics with registered channels they ignore its argument: so
-    the dispatch that they report is checked, and the channel is deleted again.
+    Servers without the extension refuse the request, but for topics with registered channels they ignore its argument:
+    so their reported dispatch is checked, and the channel is deleted again.
     """
     params: dict[str, str | int] = {"topic": topic, "channel": channel, **_dispatch_params(topic, dispatch, key_header)}
     where = await requests.settled(partial(requests.led, topic), topic)

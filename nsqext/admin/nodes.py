@@ -1,4 +1,4 @@
-"""Methods of the administration client that list and change nodes, and moves of partitions between them."""
+"""Methods of the administration client that list and change nodes, and move partitions between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import NodeInfo
     from nsqext.types import Address
 
-# both generations have these; the redesigned one numbers them
+# in both generations; the redesigned generation numbers them
 _LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
 _ORIGINAL_LEVELS = {"warning": "warn"}
 
@@ -39,14 +39,14 @@ class NodeAdmin(AdminBase):
         return await node_statuses(self._open())
 
     async def remove_node(self, node: str) -> None:
-        """Make a cluster of the redesigned NSQ move all partitions of a node to other nodes, before it is shut down.
+        """Make a redesigned cluster move all partitions of a node to other nodes, before its shutdown.
 
-        Returns once the cluster has accepted it. It moves one partition after the other, a real cluster begins within
-        30 s; `nodes` shows the topics that are left. It can be undone only by a restart of the lookup leader, and
-        partitions that no other node can hold stay.
+        Returns once the cluster has accepted. It moves one partition after another, a real cluster begins within 30 s;
+        `nodes` shows the remaining topics. Only a restart of the lookup leader undoes it. Partitions that no other node
+        can hold stay.
 
         Args:
-            node: ``host:port`` of its TCP side; or its id in the cluster, if it does not respond any more.
+            node: ``host:port`` of its TCP side, or its id in the cluster if it does not respond any more.
 
         Raises:
             InvalidInput: lookup lists no such node.
@@ -60,10 +60,10 @@ class NodeAdmin(AdminBase):
     async def disable_writes(self, *, ordered_only: bool = False) -> None:
         """Make all nodes of the redesigned NSQ refuse publishes, until `enable_writes`.
 
-        Nodes and lookup nodes keep this in memory: one that restarts accepts publishes again.
+        Nodes and lookup nodes keep this in memory: after a restart they accept publishes again.
 
         Args:
-            ordered_only: refuse publishes to ordered topics only.
+            ordered_only: refuse only publishes to ordered topics.
 
         Raises:
             ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
@@ -103,7 +103,7 @@ class NodeAdmin(AdminBase):
 
         Args:
             node: ``host:port`` of its TCP side.
-            name: name of the option: that of its flag, with underscores.
+            name: the option's flag, with underscores.
 
         Raises:
             InvalidInput: lookup lists no such node, or it has no such option.
@@ -120,11 +120,10 @@ class NodeAdmin(AdminBase):
 
         Args:
             node: ``host:port`` of its TCP side.
-            name: name of the option.
-            value: the value: a text is sent as it is, anything else as JSON.
+            value: text is sent unchanged, anything else as JSON.
 
         Raises:
-            InvalidInput: lookup lists no such node, or it refuses the option or the value.
+            InvalidInput: lookup lists no such node, or it refuses option or value.
             ConnectionFailed, LookupFailed: see `Admin`.
         """
         try:
@@ -161,7 +160,7 @@ async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
 async def node_id(requests: ClusterRequests, node: str) -> str:
     """Return the id of a node of the redesigned NSQ in its cluster: ``host:rpc_port:tcp_port:number``.
 
-    Lookup lists the ids of leaders only, so the node is asked for its parts.
+    Lookup lists only the ids of leaders, so the node reports its parts.
     """
     info = await node_info(requests, node)
     rpc_port, number = [await option(requests, info, name) for name in ("rpc_port", "id")]
@@ -169,7 +168,7 @@ async def node_id(requests: ClusterRequests, node: str) -> str:
 
 
 async def option(requests: ClusterRequests, info: NodeInfo, name: str, value: bytes = b"") -> Any:
-    """Return an option of a node, as its JSON value; with a value, change it first."""
+    """Return an option of a node as its JSON value; with a value, change it first."""
     status, body = await requests.fetch(http_address(info), f"/config/{name}", {}, "PUT" if value else "GET", value)
     if status in (400, 404, 413):
         what = f"the node refuses {name}={value.decode()!r}" if value else f"the node has no option {name!r}"
@@ -202,7 +201,7 @@ async def change_everywhere(
 
 
 async def move_partition(requests: ClusterRequests, topic: str, partition: int, source: str, target: str) -> None:
-    """Move a replica of a partition, or its leader, and return once that is done; see `nsqext.Admin.move_partition`."""
+    """Move a replica of a partition, or its leader, and return when done; see `nsqext.Admin.move_partition`."""
     where = await requests.led(topic)
     if partition not in where.leaders:
         raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)

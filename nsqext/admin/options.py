@@ -20,11 +20,11 @@ class AdminSettings(LookupSettings, total=False):
     """Settings of the administration client; times in seconds. ``lookup_request_timeout`` is 15 by default."""
 
     timeout: float
-    """Time that a change may take, including the wait for leaders."""
+    """Time for a change, including the wait for leaders."""
 
 
 class TopicSettings(TypedDict, total=False):
-    """Settings of a topic of the redesigned NSQ that can be changed; None leaves one as it is."""
+    """Settings of a topic of the redesigned NSQ that can be changed; None leaves a setting unchanged."""
 
     replicas: int | None
     """Copies of each partition, 1 to 5; 1 by default."""
@@ -63,7 +63,7 @@ _TOPIC_ARGUMENTS = {
 
 
 def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> dict[str, str | int]:
-    """Return the arguments of a request for a topic's settings; raises InvalidInput or UnknownSetting.
+    """Return the request's arguments for a topic's settings; raises InvalidInput or UnknownSetting.
 
     Args:
         place: what has the settings, for errors.

@@ -1,4 +1,4 @@
-"""Send administration requests to the lookup service and to nodes, and repeat them while leaders are elected."""
+"""Send administration requests to lookup and nodes; repeat them while leaders are elected."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-_PAUSE = 0.25  # seconds between two attempts while leaders are elected
+_PAUSE = 0.25  # seconds between two attempts
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
 _AGAIN = 7.0
-"""Seconds after which the request for partitions is repeated while they have no leaders.
+"""Seconds between repeats of the request for partitions while they have no leaders.
 
-A real cluster assigns missing leaders when it checks all topics: once a minute, and after such a request if the last
+A real cluster assigns missing leaders in its check of all topics: once a minute, and after such a request if the last
 check is 6 s old. Without repeats a topic takes up to two minutes.
 """
-_PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # refusals of lookup that pass
+_PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
-# error codes of a node that is not the leader of the partition, or not yet
+# error codes of a node that is not, or not yet, the partition's leader
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
 
-_NOT_IN_FLIGHT = "not in flight"  # status 500 of a message that the channel does not have in flight
+_NOT_IN_FLIGHT = "not in flight"  # status 500 for a message that is not in flight
 
 
 class ClusterRequests:
@@ -56,14 +56,13 @@ class ClusterRequests:
 
     def __init__(self, client: LookupClient, timeout: float) -> None:
         self.client: LookupClient = client
-        self._timeout = timeout  # seconds that a change may take, including the wait for leaders
+        self._timeout = timeout  # seconds for a change, including the wait for leaders
 
     async def find(self, topic: str) -> PartitionMap:
-        """Return the partition map of a topic, for consumers."""
         return (await self.find_with_channels(topic))[0]
 
     async def find_with_channels(self, topic: str) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return the partition map and the sorted channels of a topic."""
+        """Return a topic's partition map and sorted channels."""
         answers = await self.client.lookup(topic, "r")
         channels = {name for answer in answers for name in answer.channels}
         return merged(topic, "r", answers), tuple(sorted(channels))
@@ -71,14 +70,14 @@ class ClusterRequests:
     async def find_ha(
         self, topic: str, operation: str, reason: str = "the original NSQ cannot do this"
     ) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return the partition map and the channels of a topic of the redesigned NSQ; raise OperationNotSupported."""
+        """Return partition map and channels of a topic of the redesigned NSQ; raise OperationNotSupported otherwise."""
         where, channels = await self.find_with_channels(topic)
         if generation_of(where) == "nsq":
             raise unsupported(operation, reason, topic)
         return where, channels
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
-        """Send a change to the leader of the lookup nodes, or to all nodes on the original generation."""
+        """Send a change to the leader of the lookup nodes, or to all original lookup nodes."""
         nodes = await self.client.lookup_nodes()
         leaders = [node for node in nodes if node.leader][:1]
         errors: list[NsqError] = []
@@ -95,7 +94,7 @@ class ClusterRequests:
     async def change_settled(
         self, path: str, params: Mapping[str, str | int], topic: str, *, bounded: bool = True
     ) -> None:
-        """Send a change as `change_lookup`, repeated while lookup refuses it because leaders are being elected."""
+        """Send a change as `change_lookup`; repeat it while lookup refuses it because of elections."""
 
         async def change() -> None:
             try:
@@ -149,12 +148,12 @@ class ClusterRequests:
         again: Callable[[], Awaitable[object]] | None = None,
         bounded: bool = True,
     ) -> T:
-        """Return the result of ``attempt``, repeated while leaders of the topic are being elected.
+        """Return the result of ``attempt``; repeat it while the topic's leaders are elected.
 
         Args:
-            passing: another error after which it is repeated.
-            again: called every 7 s meanwhile, to make the cluster check its topics.
-            bounded: raise PartitionUnavailable after the time that a change may take; otherwise the caller bounds it.
+            passing: another error that leads to a repeat.
+            again: called every 7 s, to make the cluster check its topics.
+            bounded: raise PartitionUnavailable after the time for a change; otherwise the caller bounds it.
         """
         pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
         again_at = anyio.current_time() + _AGAIN
@@ -185,7 +184,7 @@ class ClusterRequests:
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
     ) -> None:
-        """Make a change once on the leader of each partition, or on each node of a topic of the original NSQ."""
+        """Make a change once at the leader of each partition, or at each node of an original topic."""
         check_topic(topic)
         check_channel(channel)
         done: set[int | Address] = set()
@@ -217,11 +216,11 @@ class ClusterRequests:
         ha_only: str | None = None,
         extra: Mapping[str, str | int] = MappingProxyType({}),
     ) -> None:
-        """Change a channel on the leader of each partition, or on each node of a topic of the original NSQ.
+        """Change a channel at the leader of each partition, or at each node of an original topic.
 
         Args:
             action: last part of the path of the request.
-            ha_only: the operation to name in the error of the original NSQ, which cannot do this; None if it can.
+            ha_only: name of an operation that the original NSQ lacks, for its error.
             extra: further arguments of the request.
         """
         changed, missing = 0, None
@@ -246,7 +245,7 @@ class ClusterRequests:
             raise missing
 
     async def led(self, topic: str) -> PartitionMap:
-        """Return the partition map of a topic; raise `PartitionUnavailable` unless every partition has a leader."""
+        """Return a topic's partition map; raise `PartitionUnavailable` unless every partition has a leader."""
         where = await self.find(topic)
         missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
         if missing:
@@ -281,7 +280,7 @@ def _refusal(body: bytes) -> str:
 
 
 def http_of(where: PartitionMap, node: Address) -> Address:
-    """Return the HTTP address of a node; raise `LookupFailed` if lookup does not report one."""
+    """Return a node's HTTP address; raise `LookupFailed` if lookup does not report it."""
     address = where.http.get(node)
     if address is None:
         raise LookupFailed("lookup does not report the node's HTTP address", topic=where.topic, node=str(node))
@@ -294,7 +293,7 @@ def generation_of(where: PartitionMap) -> Generation:
 
 
 def http_address(info: NodeInfo) -> Address:
-    """Return the HTTP address of a node; raise `ConnectionFailed` if lookup does not report one."""
+    """Return a node's HTTP address; raise `ConnectionFailed` if lookup does not report it."""
     if info.http is None:
         raise ConnectionFailed("lookup does not report the node's HTTP address", node=str(info.tcp))
     return info.http
@@ -306,15 +305,15 @@ def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:
-    """Return the error of an operation that the topic's generation does not support."""
+    """Return the error of an operation that the topic's generation lacks."""
     return OperationNotSupported(f"{operation} is not supported: {reason}", topic=topic)
 
 
-_REQUEST_TIMEOUT = 15.0  # default of `lookup_request_timeout`, in seconds
+_REQUEST_TIMEOUT = 15.0  # seconds, default of `lookup_request_timeout`
 
 
 class AdminBase:
-    """What the groups of methods of `nsqext.Admin` share; its arguments are documented there."""
+    """Shared base of `nsqext.Admin`'s method groups; see there for arguments."""
 
     def __init__(
         self, lookupd: str | Sequence[str] = (), *, env: str | None = None, **settings: Unpack[AdminSettings]
@@ -326,11 +325,11 @@ class AdminBase:
         self._options = build(AdminOptions, schema.own, values)
         self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
         self._closed = False
-        self._loop: object = None  # the event loop of the first call, which has the connections
+        self._loop: object = None  # event loop of the first call, which has the connections
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
+        """All settings by name, with defaults; secrets are ``***``."""
         return admin_schema().effective(self._options)
 
     async def __aenter__(self) -> Self:
@@ -340,7 +339,7 @@ class AdminBase:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. Closing twice does nothing."""
+        """Close the connections. Idempotent."""
         self._closed = True
         await self._requests.client.aclose()
 

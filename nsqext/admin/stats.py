@@ -1,4 +1,4 @@
-"""Request statistics and states from the nodes of both generations, and sum them up over partitions."""
+"""Request statistics and states from nodes of both generations, and sum them up over partitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
-    """Read a node's statistics: the partitions that it leads, by topic."""
+    """Parse a node's statistics: its led partitions, by topic."""
     found: dict[str, list[PartitionStats]] = {}
     try:
         for topic in data.get("topics") or ():
@@ -63,8 +63,8 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
     in_flight = int(data.get("in_flight_count", 0))
     on_disk = int(data.get("delayed_queue_count", 0))
     deferred = int(data.get("deferred_count", 0)) + on_disk
-    # the depth of the original generation excludes messages in flight and deferred ones; that of the redesigned one
-    # is the number of messages after the confirmed position, without the delayed queue
+    # the original generation's depth excludes messages in flight and deferred messages; the redesigned generation's is
+    # the number of messages after the confirmed position, without the delayed queue
     lag = depth + in_flight + deferred if partition is None else depth + on_disk
     return PartitionChannelStats(
         name=name,
@@ -84,7 +84,7 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
         replay=int(data.get("replay_count", 0)),
         held_keys=int(data.get("held_keys", 0)),
         connections=int(data.get("client_num") or data.get("client_count") or len(data.get("clients") or ())),
-        # each finished message is counted in the class of its latency
+        # each finished message is counted in its class of latency
         finished=sum(map(int, data.get("msg_delivery_latency_stats") or ())),
     )
 
@@ -122,7 +122,7 @@ def _read_client(data: Mapping[str, Any], node: Address, partition: int | None) 
 def sum_up(
     name: str, generation: Generation, partitions: Iterable[PartitionStats], unreachable: Iterable[Address] = ()
 ) -> TopicStats:
-    """Return the statistics of a topic from those of its partitions."""
+    """Return the statistics of a topic from its partitions' statistics."""
     ordered = tuple(sorted(partitions, key=lambda one: (one.partition is None, one.partition or 0, one.node)))
     names = sorted({channel for partition in ordered for channel in partition.channels})
     channels = {
@@ -166,7 +166,7 @@ def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
 
 
 async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
-    """Request the statistics of all topics once from every node; see `nsqext.Admin.all_stats`."""
+    """Request the statistics of all topics once from each node; see `nsqext.Admin.all_stats`."""
     names = await requests.client.topics()
     infos = {info.tcp: info for info in await requests.client.nodes()}
 
@@ -222,7 +222,7 @@ async def in_sync_replicas(requests: ClusterRequests, where: PartitionMap) -> di
 
 
 def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
-    """Read the in-sync replicas out of ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
+    """Parse the in-sync replicas in ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
     try:
         members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
         parts = [str(member["node_id"]).rsplit(":", 3) for member in members]

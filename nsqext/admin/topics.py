@@ -32,7 +32,7 @@ class TopicAdmin(ChannelAdmin):
     """Methods of `nsqext.Admin` for topics."""
 
     async def topics(self) -> dict[str, TopicInfo]:
-        """Return every topic by name, sorted.
+        """Return all topics by sorted name.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -58,7 +58,7 @@ class TopicAdmin(ChannelAdmin):
         return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
 
     async def channels(self, topic: str) -> tuple[str, ...]:
-        """Return the names of a topic's channels, sorted; raises the errors of `topic`."""
+        """Return a topic's sorted channels; raises the errors of `topic`."""
         return (await self.topic(topic)).channels
 
     async def create_topic(
@@ -70,24 +70,23 @@ class TopicAdmin(ChannelAdmin):
         wait: float = 150.0,
         **settings: Unpack[NewTopicSettings],
     ) -> None:
-        """Create a topic, and return once every partition has a leader that accepts publishes and the channels exist.
+        """Create a topic; return once every partition accepts publishes and the channels exist.
 
         The redesigned NSQ refuses publishes to a topic without channels: give ``channels``, or start a consumer before
-        the first publish. On the original generation the topic is created on every node, and all options except the
-        names are ignored.
+        the first publish. The original generation creates the topic on every node and ignores all options except names.
 
         Args:
             topic: name of the topic.
             channels: channels to create.
-            exist_ok: an existing topic is not an error; its partitions and flags stay as they are.
-            wait: seconds to wait until the topic accepts publishes; a real cluster takes 2 to 12 s, and longer while
-                its nodes change. With 0 it does not wait, and ``channels`` must be empty.
+            exist_ok: an existing topic is not an error; its partitions and flags stay.
+            wait: seconds to wait for publishes to be accepted; a real cluster takes 2 to 12 s, longer while its nodes
+                change. 0 for no wait; ``channels`` must be empty then.
             settings: see `NewTopicSettings`.
 
         Raises:
-            InvalidInput: a name or number is invalid, or the topic exists.
-            LookupFailed: the cluster refused to create the topic, or no lookup node responded.
-            PartitionUnavailable: the topic was created, but did not accept publishes in time.
+            InvalidInput: invalid name or number, or existing topic.
+            LookupFailed: the cluster refused, or no lookup node responded.
+            PartitionUnavailable: the created topic did not accept publishes in time.
         """
         requests = self._open()
         if isinstance(channels, str):
@@ -143,16 +142,16 @@ class TopicAdmin(ChannelAdmin):
         topic_changed(topic)
 
     async def upgrade_topic(self, topic: str) -> None:
-        """Give an existing topic of the redesigned NSQ extend support: headers, tags and keys. It cannot be undone.
+        """Add extend support (headers, tags and keys) to a topic of the redesigned NSQ. It cannot be undone.
 
-        Returns once lookup reports it and the connections of all consumers have ended, those of other processes and
-        clients too: the server would send nothing to them, and no error. They connect again, with extend support. An
-        order that `set_channel` gave to a channel of an unordered topic ends, as at a new leader: set it again.
-        Producers of this process use the change at once, others with their next poll of the lookup service.
+        Returns once lookup reports it and the connections of all consumers have ended, in other processes and clients
+        too: the server would send them nothing, not even an error. They connect again, with extend support. The order
+        of a channel of an unordered topic (`set_channel`) ends, as at a new leader: set it again. Producers of this
+        process use the change at once, others with their next poll of the lookup service.
 
         Raises:
-            PartitionUnavailable: the topic was upgraded, but the connections to a partition without leader remain:
-                their consumers receive again within a minute.
+            PartitionUnavailable: the topic was upgraded, but connections to a leaderless partition remain: their
+                consumers receive again within a minute.
             TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         requests = self._open()
@@ -171,9 +170,9 @@ class TopicAdmin(ChannelAdmin):
             await self._end_connections(topic, channel, ordered=where.meta.ordered)
 
     async def _end_connections(self, topic: str, channel: str, *, ordered: bool) -> None:
-        """End the connections of consumers: the server does so when a channel stops to be ordered.
+        """End consumers' connections, as the server does when a channel stops being ordered.
 
-        An ordered channel, that of an ordered topic, remains ordered.
+        A channel of an ordered topic remains ordered.
         """
         requests = self._open()
 
@@ -189,17 +188,17 @@ class TopicAdmin(ChannelAdmin):
         await requests.at_leaders(topic, channel, change)
 
     async def set_topic(self, topic: str, **settings: Unpack[TopicSettings]) -> None:
-        """Change settings of a topic of the redesigned NSQ; None leaves a setting as it is.
+        """Change settings of a topic of the redesigned NSQ; None leaves a setting unchanged.
 
-        Returns once lookup reports those that it shows: the number of replicas and whether channels are registered.
-        Replicas are added and removed afterwards, in the background.
+        Returns once lookup reports the number of replicas and whether channels are registered. Replicas are added and
+        removed afterwards, in the background.
 
         Args:
             settings: see `TopicSettings`.
 
         Raises:
-            InvalidInput: a number is not valid, or no setting is given.
-            LookupFailed: refused, for example because there are too few nodes, or no lookup node responds.
+            InvalidInput: invalid number, or no setting given.
+            LookupFailed: refused, for example for lack of nodes, or no lookup node responds.
             PartitionUnavailable: lookup does not report the change in time.
             TopicNotFound, OperationNotSupported: see `Admin`.
         """
@@ -223,19 +222,19 @@ class TopicAdmin(ChannelAdmin):
     async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
 
-        Returns once every new partition accepts publishes and has the channels of the topic: the server creates it
-        without channels, and lookup does not offer such a partition to producers. Producers and consumers of this
-        process use the new partitions at once, others with their next poll of the lookup service.
+        Returns once every new partition accepts publishes and has the topic's channels: the server creates it without
+        channels, and lookup hides such a partition from producers. Clients of this process use the new partitions at
+        once, others with their next poll of the lookup service.
 
         Args:
-            partitions: number of partitions, at least that of the topic, at most 254.
-            wait: seconds to wait until the new partitions accept publishes; a real cluster may take two minutes, most
-                of them because it expands no topic while other partitions are being placed.
+            partitions: new number, at least the present number, at most 254.
+            wait: seconds to wait for publishes to be accepted; a real cluster may take two minutes, mostly because it
+                expands no topic while it places other partitions.
 
         Raises:
-            InvalidInput: the number is not valid.
-            PartitionUnavailable: the cluster was not stable in time, or the topic was expanded and a new partition did
-                not accept publishes in time. The same call can be repeated.
+            InvalidInput: invalid number.
+            PartitionUnavailable: the cluster was not stable in time, or a new partition did not accept publishes in
+                time. The call can be repeated.
             TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
@@ -263,19 +262,19 @@ class TopicAdmin(ChannelAdmin):
     ) -> None:
         """Move a replica of a partition of the redesigned NSQ to another node, or make the other node its leader.
 
-        If ``source`` leads the partition, ``target`` becomes the leader, with the replica of ``source`` unless it has
-        one. Returns once that is done. Producers and consumers of this process use the new leader at once, others when
-        the old one refuses them.
+        If ``source`` leads the partition, ``target`` becomes the leader, with the replica of ``source`` unless it has a
+        replica. Returns when done. Clients of this process use the new leader at once, others when the old leader
+        refuses them.
 
         Args:
             partition: number of the partition.
             source: ``host:port`` of the TCP side of a node with a replica, as `replicas` returns it.
             target: ``host:port`` of the TCP side of the other node.
-            wait: seconds that the move may take; a real cluster refuses moves while it is unstable.
+            wait: seconds for the move; a real cluster refuses moves while it is unstable.
 
         Raises:
             InvalidInput: lookup lists no such node, the topic has no such partition, or ``source`` has no replica.
-            PartitionUnavailable: the partition has not moved in time.
+            PartitionUnavailable: not moved in time.
             TopicNotFound, OperationNotSupported, LookupFailed, ConnectionFailed: see `Admin`.
         """
         check_time("wait", wait)
@@ -290,16 +289,16 @@ class TopicAdmin(ChannelAdmin):
             )
 
     async def trace_topic(self, topic: str, *, channel: str | None = None, enabled: bool = True) -> None:
-        """Make the nodes of the redesigned NSQ log the messages of a topic, or those of one of its channels.
+        """Make the nodes of the redesigned NSQ log the messages of a topic or channel.
 
-        Nodes keep this in memory: one that restarts does not log them any more.
+        Nodes keep this in memory: it ends with a restart.
 
         Args:
-            channel: log deliveries and responses of this channel; by default publishes to the topic are logged.
+            channel: log its deliveries and responses; by default publishes to the topic.
             enabled: False stops it.
 
         Raises:
-            InvalidInput: the channel does not exist.
+            InvalidInput: unknown channel.
             ConnectionFailed, PartitionUnavailable: a node does not respond; the others are changed.
             InvalidName, TopicNotFound, OperationNotSupported: see `Admin`.
         """
@@ -308,7 +307,7 @@ class TopicAdmin(ChannelAdmin):
         params: dict[str, str | int] = {"topic": topic}
         if channel is not None:
             params["channel"] = check_channel(channel)
-            if await self._lacks_channel(topic, channel):  # nodes accept an unknown one
+            if await self._lacks_channel(topic, channel):  # nodes accept an unknown channel
                 raise InvalidInput(f"the topic has no channel {channel}", topic=topic, hint="check its name")
         path = f"/message/trace/{'enable' if enabled else 'disable'}"
         await change_everywhere(requests, path, params, lookupd=False)
@@ -335,7 +334,7 @@ class TopicAdmin(ChannelAdmin):
             await requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
 
     async def empty_topic(self, topic: str) -> None:
-        """Discard the messages that wait in a topic and in all its channels.
+        """Discard the waiting messages of a topic and its channels.
 
         On the redesigned NSQ, where channels read from a log, every channel skips to the end of the log.
 
@@ -350,15 +349,15 @@ class TopicAdmin(ChannelAdmin):
             await requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
 
     async def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
-        """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service.
+        """Hide a topic's node temporarily from consumers and producers, before it is taken out of service.
 
         Args:
             node: ``host:port`` of the node's HTTP side.
-            restore: show a hidden node again. The original NSQ shows it by itself after a while, 45 s by default.
+            restore: show a hidden node again. The original NSQ shows it again after a while, 45 s by default.
 
         Raises:
             InvalidInput: lookup knows no such node.
-            OperationNotSupported: ``restore``, and the topic is on the original generation.
+            OperationNotSupported: ``restore`` on the original generation.
             TopicNotFound, LookupFailed: see `Admin`.
         """
         requests = self._open()
@@ -373,7 +372,7 @@ class TopicAdmin(ChannelAdmin):
 
 
 async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, str | int], *, exist_ok: bool) -> None:
-    """Register a topic at the lookup service, with these arguments of ``/topic/create``."""
+    """Register a topic at the lookup service with arguments of ``/topic/create``."""
     exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
     if not exist_ok:
         # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
@@ -410,13 +409,13 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
 
 
 async def _wait_writable(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
-    """Create a topic on nodes of the original generation, then wait until each partition's leader accepts publishes.
+    """Create a topic on original nodes, then wait until each partition's leader accepts publishes.
 
-    Nodes of the original generation register the topic at lookup some time after they have created it. Without this
-    wait, the next change, of a channel for example, would not reach them.
+    Original nodes register the topic at lookup some time after its creation. Without this wait, the next change, for
+    example of a channel, would not reach them.
 
     Args:
-        path: path of the request for the partitions that lookup has accepted; it changes nothing if it is repeated.
+        path: path of the accepted request for partitions; a repeat changes nothing.
         params: its arguments; after an expansion, lookup must report the number of partitions.
     """
     created: set[Address] = set()

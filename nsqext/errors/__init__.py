@@ -36,7 +36,7 @@
     ├── RangeIncomplete                  a range of messages that was not read to its end in time
     └── ServerError                      an error frame; one class per error code, in `nsqext.errors.server`
 
-Retries are decided by the class attributes, never by the text of an error.
+Class attributes decide retries, never the text of an error.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class NsqError(Exception):
 
     Args:
         message: what happened.
-        topic: the topic concerned, if any.
+        topic: the topic.
         partition: its partition.
-        node: ``host:port`` of the node concerned.
-        hint: what to do about it.
+        node: ``host:port`` of the node.
+        hint: what to do.
     """
 
     retryable: ClassVar[bool] = False
-    """A retry of the same request may succeed."""
+    """A retry of the request may succeed."""
     refresh_lookup: ClassVar[bool] = False
     """The cached partition map may be stale and is refreshed before a retry."""
     overload: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class NsqError(Exception):
         self.node = node
         self.hint = hint
         self.attempts: tuple[NsqError, ...] = ()
-        """Errors of the earlier attempts, oldest first."""
+        """Errors of earlier attempts, oldest first."""
 
     def __str__(self) -> str:
         where = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None)
@@ -132,11 +132,11 @@ class NsqError(Exception):
 
     @property
     def where(self) -> dict[str, Any]:
-        """Topic, partition and node, as arguments of another error about the same."""
+        """Topic, partition and node, as arguments of a related error."""
         return {"topic": self.topic, "partition": self.partition, "node": self.node}
 
     def at(self, *, topic: str | None = None, partition: int | None = None, node: str | None = None) -> NsqError:
-        """Set the attributes that are None so far, and return the error itself."""
+        """Set the attributes that are None, and return the error."""
         self.topic = self.topic if self.topic is not None else topic
         self.partition = self.partition if self.partition is not None else partition
         self.node = self.node if self.node is not None else node
@@ -157,7 +157,7 @@ class InvalidInput(NsqError, ValueError):
     """An argument is invalid; nothing was sent."""
 
     index: int | None = None
-    """Index of the invalid message in a batch; None outside of batches."""
+    """Index of the invalid message in a batch."""
 
 
 class InvalidName(InvalidInput):
@@ -173,11 +173,11 @@ class InvalidBody(InvalidInput):
 
 
 class InvalidSetting(InvalidInput):
-    """A setting is out of range, or contradicts another one."""
+    """A setting is out of range or contradicts another setting."""
 
 
 class UnknownSetting(InvalidSetting, TypeError):
-    """A setting that the client does not have; the error suggests the right one."""
+    """A setting that the client does not have; the error suggests a known name."""
 
 
 class InvalidPartition(InvalidInput):
@@ -233,11 +233,11 @@ class HeartbeatMissed(ConnectionLost):
 
 
 class NotSent(ConnectionLost):
-    """A connection failed before the server read the request: a retry cannot store anything twice."""
+    """A connection failed before the server read the request; a retry cannot store anything twice."""
 
 
 class RequestTimeout(NsqError, TimeoutError):
-    """No response was received in time; the server may still process the request.
+    """No response in time; the server may still process the request.
 
     Also a `TimeoutError`, and therefore an `OSError`.
     """
@@ -254,7 +254,7 @@ class LookupFailed(NsqError):
 
 
 class NotLookupd(LookupFailed):
-    """The server at the address is not a lookup service, or its certificate is not trusted; retrying would not help."""
+    """The server at the address is not a lookup service, or its certificate is not trusted; a retry does not help."""
 
     retryable = False
 
@@ -262,7 +262,7 @@ class NotLookupd(LookupFailed):
 class LookupUnreachable(LookupFailed):
     """No lookup address can be reached: the lookup service does not run (yet), or the network is down.
 
-    A proxy that answers with a 5xx status counts as one whose lookup service does not run.
+    A proxy's 5xx status also counts as a lookup service that does not run.
     """
 
 
@@ -274,16 +274,16 @@ class TopicNotFound(NsqError):
 
 
 class TopicNotReady(NsqError):
-    """The topic exists, but the lookup service does not offer it to producers: it has no channel yet.
+    """The topic exists without a channel, so the lookup service does not offer it to producers.
 
-    The redesigned lookup service hides such topics from producers, because their messages would be lost.
+    The redesigned lookup service hides such topics, because their messages would be lost.
     """
 
     refresh_lookup = True
 
 
 class PartitionUnavailable(NsqError):
-    """A partition has no leader that can be reached at the moment."""
+    """A partition has no reachable leader at the moment."""
 
     retryable = True
     refresh_lookup = True
@@ -297,7 +297,7 @@ class BatchFailed(PublishFailed):
     """Not all messages of a batch were stored.
 
     Attributes:
-        outcomes: for each message, in order, its `Receipt` or its error; `DeliveryUnknown` if it may be stored.
+        outcomes: for each message, in order, its `Receipt` or error; `DeliveryUnknown` if it may be stored.
     """
 
     def __init__(self, outcomes: Sequence[Receipt | NsqError], **where: Any) -> None:
@@ -338,14 +338,14 @@ class ServerError(NsqError):
     """An error frame that a server sent.
 
     Attributes:
-        description: the rest of the frame, cut after 500 characters; often empty.
+        description: rest of the frame, cut after 500 characters; often empty.
     """
 
     code: str = ""  #: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``
     codes: ClassVar[tuple[str, ...]] = ()
-    """The codes of this class; several may mean the same."""
+    """The codes of this class."""
     advice: ClassVar[str | None] = None
-    """What to do about it, the hint of an error without another one."""
+    """What to do, the hint of an error without its own hint."""
 
     def __init_subclass__(cls, *, codes: tuple[str, ...] = (), closes_connection: bool | None = None) -> None:
         super().__init_subclass__()

@@ -1,15 +1,15 @@
-"""Text from servers, as errors, logs and terminals show it: escaped and bounded."""
+"""Text from servers, escaped and bounded for errors, logs and terminals."""
 
 from __future__ import annotations
 
 MAX_TEXT = 500
-"""Characters of a text that are kept."""
+"""Most characters of a text."""
 
 
 def outside_text(text: str, most: int = MAX_TEXT) -> str:
-    """Return a text of at most ``most`` characters and an ellipsis, with escapes for characters that are not printable.
+    """Return at most ``most`` characters of a text and an ellipsis, with escapes for unprintable characters.
 
-    Line ends would forge lines of a log, escape sequences control a terminal, and marks of direction hide names.
+    Line ends would forge log lines, escape sequences control a terminal, and direction marks hide names.
     """
     shown = text[: most + 1]
     if not shown.isprintable():

@@ -97,8 +97,8 @@ class PubRefused(PubFailed):
 class RecordTooLarge(PubRefused):
     """A message is too large for the server's log, with its extend header ("invalid message write size").
 
-    The redesigned server writes publishes of several clients in one step: the text may be about a message of another
-    client.
+    The redesigned server writes publishes of several clients in one step: the text may concern another client's
+    message.
     """
 
     retryable = False
@@ -108,7 +108,7 @@ class RecordTooLarge(PubRefused):
 
     @property
     def size(self) -> int:
-        """Bytes of the refused record, without its length word; 0 if the text does not tell them."""
+        """Bytes of the refused record, without length word; 0 if the text lacks them."""
         found = _RECORD_SIZE.search(self.description)
         return int(found[1]) if found else 0
 
@@ -138,7 +138,7 @@ class LeaderLost(NotLeader):
     """The node does not lead the partition after a publish of one message (E_FAILED_ON_NOT_LEADER).
 
     The redesigned server checks batches before it writes them. It writes a single message first: a replica may have it
-    when the node loses the lead meanwhile, and the text is the same.
+    when the node loses the lead meanwhile, with the same text.
     """
 
     maybe_stored = True
@@ -250,7 +250,7 @@ def _classes(kind: type[ServerError]) -> Iterator[type[ServerError]]:
 
 
 SERVER_ERRORS: dict[str, type[ServerError]] = {code: kind for kind in _classes(ServerError) for code in kind.codes}
-"""Error code to class; a code that is not listed becomes a plain `ServerError`."""
+"""Error code to class; an unlisted code becomes a plain `ServerError`."""
 
 _RECORD_SIZE = re.compile(r"invalid message write size \((\d{1,10})\)")
 _REFUSED = re.compile(r"((M|D)?PUB failed )?exiting|pub to wait channel timeout|pub timeout while pop wait queue")
@@ -261,8 +261,8 @@ def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
     """Return the error for the data of an error frame.
 
     The first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour). Only
-    failed publishes have texts that say whether anything was written. Unknown codes, empty frames and bytes other than
-    UTF-8 become a plain `ServerError`. The text is cut and escaped, because errors are kept in ``attempts`` and logged.
+    texts of failed publishes say whether anything was written. Unknown codes, empty frames and bytes other than UTF-8
+    become a plain `ServerError`. The text is cut and escaped for ``attempts`` and logs.
     """
     text = outside_text(frame[:MAX_TEXT].decode("utf-8", "backslashreplace"))
     if len(frame) > MAX_TEXT:

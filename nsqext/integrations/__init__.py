@@ -20,18 +20,18 @@ __all__ = ("TopicOptions", "kept_delay", "log_lost")
 
 @frozen(kw_only=True)
 class TopicOptions:
-    """How topics are created that queues need; numbers and extend headers apply to the redesigned NSQ."""
+    """How queues' topics are created; numbers and extend headers apply to the redesigned NSQ."""
 
-    topic_create: bool = True  # whether they are created; otherwise they must exist
-    topic_partitions: int = 1  # partitions of each
-    topic_replicas: int = 1  # copies of each partition
-    topic_extend: bool = True  # whether they support extend headers
+    topic_create: bool = True  # False: they must exist
+    topic_partitions: int = 1  # of each topic
+    topic_replicas: int = 1  # of each partition
+    topic_extend: bool = True  # with extend headers
 
     def __attrs_post_init__(self) -> None:
         check_counts(self, "topic_partitions", "topic_replicas")
 
     def arguments(self, channel: str) -> dict[str, Any]:
-        """Return the arguments of `nsqext.Admin.create_topic`; an existing topic is not changed."""
+        """Return the arguments of `nsqext.Admin.create_topic`; an existing topic stays unchanged."""
         return {
             "partitions": self.topic_partitions,
             "replicas": self.topic_replicas,
@@ -42,7 +42,7 @@ class TopicOptions:
 
 
 def kept_delay(meta: TopicMeta, delay: float) -> float:
-    """Return for how many seconds a task is kept from workers; less than its delay where they have to return it."""
+    """Return the seconds for which a task is kept from workers; less than its delay where workers must return it."""
     if not meta.partition_num:
         return min(delay, ACCEPTED_DELAY)
     return delay if meta.extend_support and not meta.ordered else 0.0

@@ -28,29 +28,29 @@ _OWN = ("queue", "delay", "key", "tag")
 
 
 class NsqBroker(AsyncBroker):
-    """Sends tasks to NSQ topics and receives them through a channel; a task is acknowledged by Taskiq.
+    """Sends tasks to NSQ topics and receives them through a channel; Taskiq acknowledges them.
 
-    A task is sent once more if a worker dies before it acknowledges. Labels of a task, given with ``@broker.task(...)``
+    A task is redelivered if a worker dies before its acknowledgement. Labels of a task, set with ``@broker.task(...)``
     or ``task.kicker().with_labels(...)``:
 
-    - ``queue``: its topic; one of ``queues``.
+    - ``queue``: its topic, from ``queues``.
     - ``delay``: seconds after which it runs; see `nsqext.Producer.publish`. Workers return a task that is delivered
-      before to the server: one of a topic without extend headers, or one that the original NSQ keeps no longer.
-    - ``key``: tasks of a key are stored in one partition, in the order of the calls.
-    - ``tag``: workers with this tag receive it; needs a topic with extend support.
+      earlier to the server: on a topic without extend headers, or beyond the longest delay of the original NSQ.
+    - ``key``: tasks of a key share a partition, in the order of the calls.
+    - ``tag``: workers with this tag receive it; needs extend support.
 
     Args:
         lookupd: addresses of nsqlookupd, a URL, or a `nsqext.Lookup`, as for `nsqext.App`.
-        nsqd: nsqd addresses to use without lookup; original NSQ.
-        queues: the topics that a worker consumes; tasks without the label ``queue`` are sent to the first one.
+        nsqd: nsqd addresses without lookup; original NSQ.
+        queues: the topics of a worker; tasks without the label ``queue`` go to the first topic.
         channel: the channel of the workers.
-        topic_create: create missing topics and channels when a process starts; needs lookup.
+        topic_create: create missing topics and channels at the start of a process; needs lookup.
         topic_partitions: partitions of each created topic, on the redesigned NSQ.
         topic_replicas: copies of each partition, on the redesigned NSQ.
         settings: settings of producers and consumers.
 
     Raises:
-        InvalidSetting: a setting is unknown or invalid, or no address is known.
+        InvalidSetting: unknown or invalid setting, or no address.
         InvalidName: a queue or channel that servers refuse.
     """
 
@@ -76,13 +76,13 @@ class NsqBroker(AsyncBroker):
         )
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
-        # Taskiq closes it after it has waited for its tasks: what is unacknowledged then goes back at once
+        # Taskiq closes it after it has waited for its tasks: unacknowledged tasks then go back at once
         own = {"close_timeout": 0.0, **settings_for(consumer_settings(), shared.values)}
         self._consumer = Consumer(self.queues, self.channel, **addresses, **own)
         self._started = self._listening = False
 
     async def startup(self) -> None:
-        """Open the producer, and create missing queues.
+        """Open the producer and create missing queues.
 
         Raises:
             NsqError: the servers do not respond, or cannot create a queue.
@@ -100,7 +100,7 @@ class NsqBroker(AsyncBroker):
         await super().startup()
 
     async def shutdown(self) -> None:
-        """Close the connections; tasks that were not acknowledged are delivered again."""
+        """Close the connections; unacknowledged tasks are redelivered."""
         await super().shutdown()
         await self._consumer.aclose()
         await self._producer.aclose()
@@ -129,9 +129,9 @@ class NsqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
-        """Yield tasks that are due; `AckableMessage.ack` finishes them. They are touched until then.
+        """Yield due tasks, touched until `AckableMessage.ack` finishes them.
 
-        When it is closed, no further tasks are requested; those that were yielded can be acknowledged until `shutdown`.
+        When closed, it requests no further tasks; yielded tasks can be acknowledged until `shutdown`.
 
         Raises:
             InvalidState: it listens already.
@@ -143,7 +143,7 @@ class NsqBroker(AsyncBroker):
         await self._consumer.start()
         try:
             while True:
-                # one by one, and not by iteration: messages that were fetched are touched
+                # one by one, and not by iteration: fetched messages are touched
                 for message in await self._consumer.fetch(1):
                     wait = self._wait_of(message)
                     if wait > 0:

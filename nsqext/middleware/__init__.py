@@ -1,8 +1,7 @@
 """Middleware: code around every publish and every handled message.
 
 A `Middleware` is an argument of `nsqext.Producer`, `nsqext.Consumer`, `nsqext.App` and the blocking clients; the first
-one is the outermost.
-Built-in: `HandlerTimeout`, `RateLimit`, `Deduplicate`, `Decompress`; logs, spans and metrics are in
+is the outermost. Built-in: `HandlerTimeout`, `RateLimit`, `Deduplicate`, `Decompress`; logs, spans and metrics are in
 `nsqext.observability`.
 """
 
@@ -48,7 +47,7 @@ class HandlerTimeout(Middleware):
     """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
 
     Args:
-        seconds: time limit of a handler, for one message or for one batch.
+        seconds: time limit of a handler for one message or batch.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -65,11 +64,11 @@ class HandlerTimeout(Middleware):
 class RateLimit(Middleware):
     """Limits the rate of handled messages; all clients with the same object share the limit.
 
-    A batch counts as the number of its messages. Messages wait in the consumer, which touches them before they time
-    out. With a low rate, lower ``max_in_flight`` too, so that other consumers receive the messages that would wait.
+    A batch counts as its messages. Messages wait in the consumer, which touches them before they time out. With a low
+    rate, lower ``max_in_flight`` too: other consumers then receive the messages.
 
     Args:
-        per_second: messages per second that handlers may start with.
+        per_second: messages per second that handlers may start.
         burst: messages that may start immediately after a pause.
     """
 
@@ -82,7 +81,6 @@ class RateLimit(Middleware):
         self._next = 0.0
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Wait until the rate allows the messages, and call the handler."""
         now = _clock()
         turn = max(self._next, now - self._allowance)
         self._next = turn + self._interval * len(handling.messages)
@@ -98,8 +96,8 @@ def _place_and_id(message: Message) -> object:
 class Deduplicate(Middleware):
     """Finishes a message that this process has handled already, without calling the handler.
 
-    It stores the ids of messages whose handlers returned. Handlers must still be idempotent, because a message that is
-    redelivered to another process, or after a restart, is handled again.
+    It stores the ids of messages whose handlers returned. Handlers must still be idempotent: a message redelivered to
+    another process, or after a restart, is handled again.
 
     Args:
         window: number of stored ids.
@@ -118,7 +116,7 @@ class Deduplicate(Middleware):
         self._handled: OrderedDict[_Entry, float] = OrderedDict()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler for messages that have not been handled yet."""
+        """Call the handler for messages not handled yet."""
         oldest = _clock() - self._seconds
         fresh: list[Message] = []
         entries: list[tuple[Message, _Entry]] = []
@@ -137,7 +135,7 @@ class Deduplicate(Middleware):
         handling.messages = fresh
         result = await call_next(handling)
         for message, entry in entries:
-            if not message.answered:  # a message that the handler answered itself may have been requeued
+            if not message.answered:  # the handler may have requeued a message that it answered
                 self._remember(entry)
         return result
 
@@ -151,8 +149,8 @@ class Deduplicate(Middleware):
 class Decompress(Middleware):
     """Decompresses bodies of messages with the header ``content-encoding``: ``gzip`` or ``deflate``.
 
-    Bodies compressed by this package are decompressed by the consumer. A body that cannot be decompressed is rejected
-    (`nsqext.Reject`); in a batch, after the other messages have been handled.
+    The consumer decompresses bodies that this package compressed. A body that cannot be decompressed is rejected
+    (`nsqext.Reject`); in a batch, after the other messages were handled.
 
     Args:
         max_size: largest decompressed body, in bytes.

@@ -1,16 +1,15 @@
-"""Kombu's messages as NSQ messages, without loss, and where exchanges, queues and bindings are in NSQ.
+"""Kombu's messages as NSQ messages, without loss; exchanges, queues and bindings in NSQ.
 
-On topics with extend support the body is stored as it is, and an extend header holds the rest; otherwise the body is an
-envelope of JSON with both. Bodies of other publishers, which have neither, are received as binary data.
+On topics with extend support the body is stored unchanged, and an extend header has the rest; otherwise the body is a
+JSON envelope with both. Bodies of other publishers, with neither, are received as binary data.
 
 A queue is a channel. Its topics depend on the exchange:
 
-- the default exchange: one topic for each queue, with the name of the queue;
-- a durable direct exchange: one topic for each routing key, so that a queue receives only its messages;
-- fanout, topic and transient direct exchanges: one topic for the exchange; consumers drop what no binding selects.
+- the default exchange: one topic per queue, with the queue's name;
+- a durable direct exchange: one topic per routing key, so that a queue receives only its messages;
+- fanout, topic and transient direct exchanges: one topic per exchange; consumers drop what no binding selects.
 
-Neither side needs to know the bindings of the other: a publish names exchange and routing key, and the topic follows
-from them.
+No side needs the other's bindings: the topic follows from exchange and routing key of the publish.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import orjson
 from attrs import define, field, frozen
 
 _HEADER = "kombu"
-_MARK = "kombu"  # name of the member that tells an envelope from a body of another publisher; its value is the version
+_MARK = "kombu"  # member that only an envelope has; its value is the version
 _VERSION = 1
 _PROPERTIES = frozenset(
     {
@@ -46,11 +45,11 @@ _PROPERTIES = frozenset(
         "user_id",
     }
 )
-"""Those of AMQP, and where a message goes; others are for the publisher alone, as with brokers of AMQP."""
+"""AMQP's properties, and where a message goes; others are for the publisher alone, as with brokers of AMQP."""
 
 
 def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, dict[str, str] | None]:
-    """Return body and extend headers of a message of `kombu.transport.virtual.Channel.prepare_message`."""
+    """Return body and extend headers for a message of `kombu.transport.virtual.Channel.prepare_message`."""
     given = message["body"]
     body: bytes = given.encode() if isinstance(given, str) else bytes(given)
     rest = {name: value for name, value in message.items() if name != "body"}
@@ -62,7 +61,7 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
 
 
 def decode_message(body: bytes, headers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a message as `kombu.transport.virtual.Message` reads it, without ``delivery_tag``.
+    """Return a message for `kombu.transport.virtual.Message`, without ``delivery_tag``.
 
     Returns None for a message of another publisher; see `foreign_message`.
     """
@@ -74,7 +73,7 @@ def decode_message(body: bytes, headers: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def foreign_message(body: bytes, queue: str) -> dict[str, Any]:
-    """Return a message of another publisher: its body as binary data, sent to the queue by name."""
+    """Return another publisher's message: its body as binary data, sent to the queue by name."""
     return {
         "body": body,
         "content-type": "application/data",
@@ -98,7 +97,7 @@ def _read_rest(body: bytes, headers: Mapping[str, Any]) -> tuple[dict[str, Any] 
 
 
 def _checked(rest: Any) -> dict[str, Any]:
-    """Return the members; raise KeyError or TypeError if they are not those of a message."""
+    """Return the members; raise KeyError or TypeError if they are not a message's."""
     rest["properties"]["delivery_info"]["routing_key"]
     if not isinstance(rest["headers"], dict):
         raise TypeError("headers are not an object")
@@ -106,9 +105,9 @@ def _checked(rest: Any) -> dict[str, Any]:
 
 
 def due_time(message: Mapping[str, Any]) -> float | None:
-    """Return when Celery is to run the task, in seconds since 1970; None if at once.
+    """Return when Celery should run the task, in seconds since 1970; None for at once.
 
-    The worker would keep such a message in flight until then, for longer than servers allow.
+    The worker would keep it in flight until then, longer than servers allow.
     """
     eta = (message.get("headers") or {}).get("eta")
     if not isinstance(eta, str):
@@ -121,7 +120,7 @@ def due_time(message: Mapping[str, Any]) -> float | None:
 
 
 def expires_after(message: Mapping[str, Any]) -> float | None:
-    """Return how many seconds a message may wait in its queue, from the ``expiration`` of its publisher; or None."""
+    """Return the seconds that a message may wait in its queue, from its publisher's ``expiration``, or None."""
     try:
         return int(message["properties"]["expiration"]) / 1000  # milliseconds as text, as in AMQP
     except (KeyError, TypeError, ValueError):
@@ -130,22 +129,22 @@ def expires_after(message: Mapping[str, Any]) -> float | None:
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^.a-zA-Z0-9_-]")
-_DIGEST = 12  # characters of a digest that keep two names apart whose replacements are equal
+_DIGEST = 12  # characters of a digest that distinguishes names with equal replacements
 _EPHEMERAL = "#ephemeral"
-_LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts the suffix of ephemeral channels as a part of the name
+_LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts an ephemeral channel's suffix as part of its name
 
 
 @frozen
 class Exchange:
     """A declared exchange."""
 
-    name: str = ""  # its name; empty for the default exchange
+    name: str = ""  # empty for the default exchange
     type: str = "direct"  # `direct`, `fanout` or `topic`
-    durable: bool = True  # whether it outlives its clients; transient ones are for replies and events
+    durable: bool = True  # transient exchanges are for replies and events
 
     @property
     def has_one_topic(self) -> bool:
-        """Whether all messages of the exchange are in one topic."""
+        """Whether all its messages are in one topic."""
         return self.type != "direct" or (bool(self.name) and not self.durable)
 
 
@@ -154,12 +153,12 @@ class Binding:
     """The binding of a queue to an exchange."""
 
     exchange: Exchange
-    # its routing key; a pattern for exchanges of type `topic`, where `*` is a word and `#` is any number of words
+    # a pattern for exchanges of type `topic`, where `*` is one word and `#` any number of words
     routing_key: str
 
     @property
     def topic(self) -> str:
-        """The NSQ topic with the messages of the binding."""
+        """The NSQ topic of its messages."""
         return topic_of(self.exchange, self.routing_key)
 
     def selects(self, exchange: str, routing_key: str) -> bool:
@@ -176,17 +175,16 @@ class QueueSpec:
     """A declared queue."""
 
     name: str
-    transient: bool = False  # whether it ends with its consumer: exclusive or deleted automatically
-    bindings: list[Binding] = field(factory=list)  # its bindings besides that of the default exchange
+    transient: bool = False  # ends with its consumer: exclusive or deleted automatically
+    bindings: list[Binding] = field(factory=list)  # except the default exchange's
 
     @property
     def channel(self) -> str:
-        """The NSQ channel."""
         return channel_name(self.name, transient=self.transient)
 
     @property
     def topics(self) -> list[str]:
-        """The NSQ topics; without one for the default exchange if the queue is transient and has bindings."""
+        """The NSQ topics; without the default exchange's if the queue is transient and has bindings."""
         found = [binding.topic for binding in self.bindings]
         if not (self.transient and found):
             found.append(nsq_name(self.name))
@@ -200,19 +198,19 @@ class QueueSpec:
 
 
 def topic_of(exchange: Exchange, routing_key: str) -> str:
-    """Return the NSQ topic for messages with an exchange and a routing key."""
+    """Return the NSQ topic of an exchange and a routing key."""
     if exchange.has_one_topic or not routing_key or routing_key == exchange.name:
         return nsq_name(exchange.name)
     return nsq_name(f"{exchange.name}.{routing_key}" if exchange.name else routing_key)
 
 
 def channel_name(queue: str, *, transient: bool) -> str:
-    """Return the NSQ channel of a queue; servers delete that of a transient one with its last connection."""
+    """Return a queue's NSQ channel; servers delete a transient queue's with its last connection."""
     return nsq_name(queue) + (_EPHEMERAL if transient else "")
 
 
 def nsq_name(name: str) -> str:
-    """Return a name that NSQ accepts: the same one, or one with a digest if it is too long or has other characters."""
+    """Return a name for NSQ: unchanged, or with a digest if it is too long or has other characters."""
     if _NAME.fullmatch(name) and len(name) <= _LONGEST:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST]
@@ -220,7 +218,7 @@ def nsq_name(name: str) -> str:
 
 
 def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether the words of a routing key match those of a pattern."""
+    """Return whether a routing key's words match a pattern's."""
     if not pattern:
         return not words
     if pattern[0] == "#":

@@ -1,4 +1,4 @@
-"""The NSQ clients of one kombu connection, what its transport options set, and the consumer of each queue."""
+"""The NSQ clients of one kombu connection, its transport options, and the consumer of each queue."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _KOMBU = frozenset(
         "queue_order_strategy",
     }
 )
-"""Options that kombu and Celery read themselves."""
+"""Options of kombu and Celery."""
 _ETA_HOLD = 30.0
 _TOPIC = {one.name for one in fields(TopicOptions)}
 _REFUSED = {
@@ -66,17 +66,17 @@ _REFUSED = {
 
 @define(eq=False)
 class NsqClients:
-    """Clients that are opened when they are used first, and closed together. Thread-safe.
+    """Clients opened on first use, and closed together. Thread-safe.
 
     Producer and consumers share a `nsqext.Lookup`.
     """
 
-    addresses: Mapping[str, Any]  # `lookupd` or `nsqd` with its addresses
-    # the transport options: settings of nsqext by name, `topic_create`, `topic_partitions`, `topic_replicas`,
-    # `topic_extend` and `eta_hold`
+    addresses: Mapping[str, Any]  # `lookupd` or `nsqd` with addresses
+    # the transport options: settings of nsqext, `topic_create`, `topic_partitions`, `topic_replicas`, `topic_extend`
+    # and `eta_hold`
     options: Mapping[str, Any]
     topics: TopicOptions = field(init=False)
-    # seconds that a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
+    # seconds for which a worker may keep a task with `eta` or `countdown` in flight; before that, the server keeps it
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
     _shared: Given = field(init=False)  # addresses and settings of producer and consumers
@@ -103,7 +103,7 @@ class NsqClients:
         addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}
         self.addresses = addresses or self.addresses
         self._settings = {name: value for name, value in given.items() if name in known}
-        # invalid values are refused now, not when the first client is made
+        # refuses invalid values now, not with the first client
         build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._settings))
         build(ConsumerOptions, consumer_settings(), settings_for(consumer_settings(), self._settings))
         self._shared = share_lookup(
@@ -112,12 +112,12 @@ class NsqClients:
 
     @property
     def has_lookup(self) -> bool:
-        """Whether there is a lookup service; topics can be created and counted only then."""
+        """Whether a lookup service is known; only then can topics be created and counted."""
         return bool(self.addresses.get("lookupd"))
 
     @property
     def producer(self) -> sync.Producer:
-        """The producer, open."""
+        """The open producer."""
         with self._lock:
             if self._producer is None:
                 shared = self._shared
@@ -128,7 +128,6 @@ class NsqClients:
 
     @property
     def admin(self) -> sync.Admin:
-        """The administration client."""
         with self._lock:
             if self._admin is None:
                 if not self.has_lookup:
@@ -140,7 +139,7 @@ class NsqClients:
             return self._admin
 
     def consumer(self, topics: Iterable[str], channel: str, max_in_flight: int) -> sync.Consumer:
-        """Return a consumer that is not open."""
+        """Return an unopened consumer."""
         shared = self._shared
         own = settings_for(consumer_settings(), shared.values)
         return sync.Consumer(
@@ -157,9 +156,9 @@ class NsqClients:
     # Topics and channels
 
     def create(self, topic: str, channel: str) -> None:
-        """Create a topic with a channel, so that messages are kept from now on. Existing ones are not changed.
+        """Create a topic with a channel, which keeps messages from now on. Existing topics and channels stay unchanged.
 
-        Without lookup, nsqd creates both with the first publish and the first consumer.
+        Without lookup, nsqd creates them with the first publish and the first consumer.
         """
         if not self.has_lookup or not self.topics.topic_create or (topic, channel) in self._ready:
             return
@@ -167,7 +166,7 @@ class NsqClients:
         self._ready.add((topic, channel))
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
-        """Publish a message that is due at a time, in seconds since 1970, or at once.
+        """Publish a message at once, or due at a time in seconds since 1970.
 
         Returns False if no queue is bound: the topic or its channels do not exist.
         """
@@ -179,19 +178,19 @@ class NsqClients:
         return True
 
     def _delay(self, topic: str, wait: float) -> float | None:
-        """Return the delay of a task that is due in so many seconds; None where its consumer has to return it."""
+        """Return the delay of a task due in ``wait`` seconds; None where its consumer must return it."""
         meta, wait = self.producer.meta(topic), wait - self.eta_hold
         return (kept_delay(meta, wait) or None) if wait > 0 else None
 
     def extend_support(self, topic: str) -> bool:
-        """Return whether a topic supports extend headers; False for an unknown one."""
+        """Return whether a topic supports extend headers; False if unknown."""
         try:
             return self.producer.meta(topic).extend_support
         except (TopicNotFound, TopicNotReady):
             return False
 
     def waiting(self, topics: Iterable[str], channel: str) -> int:
-        """Return the number of messages that wait in a channel, over its topics; 0 without lookup."""
+        """Return the number of waiting messages of a channel, over its topics; 0 without lookup."""
         if not self.has_lookup:
             return 0
         count = 0
@@ -207,7 +206,7 @@ class NsqClients:
         return count
 
     def empty(self, topics: Iterable[str], channel: str) -> int:
-        """Drop the messages that wait in a channel, and return their number."""
+        """Drop a channel's waiting messages; return their number."""
         topics = tuple(topics)
         count = self.waiting(topics, channel)
         for topic in topics:
@@ -216,7 +215,7 @@ class NsqClients:
         return count
 
     def delete(self, topics: Iterable[str], channel: str) -> None:
-        """Delete a channel; a topic whose last channel it was, too."""
+        """Delete a channel, and its topic with the last channel."""
         for topic in topics:
             self._ready.discard((topic, channel))
             with suppress(TopicNotFound, PartitionUnavailable):
@@ -236,22 +235,22 @@ class NsqClients:
 
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
-DEFAULT_PREFETCH = 200  # messages in flight without a prefetch count
+DEFAULT_PREFETCH = 200  # messages in flight without prefetch count
 
 Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
-"""Called in a thread of the consumer with a decoded message."""
+"""Called in a consumer's thread with a decoded message."""
 
 
 class QueueConsumer:
-    """Receives the messages of a queue, and drops those that no binding selects or that have expired.
+    """Receives a queue's messages; drops messages that no binding selects or that have expired.
 
-    A task whose ``eta`` is later than ``eta_hold`` goes back to the server until then: the worker would keep it in
-    flight, for longer than servers allow. A prefetch count of 0 stands for the default.
+    A task whose ``eta`` is later than ``eta_hold`` goes back to the server: the worker would keep it in flight, longer
+    than servers allow. A prefetch count of 0 stands for the default.
     """
 
     def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
         self.queue: str = spec.name
-        self.single: bool = False  # whether it was opened for one message, and is closed when that is answered
+        self.single: bool = False  # opened for one message, closed after its answer
         self._leaving = False
         self._lock = threading.Lock()  # makes `leave` wait for a handler that hands a message over
         self._hold = clients.eta_hold
@@ -261,7 +260,7 @@ class QueueConsumer:
         self.consumer.handler(auto_finish=False)(self._handle)
 
     def leave(self) -> None:
-        """Pause, and return messages that still arrive to the server; to be closed then."""
+        """Pause, and return messages that still arrive to the server; close it later."""
         self.consumer.pause()
         with self._lock:
             self._leaving = True
@@ -291,20 +290,20 @@ class QueueConsumer:
 
 
 class Deliveries(virtual.QoS):  # type: ignore[misc]
-    """The unacknowledged messages of a channel; acknowledging one finishes it, from any thread."""
+    """A channel's unacknowledged messages; an acknowledgement finishes the message, from any thread."""
 
-    restore_at_shutdown: bool = False  # servers deliver them again when the connection ends
+    restore_at_shutdown: bool = False  # servers deliver them again after the connection
 
     def __init__(self, channel: virtual.Channel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._answers: dict[object, tuple[Message, QueueConsumer]] = {}
 
     def hold(self, delivery_tag: object, message: Message, source: QueueConsumer) -> None:
-        """Remember which NSQ message a delivery tag stands for, and its consumer."""
+        """Remember the NSQ message and the consumer of a delivery tag."""
         self._answers[delivery_tag] = (message, source)
 
     def holds(self, source: QueueConsumer) -> bool:
-        """Return whether a message of a consumer is not acknowledged."""
+        """Return whether a message of a consumer is unacknowledged."""
         return any(held is source for _, held in self._answers.values())
 
     def ack(self, delivery_tag: object) -> None:
@@ -337,5 +336,5 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         return []
 
     def restore_unacked_once(self, stderr: object = None) -> None:
-        """Nothing: closing the consumers requeues what is not acknowledged."""
+        """Do nothing: closing the consumers requeues unacknowledged messages."""
         self._on_collect.cancel()

@@ -57,12 +57,12 @@ _UNREACHABLE: tuple[type[NsqError], ...] = (
     RequestTimeout,
     *(refusal for refusal in _with_subclasses(ServerError) if refusal.retryable),
 )
-"""Errors after which kombu connects again and repeats the operation: a publish may be stored twice."""
+"""Errors after which kombu connects again and repeats the operation, which may store a publish twice."""
 _TYPES = ("direct", "fanout", "topic")
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]
-    """A channel of a connection: declares queues, publishes and consumes."""
+    """A channel of a connection: declares queues, publishes, consumes."""
 
     QoS: type[Deliveries] = Deliveries
     supports_fanout: bool = True
@@ -78,13 +78,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     @property
     def clients(self) -> NsqClients:
-        """The NSQ clients of the connection."""
         return self.connection.clients  # type: ignore[no-any-return]
 
     # Exchanges and queues
 
     def exchange_declare(self, exchange: str | None = None, type: str = "direct", **options: Any) -> None:
-        """Declare an exchange of type direct, fanout or topic."""
         if (type or "direct") not in _TYPES:
             raise ChannelError(f"exchange {exchange!r}: NSQ has no exchanges of type {type!r}; use {', '.join(_TYPES)}")
         super().exchange_declare(exchange, type, **options)
@@ -100,7 +98,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return queues.setdefault(name, QueueSpec(name))
 
     def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
-        """Return the arguments of a queue; refuse priorities, which NSQ does not have."""
+        """Return the arguments of a queue; refuse priorities, which NSQ lacks."""
         if options.get("max_priority"):
             raise ChannelError("NSQ has no priorities; use a queue for each of them")
         return arguments
@@ -144,7 +142,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if if_empty and self._size(queue):
             return
         self._close_source(queue)
-        if self.clients.has_lookup and not spec.transient:  # servers delete the channel of a transient one
+        if self.clients.has_lookup and not spec.transient:  # servers delete a transient queue's channel
             self.clients.delete(spec.topics, spec.channel)
         self.state.queue_bindings_delete(queue)
         self.connection.queues.pop(queue, None)
@@ -160,7 +158,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     # Publishing
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **options: Any) -> None:
-        """Publish a message and wait until it is stored; one that no queue is bound to is dropped, as in AMQP."""
+        """Publish a message and wait until it is stored; without a bound queue it is dropped, as in AMQP."""
         properties = message["properties"]
         if properties.get("priority"):
             raise OperationNotSupported(
@@ -178,7 +176,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **options: Any
     ) -> None:
-        """Consume a queue; messages are delivered by `Transport.drain_events`."""
+        """Consume a queue; `Transport.drain_events` delivers messages."""
         self._callbacks[consumer_tag] = (queue, callback, no_ack)
         self._consumers.add(consumer_tag)
         self._tag_to_queue[consumer_tag] = queue
@@ -198,7 +196,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return source
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop consuming; delivered messages can still be acknowledged until the channel is closed.
+        """Stop consuming; delivered messages can be acknowledged until the channel is closed.
 
         A transient queue ends with its last consumer, as in AMQP, unless it has such messages.
         """
@@ -214,15 +212,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             source.consumer.pause()
 
     def deliver(self, source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
-        """Call the callback of a queue; requeue the message if the queue is not consumed any more.
+        """Call a queue's callback; requeue the message if the queue is not consumed any more.
 
-        A message that waited here for so long that the server delivers it again is dropped.
+        A message that waited so long here that the server redelivers it is dropped.
         """
         if message.expired:
             return
         found = [(callback, no_ack) for queue, callback, no_ack in self._callbacks.values() if queue == source.queue]
         if not found:
-            with suppress(NsqError):  # the consumer may have been closed meanwhile
+            with suppress(NsqError):  # the consumer may be closed
                 message.requeue()
             return
         callback, no_ack = found[0]
@@ -239,7 +237,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return received
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Return the next message, or None if no message arrives within `Transport.get_timeout` seconds."""
+        """Return the next message, or None after `Transport.get_timeout` seconds."""
         inbox: SimpleQueue[tuple[dict[str, Any], Message]] = SimpleQueue()
         source = self._open_source(queue, 1, lambda _, decoded, message: inbox.put((decoded, message)))
         source.single = True
@@ -264,7 +262,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             source.consumer.max_in_flight = prefetch_count or DEFAULT_PREFETCH
 
     def close(self) -> None:
-        """Close the consumers; what is not acknowledged is delivered again at once."""
+        """Close the consumers; unacknowledged messages are redelivered at once."""
         if not self.closed:
             for source in self._sources.values():
                 source.leave()
@@ -285,14 +283,13 @@ KombuChannel = Channel  # inside the transport, Channel is an attribute
 
 
 class Transport(virtual.Transport):  # type: ignore[misc]
-    """A connection of kombu to an NSQ cluster, through its lookup service.
+    """A connection of kombu to an NSQ cluster, by lookup.
 
-    Messages arrive in threads of the NSQ clients, and are delivered by `drain_events` or by Celery's event loop, which
-    a pipe wakes.
+    Messages arrive in threads of the NSQ clients; `drain_events` delivers them, or Celery's event loop, which a pipe
+    wakes.
 
     Args:
-        client: the `kombu.Connection`. Its transport options are settings of nsqext by name, and those of
-            `NsqClients`.
+        client: the `kombu.Connection`, whose transport options are settings of nsqext and of `NsqClients`.
 
     Raises:
         InvalidSetting: an unknown or invalid transport option.
@@ -322,7 +319,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.clients: NsqClients = NsqClients(addresses, client.transport_options)
 
     def driver_version(self) -> str:
-        """Return the version of nsqext."""
         return nsqext.__version__
 
     def establish_connection(self) -> Any:
@@ -330,8 +326,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
         Raises:
             NsqError: they do not.
-            InvalidState: connecting again would not help: the servers are no lookup service, or not the trusted ones;
-                gevent or eventlet replaced threads or sockets.
+            InvalidState: a new connection would not help: the servers are no lookup service or not trusted; gevent or
+                eventlet replaced threads or sockets.
         """
         try:
             self.clients.producer.ping()
@@ -354,7 +350,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     # Receiving
 
     def received(self, channel: KombuChannel) -> Callable[[QueueConsumer, dict[str, Any], Message], None]:
-        """Return the function that the consumers of a channel call with each message, in their thread."""
+        """Return the function that a channel's consumers call with each message, in their thread."""
 
         def receive(source: QueueConsumer, decoded: dict[str, Any], message: Message) -> None:
             self._inbox.put((channel, source, decoded, message))
@@ -366,7 +362,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return receive
 
     def return_undelivered(self, source: QueueConsumer) -> None:
-        """Requeue received messages of a consumer that closes: it waits until they are answered."""
+        """Requeue received messages of a closing consumer, which waits for their answers."""
         for _ in range(self._inbox.qsize()):
             with suppress(Empty):
                 item = self._inbox.get(block=False)
@@ -377,7 +373,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                     item[3].requeue()
 
     def drain_events(self, connection: object, timeout: float | None = None) -> None:
-        """Deliver the next message; raises TimeoutError if no message arrived within ``timeout`` seconds."""
+        """Deliver the next message; raises TimeoutError after ``timeout`` seconds."""
         try:
             delivery = self._inbox.get(timeout=timeout) if timeout else self._inbox.get(timeout is None)
         except Empty:
@@ -406,7 +402,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 class DirectTransport(Transport):
     """A connection of kombu to one nsqd of the original NSQ, without lookup.
 
-    Queues are not counted, purged or deleted, and topics are not created: nsqd creates them.
+    Queues are not counted, purged or deleted; nsqd creates the topics.
     """
 
     default_port: int = 4150

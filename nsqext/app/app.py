@@ -230,7 +230,13 @@ class App(Router, Runnable):
             await self.publish(topic, result)
             return
         await self._producer.publish(
-            topic, result.body, headers=result.headers, tag=result.tag, trace_id=result.trace_id, key=result.key
+            topic,
+            result.body,
+            headers=result.headers,
+            tag=result.tag,
+            trace_id=result.trace_id,
+            key=result.key,
+            header=result.header,
         )
 
     def _add(self, spec: HandlerSpec) -> None:

@@ -7,7 +7,6 @@ acknowledged, and readers ignore it. No other process appends to a file.
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import os
 import time
@@ -23,6 +22,7 @@ from attrs import frozen
 
 from nsqext import OutgoingMessage
 from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.protocol.headers import add_key, encode_headers
 
 if TYPE_CHECKING:
     from nsqext import Message
@@ -43,33 +43,67 @@ def message_record(message: Message) -> dict[str, Any]:
         record |= {"tag": message.tag, "key": message.key, "headers": dict(message.headers)}
     except ProtocolError:
         # a header that is not JSON is kept unchanged
-        shown = base64.b64encode(message.header).decode()
-        record |= {"tag": None, "key": None, "headers": {}, "header_base64": shown}
+        record |= {"tag": None, "key": None, "headers": {}, "header_base64": _encoded(message.header)}
     return record | _body_fields(message.body)
 
 
+def exact_record(message: Message) -> dict[str, Any]:
+    """Return a message as a record from which `outgoing_message` makes the same bytes of body and extend header.
+
+    Its consumer must not decompress bodies.
+    """
+    record = message_record(message) | {"header_base64": _encoded(message.header)}
+    if _remade(record) == message.header:
+        del record["header_base64"]
+    return record
+
+
+def _remade(record: Mapping[str, Any]) -> bytes | None:
+    """Return the extend header that a publish of headers, tag, trace id and key makes; None where it makes none."""
+    trace_id, key = record["trace_id"] or None, record["key"]
+    if not (record["headers"] or record["tag"] is not None or key is not None):
+        return b"" if trace_id is None else None  # in a batch, a trace id may become a header
+    try:
+        header = encode_headers(record["headers"], tag=record["tag"], trace_id=trace_id)
+        return header if key is None else add_key(header, key.encode())
+    except InvalidInput:
+        return None
+
+
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _decoded(record: Mapping[str, Any], name: str) -> bytes | None:
+    try:
+        return None if record.get(name) is None else base64.b64decode(record[name], validate=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} cannot be decoded: {error}") from error
+
+
 def outgoing_message(record: object) -> OutgoingMessage:
-    """Return the message of a record: body, headers, tag, key and trace id."""
+    """Return the message of a record, with body, headers, tag, key and trace id.
+
+    Bytes of an extend header (``header_base64``) are published as they are; the record's headers are ignored then.
+    """
     if not isinstance(record, Mapping):
         raise InvalidInput("a message record must be a JSON object")
-    body, encoded = record.get("body"), record.get("body_base64")
-    if encoded is not None:
-        try:
-            content = base64.b64decode(encoded, validate=True)
-        except (TypeError, ValueError, binascii.Error) as error:
-            raise InvalidInput(f"body_base64 cannot be decoded: {error}") from error
-    elif isinstance(body, str):
+    body, content = record.get("body"), _decoded(record, "body_base64")
+    if content is None:
+        if not isinstance(body, str):
+            raise InvalidInput("a message record needs body (text) or body_base64")
         content = body.encode()
-    else:
-        raise InvalidInput("a message record needs body (text) or body_base64")
     headers = record.get("headers")
     if headers is not None and not isinstance(headers, Mapping):
         raise InvalidInput("headers must be a JSON object")
     trace_id = record.get("trace_id") or None
     if trace_id is not None and not isinstance(trace_id, int):
         raise InvalidInput("trace_id must be a number")
+    header, key = _decoded(record, "header_base64"), _text(record, "key")
+    if header is not None:
+        return OutgoingMessage(content, None, None, None if header else trace_id, key, header)
     texts = {name: str(value) for name, value in headers.items()} if headers else None
-    return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, _text(record, "key"))
+    return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, key)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str | None:
@@ -82,7 +116,7 @@ def _body_fields(body: bytes) -> dict[str, str]:
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+        return {"body_base64": _encoded(body)}
 
 
 SUFFIX = ".jsonl.gz"

@@ -424,7 +424,7 @@ async def publish_record(producer: Producer, data: bytes) -> None:
     if not isinstance(record, DelayedMessage):
         raise ProtocolError("not a delayed message")
     headers = record.headers
-    if (await producer.meta(record.topic)).extend_support:
+    if record.header is None and (await producer.meta(record.topic)).extend_support:
         headers = {IDENTITY_HEADER: record.identity, **(headers or {})}
     await producer.publish(
         record.topic,
@@ -434,4 +434,5 @@ async def publish_record(producer: Producer, data: bytes) -> None:
         trace_id=record.trace_id,
         key=record.key,
         partition=record.partition,
+        header=record.header,
     )

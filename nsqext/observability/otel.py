@@ -291,7 +291,8 @@ def _link(origin: Context, attributes: Attributes | None = None) -> Link:
 
 def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingMessage:
     carrier: dict[str, str] = {}
-    if origin is not None:  # otherwise another middleware added the message
+    # without an origin, another middleware added the message; a header that is given as bytes stays as it is
+    if origin is not None and message.header is None:
         propagate.inject(carrier, origin)
     return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 

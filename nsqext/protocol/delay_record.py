@@ -25,6 +25,7 @@ class DelayedMessage(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     trace_id: int | None = None
     key: bytes | None = None
     partition: int | None = None  #: chosen by the publisher
+    header: bytes | None = None  #: extend header as bytes, without an identity; replaces headers and tag
 
 
 class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_field="nsqext"):

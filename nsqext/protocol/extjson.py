@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import orjson
 
@@ -35,6 +35,23 @@ class UnreadableHeader(ValueError):
     """The server cannot parse the header; the text is its error."""
 
 
+class Member(NamedTuple):
+    """A member of a header, with its place in the bytes."""
+
+    name: str
+    value: bytes
+    start: int  # where its name begins, with the quote
+    stop: int  # behind its value
+
+
+def members_of(header: bytes) -> list[Member]:
+    """Return the members of a header in their order, all of equal names; raise `UnreadableHeader` as the server does.
+
+    A JSON value that is not an object has none.
+    """
+    return _Reader(header).read()
+
+
 def read_header(header: bytes, name: str) -> dict[str, Any]:
     """Return the members of a header; a JSON value other than an object has none (captured: pub_ext).
 
@@ -52,7 +69,7 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 def read_leniently(header: bytes) -> dict[str, Any]:
     """Return a header's members as the server parses them, or raise `UnreadableHeader`; the first of equal names."""
-    return {name: _read_value(value) for name, value in reversed(_Reader(header).read())}
+    return {name: _read_value(value) for name, value, *_ in reversed(members_of(header))}
 
 
 def read_values(header: bytes) -> dict[str, Any]:
@@ -61,8 +78,7 @@ def read_values(header: bytes) -> dict[str, Any]:
     Whole numbers are exact. A value that is not JSON (``NaN``, ``1e400``, ``01``) is a `RawJson`. Of equal names the
     last counts, as in JSON parsers.
     """
-    members = _Reader(header).read()
-    return {encodable(name): _without_surrogates(_read_value(value)) for name, value in members}
+    return {encodable(name): _without_surrogates(_read_value(value)) for name, value, *_ in members_of(header)}
 
 
 def _read_value(value: bytes) -> Any:
@@ -117,17 +133,18 @@ class _Reader:
         self._data = data
         self._open: list[bytes] = []
         self._name = ""
-        self._start = 0  # of the current member's value
-        self._members: list[tuple[str, bytes]] = []
+        self._named = 0  # where the name of the current member begins
+        self._start = 0  # where its value begins
+        self._members: list[Member] = []
 
-    def read(self) -> list[tuple[str, bytes]]:
+    def read(self) -> list[Member]:
         position, wanted = self._skip(0), True
         while wanted or self._open:
             if wanted and self._open == [b"{"]:
                 self._start = position
             position, wanted = self._value(position) if wanted else self._behind(position)
             if not wanted and self._open == [b"{"]:
-                self._members.append((self._name, self._data[self._start : position]))
+                self._members.append(Member(self._name, self._data[self._start : position], self._named, position))
         position = self._skip(position)
         if position < len(self._data):
             raise UnreadableHeader(f"unexpected tail: {_tail(self._data[position:])}")
@@ -182,12 +199,13 @@ class _Reader:
     def _key(self, position: int) -> int:
         if self._at(position) != b'"':
             self._fail_inside('cannot find opening \'"" for object key', position)
+        start = position
         name, position = self._string(position + 1, "cannot parse object key: ", inside=True)
         position = self._skip(position)
         if self._at(position) != b":":
             self._fail_inside("missing ':' after object key", position)
         if self._open == [b"{"]:
-            self._name = _unescape(name)
+            self._name, self._named = _unescape(name), start
         return self._skip(position + 1)
 
     def _string(self, position: int, what: str, inside: bool = False) -> tuple[bytes, int]:

@@ -45,8 +45,13 @@ COMPRESS_HEADER = "nsq.client.compress"
 IDENTITY_HEADER = "nsqext_id"
 """Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
+MAX_STORED_HEADER = 65_506
+"""Largest header that servers deliver, in bytes; they crash on larger ones.
+
+Captured: ext_max_header.
+"""
 MAX_HEADER_BYTES = 60_000
-"""Largest encoded header, in bytes. Servers store up to 65,506 and crash on more."""
+"""Largest header that this package makes, in bytes, well below `MAX_STORED_HEADER`."""
 
 # The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")

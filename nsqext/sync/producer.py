@@ -108,6 +108,7 @@ class Producer(BlockingClient[AsyncProducer]):
         delay: float | None = None,
         via: Literal["consumer", "relay"] | None = None,
         identity: str | None = None,
+        header: bytes | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -115,7 +116,8 @@ class Producer(BlockingClient[AsyncProducer]):
         KeyboardInterrupt, it is unknown whether the message is stored.
         """
         direct = self._direct
-        if direct is not None and key is None and delay is None and via is None and identity is None:
+        rare = delay is not None or via is not None or identity is not None or header is not None
+        if direct is not None and key is None and not rare:
             receipt = direct.publish(topic, OutgoingMessage(body, headers, tag, trace_id), partition)
             if receipt is not None:
                 return receipt
@@ -131,6 +133,7 @@ class Producer(BlockingClient[AsyncProducer]):
             delay=delay,
             via=via,
             identity=identity,
+            header=header,
         )
 
     def publish_many(

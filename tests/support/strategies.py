@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import strategies as st
 
 from nsqext.protocol.client import commands
@@ -23,6 +25,7 @@ __all__ = (
     "U64",
     "damaged",
     "hostile",
+    "odd_headers",
     "pieces_of",
 )
 
@@ -43,6 +46,34 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
+
+
+_NAMES = ("##key", "##client_dispatch_tag", "dead-letter-error", "dead-letter-topic", "x-first", "x-last", "nsqext_id")
+_VALUES = (
+    b"NaN",
+    b"1e400",
+    b"01",
+    b'"caf\xe9"',
+    b'"cut \\ud83d"',
+    b'"line\nbreak"',
+    b"[1, {}]",
+    b"18446744073709551616",
+)
+_SPACES = st.sampled_from([b"", b"", b" ", b"\r\n\t"])
+
+
+@st.composite
+def odd_headers(draw: st.DrawFn) -> bytes:
+    """Return an extend header as servers store it: with spaces, equal names, and values that are not JSON."""
+    members = []
+    for _ in range(draw(st.integers(0, 4))):
+        name = json.dumps(draw(st.sampled_from(_NAMES) | st.text(max_size=3)), ensure_ascii=draw(st.booleans()))
+        value = draw(st.sampled_from(_VALUES) | JSON.map(lambda found: json.dumps(found).encode()))
+        parts = [draw(_SPACES) for _ in range(4)]
+        members.append(parts[0] + name.encode("utf-8", "replace") + parts[1] + b":" + parts[2] + value + parts[3])
+    if draw(st.booleans()):
+        members.append(b'"##trace_id":"%d"' % draw(U64))
+    return draw(_SPACES) + b"{" + b",".join(members) + b"}" + draw(_SPACES)
 
 
 @st.composite

@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from nsqext import Position
 from nsqext.cli.command import Topic, UntilEnd, command, examples
 from nsqext.cli.connection import Connection, counted, wait_of
-from nsqext.cli.message_files import MessageFiles, message_record
+from nsqext.cli.message_files import MessageFiles, exact_record
 from nsqext.cli.waiting import waits
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
@@ -47,6 +47,8 @@ async def run(
 ) -> None:
     """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
 
+    Bodies are written as they are stored: a body that its publisher has compressed stays compressed.
+
     A message is finished after its batch is synchronized with the disk: a recorder that is killed loses no message, and
     records its last batch again after a restart. On the redesigned NSQ a new channel starts with the oldest stored
     message. On the original NSQ it starts with the next published message, and the messages in flight to a killed
@@ -54,7 +56,7 @@ async def run(
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
     to.mkdir(parents=True, exist_ok=True)  # before a message is received
-    settings: dict[str, Any] = {"max_in_flight": 2 * batch}
+    settings: dict[str, Any] = {"max_in_flight": 2 * batch, "decompress": False}
     if await connection.has_positions(topic):
         settings["start"] = Position.earliest()
     consumer, count = connection.consumer(topic, channel, **settings), 0
@@ -65,7 +67,7 @@ async def run(
                 if until_end:
                     tasks.start_soon(connection.stop_when_drained, consumer)
                 async for messages in consumer.batches(max_count=batch, max_wait=linger):
-                    await run_sync(files.append, [message_record(message) for message in messages])
+                    await run_sync(files.append, [exact_record(message) for message in messages])
                     with suppress(MessageNotInFlight):  # they are redelivered and recorded again
                         await messages.finish()
                     count += len(messages)

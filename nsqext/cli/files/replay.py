@@ -155,4 +155,25 @@ async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None
 
     for (topic, partition), group in groupby(due, target):
         with waits.waiting(f"{topic} to store messages"):
-            await producer.publish_many(topic, [outgoing_message(entry.record) for entry in group], partition=partition)
+            await _publish_entries(producer, topic, list(group), partition)
+
+
+async def _publish_entries(producer: Producer, topic: str, entries: Sequence[Entry], partition: int | None) -> None:
+    messages = []
+    for entry in entries:
+        try:
+            messages.append(outgoing_message(entry.record))
+        except InvalidInput as error:
+            raise _named(error, entry) from error.__cause__
+    try:
+        await producer.publish_many(topic, messages, partition=partition)
+    except InvalidInput as error:
+        if error.index is None:
+            raise
+        raise _named(error, entries[error.index]) from error.__cause__
+
+
+def _named(error: InvalidInput, entry: Entry) -> InvalidInput:
+    """Return an error that names the line of the message."""
+    error.message = f"{entry.file}, line {entry.number}: {error.message}"
+    return error

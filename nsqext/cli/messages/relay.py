@@ -14,6 +14,7 @@ from attrs import frozen
 from nsqext.cli.command import UntilEnd, command, examples
 from nsqext.cli.connection import Connection, counted
 from nsqext.cli.waiting import waits
+from nsqext.client.consumer.handlers.republish import republish
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
 from nsqext.protocol.headers import KEY_HEADER
 
@@ -74,8 +75,9 @@ async def run(
     """Publish the messages of a topic to another topic, or send them to a URL, at least once.
 
     A message is finished after it was stored, or after the URL responded with a status of 200 to 299; otherwise it is
-    requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. If messages
-    have extend headers, the other topic must support them, or use --without-headers.
+    requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. Extend header
+    and body stay as they are stored, byte for byte. If messages have extend headers, the other topic must support them,
+    or use --without-headers.
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")
@@ -92,6 +94,7 @@ async def run(
     target = cluster.connection() or connection
     if target is connection and to == topic:
         raise InvalidSetting("the topic would be relayed to itself", hint="give another topic or cluster")
+    settings["decompress"] = without_headers  # otherwise body and headers are published as they are stored
     consumer, producer = connection.consumer(topic, channel, **settings), target.producer()
     await _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
 
@@ -110,17 +113,10 @@ async def _to_topic(
     connection: Connection, consumer: Consumer, producer: Producer, topic: str, *, with_headers: bool, until_end: bool
 ) -> None:
     async def send(message: Message) -> None:
-        if not with_headers:
+        if with_headers:
+            await republish(producer, topic, message)
+        else:
             await producer.publish(topic, message.body)
-            return
-        await producer.publish(
-            topic,
-            message.body,
-            headers={name: str(value) for name, value in message.headers.items()} or None,
-            tag=message.tag,
-            trace_id=message.trace_id or None,
-            key=message.key,
-        )
 
     async with producer:
         # the first publishes wait for its channel

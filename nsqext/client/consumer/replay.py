@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Unpack
 import anyio
 
 from nsqext.client.consumer.consumer import Consumer
-from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
+from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX, FIRST_ADDED, HEADER_OF_ORIGINAL
+from nsqext.client.consumer.handlers.republish import republish
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotReady
 from nsqext.lookup.lookup import Lookup
+from nsqext.protocol.header_members import without_members
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,8 @@ async def replay_dead_letters(
 ) -> int:
     """Publish the messages of a dead letter topic to the topics where they were rejected.
 
-    Body, headers, tag, trace id and key are published; the headers that describe the dead letter are removed. All
+    Body, extend header and trace id are published as they were stored before the rejection; the headers that describe
+    the dead letter are removed. All
     channels of the topic receive the message, not only the one where it was rejected. A dead letter is finished after
     it was stored; a replay that was interrupted continues where it ended, and may publish a message twice.
 
@@ -55,7 +58,7 @@ async def replay_dead_letters(
     async with Producer(lookup, **connection) as producer:
         await _check_topic(producer, topic)
         async with Consumer(
-            topic, channel, lookup, max_in_flight=1, start=Position.earliest(), **connection
+            topic, channel, lookup, max_in_flight=1, start=Position.earliest(), decompress=False, **connection
         ) as consumer:
             return await _replay(lookup, producer, consumer, topic, idle)
 
@@ -80,20 +83,13 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
         if scope.cancelled_caught:
             _check_complete(lookup, consumer, topic, count)
             return count
-        headers = {name: str(value) for name, value in message.headers.items()}
-        origin = headers.get(DEAD_LETTER_PREFIX + "topic")
+        origin = message.header_value(DEAD_LETTER_PREFIX + "topic")
         if origin is None:
             raise InvalidInput(
                 f"{message!r} is not a dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
             )
-        await producer.publish(
-            origin,
-            message.body,
-            headers={name: text for name, text in headers.items() if not name.startswith(DEAD_LETTER_PREFIX)},
-            tag=message.tag,
-            trace_id=message.trace_id or None,
-            key=message.key,
-        )
+        header = without_members(message.header, FIRST_ADDED, DEAD_LETTER_PREFIX, original=HEADER_OF_ORIGINAL)
+        await republish(producer, origin, message, header)
         await message.finish()
         count += 1
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from nsqext.client.producer.request import (
-    TRACE_SIZE,
     OutgoingMessage,
     PublishRequest,
     check_supported,
@@ -18,7 +17,7 @@ from nsqext.client.producer.request import (
     with_trace_ids,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.commands import multi, multi_ext, multi_trace
+from nsqext.protocol.client.commands import TRACE_SIZE, multi, multi_ext, multi_trace
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_headers
 from nsqext.types import Receipt
@@ -41,7 +40,7 @@ Messages = Sequence[bytes | OutgoingMessage]
 class Batch(PublishRequest):
     """Messages for one partition in one command, encoded: they are stored together or not at all."""
 
-    __slots__ = ("_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
+    __slots__ = ("_bare", "_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
     def __init__(
         self,
@@ -61,6 +60,7 @@ class Batch(PublishRequest):
         self._headers: list[bytes] = []
         self._traces: list[int | None] = list(trace_ids)
         self._traced = bool(trace_ids)
+        self._bare = False  # has a trace id that must not become a header
         self._filled = _COUNT_WORD
         # index of each message in the call
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
@@ -78,15 +78,23 @@ class Batch(PublishRequest):
         headers = self._headers or [b""] * len(self._bodies)
         return max(len(header) + len(body) for header, body in zip(headers, self._bodies, strict=True))
 
-    def has_room(self, body: bytes, header: bytes, trace_id: int | None, options: ProducerOptions) -> bool:
-        """Return whether the limits allow another message; HTTP has no batches with headers or trace ids."""
+    def has_room(
+        self, body: bytes, header: bytes, trace_id: int | None, options: ProducerOptions, *, bare: bool = False
+    ) -> bool:
+        """Return whether another message can join; HTTP has no batches with headers or trace ids.
+
+        In a batch with headers, a trace id becomes a header; that of a ``bare`` message must not.
+        """
+        if self._bare if header else bare and self.breaks:
+            return False
         if options.transport == "http" and (header or trace_id is not None or self.breaks or self._traced):
             return not self._bodies
         size = self._filled + _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         return size <= options.max_batch_size and len(self._bodies) < options.max_batch_count
 
-    def add(self, index: int, body: bytes, header: bytes, trace_id: int | None) -> None:
-        """Add a message that `encode_message` encoded."""
+    def add(self, index: int, body: bytes, header: bytes, trace_id: int | None, *, bare: bool = False) -> None:
+        """Add a message that `encode_message` encoded; see `has_room`."""
+        self._bare = self._bare or bare
         self._filled += _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         self.indexes.append(index)  # type: ignore[attr-defined]
         self._bodies.append(body)
@@ -230,8 +238,9 @@ class BatchPlanner:
     def _add_message(self, index: int, message: bytes | OutgoingMessage) -> None:
         meta = self.route.meta
         key = self._key
-        if isinstance(message, OutgoingMessage) and message.key is not None:
-            key = key_bytes(message.key)
+        given: bytes | None = None
+        if isinstance(message, OutgoingMessage):
+            key, given = key if message.key is None else key_bytes(message.key), message.header
         default = default_trace_id(self._options, self.route.topic, meta)
         body, header, trace_id = encode_message(self._options, meta, message, key, default_trace=default)
         if header and meta.partition_num and not meta.extend_support:
@@ -240,11 +249,12 @@ class BatchPlanner:
             )
         if self.marked is None and not meta.partition_num and (header or trace_id is not None):
             self.marked = index, bool(header)
+        bare = given == b"" and trace_id is not None
         partition = self._partition_of(key)
         batch = self._filling.get(partition)
-        if batch is None or not batch.has_room(body, header, trace_id, self._options):
+        if batch is None or not batch.has_room(body, header, trace_id, self._options, bare=bare):
             batch = self._filling[partition] = self._new_batch(partition)
-        batch.add(index, body, header, trace_id)
+        batch.add(index, body, header, trace_id, bare=bare)
 
     def _partition_of(self, key: bytes | None) -> int | None:
         if key is None or self._partition is not None:

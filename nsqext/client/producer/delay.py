@@ -51,6 +51,7 @@ def delayed_body(publishing: Publishing, delay: float) -> bytes:
         trace_id=message.trace_id,
         key=None if message.key is None else key_bytes(message.key),
         partition=publishing.partition,
+        header=message.header,
     )
     return encode_delay(record, message.body)
 
@@ -59,7 +60,7 @@ def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publi
     """Check a message that a relay publishes later as a publish to its topic does; raises InvalidInput."""
     message = publishing.messages[0]
     encode_message(options, meta, message)
-    if (message.headers or message.tag is not None) and not meta.extend_support:
+    if (message.headers or message.tag is not None or message.header) and not meta.extend_support:
         raise ExtendNotSupported("the topic does not accept headers or a tag", topic=publishing.topic)
     if meta.ordered and message.key is None and publishing.partition is None:
         raise InvalidPartition("an ordered topic needs a key or a partition", topic=publishing.topic)

@@ -300,6 +300,7 @@ class Producer(ProcessBound):
         delay: float | None = None,
         via: Literal["consumer", "relay"] | None = None,
         identity: str | None = None,
+        header: bytes | None = None,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -319,6 +320,9 @@ class Producer(ProcessBound):
             via: overrides the setting ``delay_via``. With ``relay``, the receipt names ``delay_topic``.
             identity: identifies a message that a relay delays, for `cancel_delayed`; of several messages with one
                 identity, the relay publishes the first.
+            header: the extend header as bytes, which are stored as they are: to publish a message again that was
+                received (`Message.header`). Not together with headers or tag. Its trace id is its ``##trace_id``; a
+                key decides the partition only. Empty bytes stand for no header, and go together with a trace id.
 
         Returns:
             The receipt, with partition and node.
@@ -337,8 +341,9 @@ class Producer(ProcessBound):
         """
         # the fast path of nearly every publish: one coroutine, no request object
         publisher = self._publisher
-        if publisher.around is not None or delay is not None or via is not None or identity is not None:
-            message = OutgoingMessage(body, headers, tag, trace_id, key)
+        rare = delay is not None or via is not None or identity is not None or header is not None
+        if rare or publisher.around is not None:
+            message = OutgoingMessage(body, headers, tag, trace_id, key, header)
             publishing = Publishing(
                 topic=topic,
                 messages=[message],

@@ -23,7 +23,15 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
-from nsqext.protocol.client.commands import check_body, publish_ext, publish_line, publish_trace, sized
+from nsqext.protocol.client.commands import (
+    HEADER_LENGTH,
+    TRACE_SIZE,
+    check_body,
+    publish_ext,
+    publish_line,
+    publish_trace,
+    sized,
+)
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
@@ -35,10 +43,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Target
     from nsqext.protocol.client.commands import Command
 
-_HEADER_LENGTH = 2
 _RECORD_PARTS = 29  # most bytes of a record besides body and header, without its length word
-TRACE_SIZE = 8
-"""Bytes of a trace id in front of a body."""
 _UNKNOWN = TopicMeta()
 _EXTEND = TopicMeta(extend_support=True)
 
@@ -63,6 +68,9 @@ class OutgoingMessage:
     trace_id: int | None = None  #: trace id, 0 to 2**64 - 1
     #: messages with the same key are stored in one partition, in order; on extend topics consumers receive it
     key: str | bytes | int | None = None
+    #: bytes of the extend header, stored as they are, in place of headers and tag; its ``##trace_id`` is the trace id.
+    #: Empty bytes stand for no header. The key decides the partition only. See `nsqext.Producer.publish`
+    header: bytes | None = None
 
 
 @define(eq=False, kw_only=True)
@@ -125,6 +133,7 @@ class PublishOptions(TypedDict, total=False):
     delay: float | None
     via: Literal["consumer", "relay"] | None
     identity: str | None
+    header: bytes | None
 
 
 def key_bytes(key: str | bytes | int) -> bytes:
@@ -244,6 +253,12 @@ def encode_message(
     Raises InvalidInput.
     """
     if isinstance(message, OutgoingMessage):
+        if message.header is not None:
+            from nsqext.client.producer.given_header import encode_with_header  # of messages that are passed on
+
+            others = {"headers": message.headers, "tag": message.tag, "delay": due, "key_tags": options.key_tags}
+            own = message.body, message.header, message.trace_id
+            return encode_with_header(options, meta, *own, default_trace=default_trace, others=others)
         body, headers, tag, trace_id = message.body, message.headers, message.tag, message.trace_id
     else:
         body, headers, tag, trace_id = message, None, None, None
@@ -285,7 +300,7 @@ def encode_parts(
             header = encode_headers(trace_id=trace_id)
         header = add_key(header, key)
     if header:
-        overhead = _HEADER_LENGTH + len(header) + meta.extend_support
+        overhead = HEADER_LENGTH + len(header) + meta.extend_support
     else:
         overhead = meta.extend_support if trace_id is None else TRACE_SIZE
     check_body(body, limit, overhead)
@@ -466,7 +481,8 @@ class MessageRequest(PublishRequest):
 
     def joinable(self, meta: TopicMeta) -> bool:
         """Return whether a batch can replace the command: its response has neither position nor trace id."""
-        traced = isinstance(self.message, OutgoingMessage) and self.message.trace_id is not None
+        message = self.message
+        traced = isinstance(message, OutgoingMessage) and (message.trace_id is not None or message.header is not None)
         return not traced and self._delay is None and not logs_traces(self.topic, meta)
 
     def encoded(self, meta: TopicMeta) -> Encoded:

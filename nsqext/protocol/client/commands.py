@@ -50,6 +50,11 @@ Captured: pub_max_size.
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
 """Largest batch that servers accept by default, in bytes with its count word."""
 
+TRACE_SIZE = 8
+"""Bytes of a trace id in front of a body."""
+HEADER_LENGTH = 2
+"""Bytes of the length in front of an extend header."""
+
 LARGE = 65536
 """Bytes from which sending a body separately is cheaper than a copy."""
 _SMALL = 4096

@@ -10,9 +10,20 @@ import anyio
 from attrs import define, field
 
 from nsqext.client.consumer.handlers.failure_policy import reason_of
+from nsqext.client.consumer.handlers.republish import republish
 from nsqext.client.settings import connection_settings, settings_for
-from nsqext.errors import ExtendNotSupported, InvalidHeader, InvalidState, NsqError, TopicNotFound, TopicNotReady
+from nsqext.errors import (
+    ExtendNotSupported,
+    InvalidBody,
+    InvalidHeader,
+    InvalidState,
+    NsqError,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.errors.server import ExtendRefused
+from nsqext.protocol.header_members import add_members
+from nsqext.protocol.headers import TRACE_ID_HEADER
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -25,8 +36,10 @@ DEAD_LETTER_PREFIX: Final = "dead-letter-"
 """Prefix of the headers that a dead letter adds.
 
 They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal)
-and ``time`` (seconds since 1970).
+and ``time`` (seconds since 1970), and ``header`` where the header of the message has no members: its bytes in Base64.
 """
+FIRST_ADDED: Final = DEAD_LETTER_PREFIX + "error"
+HEADER_OF_ORIGINAL: Final = DEAD_LETTER_PREFIX + "header"
 _LONGEST_ERROR = 1000
 
 
@@ -34,8 +47,9 @@ _LONGEST_ERROR = 1000
 class DeadLetterTopic:
     """Publishes rejected messages.
 
-    Body, trace id, key, headers and tag are kept, and the headers of `DEAD_LETTER_PREFIX` are added. A topic without
-    extend support stores body and trace id alone (the original NSQ only the body), which cannot be replayed.
+    The stored body and the bytes of the extend header are kept, and the headers of `DEAD_LETTER_PREFIX` are added
+    behind them. A topic without extend support stores body and trace id alone (the original NSQ only the body), which
+    cannot be replayed.
     """
 
     topic: str
@@ -86,20 +100,22 @@ class DeadLetterTopic:
                 hint="give the consumer of dead letters another dead_letter, or consume them without a handler",
             )
         await self._open.wait()
-        trace_id = message.trace_id or None
         try:
-            headers = {name: str(value) for name, value in message.headers.items()} | self._origin(message, error)
-            await self._producer.publish(
-                self.topic, message.body, headers=headers, tag=message.tag, trace_id=trace_id, key=message.key
-            )
+            header = add_members(message.header, self._origin(message, error), original=HEADER_OF_ORIGINAL)
+            await republish(self._producer, self.topic, message, header)
             return
-        except (ExtendNotSupported, ExtendRefused, InvalidHeader) as refusal:
+        except (ExtendNotSupported, ExtendRefused, InvalidHeader, InvalidBody) as refusal:
             logger.warning(
-                "dead letter without headers, it cannot be replayed: %s: %r",
+                "dead letter without origin, it cannot be replayed: %s: %r",
                 refusal,
                 message,
                 extra={"topic": self.topic},
             )
+            too_long = isinstance(refusal, InvalidHeader | InvalidBody)
+        if too_long:
+            await republish(self._producer, self.topic, message)
+            return
+        trace_id = message.trace_id or None
         try:
             await self._producer.publish(self.topic, message.body, trace_id=trace_id, key=message.key)
         except ExtendNotSupported:
@@ -118,4 +134,7 @@ class DeadLetterTopic:
         }
         if message.partition is not None:
             origin["partition"] = str(message.partition)
-        return {DEAD_LETTER_PREFIX + name: value for name, value in origin.items()}
+        members = {DEAD_LETTER_PREFIX + name: value for name, value in origin.items()}
+        if message.trace_id and not message.header:
+            members[TRACE_ID_HEADER] = str(message.trace_id)
+        return members

@@ -18,6 +18,8 @@ from nsqext.client.consumer.subscriptions.subscription_group import RejectedCoun
 from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound, TopicNotReady
 from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
+from nsqext.protocol.headers import MAX_STORED_HEADER
+from nsqext.protocol.messages import EXT_JSON
 from nsqext.types import TopicMeta
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
@@ -110,6 +112,25 @@ async def test_headers_are_dropped_if_the_target_does_not_support_them(caplog: p
         await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
         assert sent(node) == [(b"PUB_TRACE", bytes(7) + b"\x07body")]
         assert "cannot be replayed" in caplog.text
+
+
+async def test_a_message_that_leaves_no_room_for_its_origin_is_published_as_it_is_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    long_header, long_body = (
+        make_message(RecordingOwner()),
+        make_message(RecordingOwner(), body=b"x" * ((1 << 20) - 14)),
+    )
+    long_header.version, long_header.header = EXT_JSON, b'{"a":"' + b"x" * (MAX_STORED_HEADER - 8) + b'"}'
+    long_body.version, long_body.header = EXT_JSON, b'{"a": null}'
+    for message in (long_header, long_body):
+        async with scripted_lookup() as lookup, scripted_node(obey()) as node:
+            lookup.set_leaders({0: node}, num=1, extend=True)
+            await bury(message, node, lookupd=str(lookup))
+            content = len(message.header).to_bytes(2) + message.header + message.body
+            assert sent(node) == [(b"PUB_EXT", content)]
+        assert "dead letter without origin, it cannot be replayed" in caplog.text
+        caplog.clear()
 
 
 async def test_a_dead_letter_of_the_original_nsq_has_the_body_alone() -> None:

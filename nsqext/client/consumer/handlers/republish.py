@@ -1,0 +1,53 @@
+"""Publish received messages again, as they are stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqext.client.producer.request import OutgoingMessage
+from nsqext.errors import InvalidHeader, InvalidInput, ProtocolError
+from nsqext.protocol.messages import EXT_TAG
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.client.producer.producer import Producer
+    from nsqext.types import Receipt
+
+
+def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
+    """Return a received message as a message to publish: its stored body, extend header, trace id and key.
+
+    Args:
+        message: the message. Its key chooses the partition.
+        header: another extend header, which has the trace id of the message.
+
+    Raises:
+        InvalidHeader: its extend header is a tag alone, which no publish can store.
+    """
+    if message.version == EXT_TAG:
+        raise InvalidHeader(
+            f"{message!r} cannot be published again: its extend header is a tag alone", topic=message.topic
+        )
+    found = message.header if header is None else header
+    try:
+        key = message.key
+    except ProtocolError:
+        key = None
+    return OutgoingMessage(
+        message.stored_body, trace_id=None if found else message.trace_id or None, key=key, header=found
+    )
+
+
+async def republish(producer: Producer, topic: str, message: Message, header: bytes | None = None) -> Receipt:
+    """Publish a received message to a topic, as it is stored; see `as_stored`.
+
+    Raises:
+        InvalidInput: the topic cannot store it, nothing was sent; the error names the message.
+        NsqError: as for `nsqext.Producer.publish`.
+    """
+    again = as_stored(message, header)
+    try:
+        return await producer.publish(topic, again.body, trace_id=again.trace_id, key=again.key, header=again.header)
+    except InvalidInput as error:
+        error.message = f"{message!r} cannot be published again: {error.message}"
+        raise

@@ -1,11 +1,10 @@
 """The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
 
-The module of a command is imported when the command is called. It has a function with typer's annotations, or a group
-of commands. ``nsqd`` and ``nsqlookupd`` read the original programs' flags themselves and start
-without typer.
+A command's module is imported when the command is called. It has a function with typer's annotations, or a group of
+commands. ``nsqd`` and ``nsqlookupd`` parse the original programs' flags and start without typer.
 
-Exit codes: 0 success; 1 a check failed or a program could not start; 2 any other error, with one line on standard
-error; 130 ended by ^C.
+Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
+^C.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 from importlib import import_module
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # their import takes as long as the start of Python; a signal before its end kills the process
+if TYPE_CHECKING:  # their import takes as long as Python's start; a signal before its end kills the process
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
@@ -65,10 +64,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("nsqext.cli.servers.web:run", "Serve pages of topics, channels, consumers and nodes."),
     "run": ("nsqext.cli.workers.run:run", "Run an app in worker processes, restarted when they end."),
 }
-"""Function or group of commands, and one-line description, of each command."""
+"""Function or group, and one-line description, of each command."""
 
 PROGRAMS: dict[str, str] = {"nsqd": "nsqext.cli.servers.nsqd", "nsqlookupd": "nsqext.cli.servers.nsqlookupd"}
-"""Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments itself."""
+"""Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments."""
 
 _OTHER_NAMES = {
     "produce": "pub",
@@ -113,7 +112,7 @@ _EXTRAS = {
     "prometheus_client": "prometheus",
     "opentelemetry": "otel",
 }
-"""The extra of the package that installs each module."""
+"""The package's extra with each module."""
 
 
 def _unknown(name: str) -> NoReturn:
@@ -142,7 +141,7 @@ def _end_early(number: int, frame: object) -> NoReturn:
 def _leave() -> NoReturn:
     """End the process with status 0, without the 80 ms in which the interpreter would delete 500 modules.
 
-    Harnesses of tests restart servers and wait for their end. The servers are closed, and their files are written.
+    Test harnesses restart servers and wait for their end. The servers are closed, and their files are written.
     """
     from contextlib import suppress
 
@@ -153,13 +152,13 @@ def _leave() -> NoReturn:
 
 
 def _typer_app(chosen: str | None) -> Callable[..., object]:
-    """Return the typer app: with the chosen command, or with the descriptions of all commands for ``--help``."""
+    """Return the typer app: with the chosen command, or for ``--help`` with all descriptions."""
     import typer
 
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,
-        # options before a command; typer imports pydantic to parse them, even where they are not given
+        # options before a command; typer imports pydantic to parse them, even without such options
         add_help_option=chosen is None,
         add_completion=chosen is None or _COMPLETE in os.environ,
         pretty_exceptions_enable=False,
@@ -199,7 +198,7 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
 
 
 def _described() -> None:
-    """Placeholder of a command whose module is not imported."""
+    """Stand in for a command whose module is not imported."""
 
 
 def _chosen(words: Sequence[str]) -> str | None:
@@ -213,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        arguments: arguments after ``nsqext``; by default those of the process.
+        arguments: arguments after ``nsqext``; by default the process's.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     program = PROGRAMS.get(words[0]) if words else None

@@ -33,7 +33,7 @@ UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the chann
 
 
 def parse_time(text: str) -> int:
-    """Return a time in nanoseconds since 1970, from ISO form, seconds since 1970, or a duration ago such as ``90m``."""
+    """Parse ISO form, seconds since 1970, or a duration ago such as ``90m``; return nanoseconds since 1970."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
         if unit is not None and not text.startswith("-"):
@@ -48,7 +48,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_message_id(text: str) -> bytes | int:
-    """Return a message id: 16 bytes from 32 hexadecimal digits, or a number: its own or its trace id."""
+    """Parse a message id: 32 hexadecimal digits (16 bytes), or a number: its own or its trace id."""
     if _MESSAGE_ID.fullmatch(text):
         return bytes.fromhex(text)
     if text.isascii() and text.isdecimal():
@@ -68,7 +68,7 @@ def parse_headers(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def parse_position(text: str) -> Position:
-    """Parse a position, or a time in ISO form; a time without zone is local."""
+    """Parse a position, or a time in ISO form, which is local without a zone."""
     from nsqext import Position
     from nsqext.client.consumer.position import read_position
 
@@ -92,7 +92,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def examples(*lines: str) -> Callable[[F], F]:
-    """Return a decorator that appends examples to the help of a command."""
+    """Return a decorator that appends examples to a command's help."""
 
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
@@ -106,9 +106,9 @@ def examples(*lines: str) -> Callable[[F], F]:
 
 
 def command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a command: each parameter that is an attrs class becomes options, one for each attribute.
+    """Decorate a command: each parameter that is an attrs class becomes options, one per attribute.
 
-    The options of a `Connection` are the last ones. A coroutine function runs in an event loop.
+    Options of a `Connection` come last. A coroutine function runs in an event loop.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     own.sort(key=lambda one: one.annotation is Connection)
@@ -147,14 +147,14 @@ def _options(kind: Any) -> list[attrs.Attribute[Any]]:
 
 
 Result = str | tuple[Mapping[str, Any], str] | None
-"""What a change has done, in one word; or a record and a text; None for the word of the decorator."""
+"""What a change has done (a word, or a record and a text); None for the decorator's word."""
 
 
 def changes(done: str = "", question: str = "") -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
-    """Decorator of a command that changes the cluster: like `command`, with an open `Admin` as the first argument.
+    """Decorate a command that changes the cluster: as `command`, with an open `Admin` as the first argument.
 
     Args:
-        done: what is printed about the topic, or about its channel.
+        done: printed about the topic or channel.
         question: asked before the change, with the arguments in its braces; adds --yes.
     """
 
@@ -187,7 +187,7 @@ def changes(done: str = "", question: str = "") -> Callable[[Callable[..., Await
 
 
 class _SafeFormatter(logging.Formatter):
-    """Escapes control characters: log messages may quote text sent by servers."""
+    """Escapes control characters: log messages may quote text from servers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
@@ -196,7 +196,7 @@ class _SafeFormatter(logging.Formatter):
 def perform(command: Callable[[], Awaitable[None]]) -> None:
     """Run a command; raise the first of several simultaneous errors.
 
-    The process exits without a message if the reader has closed the pipe, and with code 130 on ^C.
+    Exits without a message if the reader has closed the pipe, and with code 130 on ^C.
     """
     from nsqext.client.tasks import first_error
 

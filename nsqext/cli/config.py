@@ -1,4 +1,4 @@
-"""``nsqext config``: contexts, which are named connection settings."""
+"""``nsqext config``: contexts, i.e. named connection settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _shown(url: str) -> str:
 def set_context(
     name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
 ) -> None:
-    """Add or replace a context; the first one becomes the current one."""
+    """Add or replace a context; the first becomes the current context."""
     found = load_settings(url, environ={})
     if not found.lookupd and not found.nsqd:
         raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
@@ -38,7 +38,7 @@ def set_context(
 @app.command("list")
 @examples("nsqext config list")
 def list_contexts(json: Json = False) -> None:
-    """List the contexts; secrets are not shown."""
+    """List the contexts, without secrets."""
     contexts = load_contexts()
     Connection(json=json).table(
         ("context", "url", "current"),
@@ -52,9 +52,9 @@ def list_contexts(json: Json = False) -> None:
 @app.command("use")
 @examples("nsqext config use prod")
 def use(name: Name) -> None:
-    """Select the current context: commands use it if neither options nor the environment give an address."""
+    """Select the current context: commands use it if neither options nor the environment have an address."""
     contexts = load_contexts()
-    contexts.url(name)  # raises for an unknown one
+    contexts.url(name)  # raises if unknown
     save_contexts(Contexts(contexts.urls, name))
     Connection().show({"context": name, "current": True}, f"{name} is the current context")
 
@@ -64,7 +64,7 @@ def use(name: Name) -> None:
 def delete(name: Name) -> None:
     """Delete a context."""
     contexts = load_contexts()
-    contexts.url(name)  # raises for an unknown one
+    contexts.url(name)  # raises if unknown
     urls = {other: url for other, url in contexts.urls.items() if other != name}
     save_contexts(Contexts(urls, None if contexts.current == name else contexts.current))
     Connection().show({"context": name, "deleted": True}, f"context {name} is deleted")

@@ -1,7 +1,7 @@
-"""Options shared by commands: addresses of the servers, contexts, and the output: text and tables, or JSON lines.
+"""Shared options of commands: server addresses, contexts, and output: text and tables, or JSON lines.
 
-Contexts are named connection settings in a file, one URL each: ``~/.config/nsqext/contexts.toml``, or the path in
-``NSQEXT_CONTEXTS_FILE``. It may contain secrets, so only its owner can read it.
+Contexts are named URLs in a file: ``~/.config/nsqext/contexts.toml``, or the path in ``NSQEXT_CONTEXTS_FILE``. Only its
+owner can read it, because it may contain secrets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Contexts:
     """Content of the contexts file."""
 
     urls: dict[str, str] = field(factory=dict)
-    current: str | None = None  # name of the context to use if no address is given, or None
+    current: str | None = None  # name of the context to use without an address
 
     def url(self, name: str) -> str:
         """Return the URL of a context."""
@@ -96,14 +96,14 @@ def save_contexts(contexts: Contexts) -> None:
     lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable only by its owner
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join(lines))
     Path(temporary).replace(path)
 
 
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
-    """Print a result as a line of JSON, or as text with control characters escaped."""
+    """Print a result as a line of JSON, or as text with escaped control characters."""
     waits.spoke()
     if not json:
         print("\n".join(map(printable, text.split("\n"))), flush=True)
@@ -121,12 +121,12 @@ def _json_escape(character: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Replace control characters and separators by escapes such as \x1b, which terminals do not interpret."""
+    r"""Escape control characters and separators, such as \x1b, which terminals would interpret."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
+    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -162,7 +162,7 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation at a terminal.
 
     Raises:
-        InvalidState: there is no terminal to ask at, and no ``--yes``.
+        InvalidState: neither a terminal nor ``--yes``.
     """
     if yes:
         return
@@ -175,7 +175,7 @@ T = TypeVar("T")
 
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
-_PATIENT = 15.0  # seconds: nsqlookupd forwards a change to the nodes before it responds
+_PATIENT = 15.0  # seconds for a lookup service to start
 _COMPLETION_TIMEOUT = 1.0  # seconds
 _FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
 
@@ -195,7 +195,7 @@ Json = Annotated[
 
 @define
 class Connection:
-    """Addresses of the servers and output format: the options shared by commands."""
+    """Addresses of the servers and output format, shared by commands."""
 
     lookupd: Annotated[
         str | None,
@@ -216,7 +216,7 @@ class Connection:
     json: Json = False
 
     def chosen_url(self) -> str | None:
-        """Return the URL to use. Precedence: --url, --context, environment, current context."""
+        """Return the URL to use: --url, --context, environment, or current context, in this order."""
         if self.context is not None:
             if self.url is not None:
                 raise InvalidSetting("both --url and --context are given", hint="give one of them")
@@ -228,7 +228,7 @@ class Connection:
         return contexts.url(contexts.current) if contexts.current is not None else None
 
     def load(self) -> Given:
-        """Return the addresses and the settings of all clients."""
+        """Return addresses and settings of all clients."""
         found = load_settings(self.chosen_url(), self.lookupd, self.nsqd)
         if not found.lookupd and not found.nsqd:
             raise InvalidSetting(
@@ -237,7 +237,7 @@ class Connection:
         return found
 
     def options(self) -> ConsumerOptions:
-        """Return the options of connections and of the lookup client, in those of a consumer."""
+        """Return the options of connections and the lookup client, as a consumer's options."""
         from nsqext.client.consumer.options import ConsumerOptions
         from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import build
@@ -245,7 +245,7 @@ class Connection:
         return build(ConsumerOptions, shared_settings(), settings_for(shared_settings(), self.load().values))
 
     def texts(self) -> dict[str, str]:
-        """Return the settings of connections and of the lookup client as text, from the URL and the environment."""
+        """Return the settings of connections and the lookup client as text, from URL and environment."""
         from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import settings_as_text
 
@@ -282,7 +282,7 @@ class Connection:
         return Admin(addresses, **settings_for(admin_settings(), {**values, **patient}))
 
     def producer(self, **settings: Unpack[ProducerSettings]) -> Producer:
-        """Return a producer; ``settings`` override those of the command line."""
+        """Return a producer; ``settings`` override the command line."""
         from nsqext import Producer
         from nsqext.client.settings import producer_settings, settings_for
 
@@ -291,13 +291,13 @@ class Connection:
         return Producer(found.lookupd, nsqd=found.nsqd, **{**own, **settings})
 
     def consumer(self, topic: str, channel: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
-        """Return a consumer; ``settings`` override those of the command line."""
+        """Return a consumer; ``settings`` override the command line."""
         from nsqext import Consumer
         from nsqext.client.settings import consumer_settings, settings_for
 
         found = self.load()
         own = settings_for(consumer_settings(), found.values)
-        quiet = {"block_warning": 0.0}  # the warning concerns handlers of users
+        quiet = {"block_warning": 0.0}  # the warning concerns users' handlers
         return Consumer(topic, channel, found.lookupd, nsqd=found.nsqd, **{**own, **quiet, **settings})
 
     def app(self) -> App:
@@ -309,9 +309,9 @@ class Connection:
         return App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
 
     async def has_positions(self, topic: str) -> bool:
-        """Return whether channels of a topic have a start position: only on the redesigned NSQ, with lookup.
+        """Return whether a topic's channels have a start position: only on the redesigned NSQ, with lookup.
 
-        Like consumers, it waits for a lookup service that is not running yet.
+        As consumers do, wait for a lookup service that does not run yet.
         """
         if not self.load().lookupd:
             return False
@@ -327,7 +327,7 @@ class Connection:
         return False  # the consumer raises the error
 
     async def serve(self, consumer: Consumer, *, until_end: bool, signals: bool = True) -> None:
-        """Run a consumer until a signal or its end; with ``until_end``, until its channel has no messages left."""
+        """Run a consumer until a signal or its end; with ``until_end``, until its channel is empty."""
         with waits.waiting(wait_of(consumer)):
             async with anyio.create_task_group() as tasks:
                 if until_end:
@@ -336,10 +336,10 @@ class Connection:
                 tasks.cancel_scope.cancel()
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
-        """Stop a consumer when its channel has no messages left, neither waiting nor in flight nor deferred.
+        """Stop a consumer when its channel has no waiting, in-flight or deferred messages.
 
-        A new channel is at the end of its queue until the consumer has moved it to the start position, which it does
-        before it counts as connected. The redesigned NSQ moves it after it has responded: so the lag is read twice.
+        A new channel is at the end of its queue until the consumer moves it to the start position, before it counts as
+        connected. The redesigned NSQ moves it after its response: so the lag is read twice.
         """
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
         async with self._new_admin() as admin:
@@ -360,11 +360,11 @@ class Connection:
         return not self.json and sys.stdout.isatty()
 
     def show(self, record: Mapping[str, Any], text: str) -> None:
-        """Print a result: text at a terminal, a line of JSON elsewhere."""
+        """Print a result: text at a terminal, otherwise a line of JSON."""
         print_record(record, text, json=not self.for_people)
 
     def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-        """Print records: a table of these columns at a terminal, lines of JSON with every member elsewhere."""
+        """Print records: a table of these columns at a terminal, otherwise lines of JSON with every member."""
         if not self.for_people:
             for record in records:
                 print_record(record, "", json=True)
@@ -378,7 +378,7 @@ class Connection:
     def live(
         self, table: Callable[[T], RenderableType], records: Callable[[T], Iterable[Mapping[str, Any]]]
     ) -> Iterator[Callable[[T], None]]:
-        """Yield a function that shows values: as a table that is updated, elsewhere as lines of JSON."""
+        """Yield a function that shows values: as an updated table, or as lines of JSON."""
         if not self.for_people:
             yield lambda value: self.table((), records(value))
             return
@@ -401,7 +401,7 @@ def wait_of(consumer: Consumer) -> Callable[[], str]:
 
 
 def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
-    """Return whether a consumer is connected to all partitions that it is to consume, and these have leaders."""
+    """Return whether a consumer is connected to all its partitions, and these have leaders."""
     open_connections = consumer.connections
     if topic.meta is None:
         return {str(node) for node in topic.nodes} <= {one.node for one in open_connections}
@@ -411,7 +411,7 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
 
 
 def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics that begin with a text, for the completion of the shell; nothing if lookup does not respond."""
+    """Return the topics with a prefix for the shell's completion; empty if lookup does not respond."""
     from nsqext.lookup.client import LookupClient
 
     given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}
@@ -422,7 +422,7 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
                 return [name for name in await client.topics() if name.startswith(incomplete)]
 
-    with suppress(Exception):  # a message would appear in the middle of the command line
+    with suppress(Exception):  # a message would appear within the command line
         return anyio.run(topics)
     return []
 
@@ -430,13 +430,13 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
 def load_settings(
     url: str | None, lookupd: str | None = None, nsqd: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Given:
-    """Return the settings of all clients from a URL and the environment.
+    """Return the settings of all clients from URL and environment.
 
     Args:
-        url: the URL; None for that of the environment.
-        lookupd: lookup addresses, which override those of the URL.
-        nsqd: addresses of nsqd, which override those of the URL.
-        environ: the environment; the one of the process by default.
+        url: the URL; None for the environment's.
+        lookupd: lookup addresses, which override the URL's.
+        nsqd: addresses of nsqd, which override the URL's.
+        environ: the environment; by default the process's.
     """
     from nsqext.client.settings import app_schema
     from nsqext.settings import PREFIX

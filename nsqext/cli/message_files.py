@@ -1,7 +1,7 @@
-"""Messages as JSON records, and files of recorded messages: JSON lines, in one gzip member for each batch.
+"""Messages as JSON records, and files of recorded messages: JSON lines, one gzip member per batch.
 
-A process that is killed leaves at most one incomplete member at the end of its file; the messages in it were not
-acknowledged, and readers ignore it. No other process appends to a file.
+A killed process leaves at most one incomplete member at the end of its file; its messages were not acknowledged, and
+readers ignore it. No other process appends to a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def message_record(message: Message) -> dict[str, Any]:
-    """Return a message as a record: position, time, body and all properties of the publish."""
+    """Return a message as a record: position, time, body and all properties."""
     record: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -112,7 +112,7 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
 
 
 def _body_fields(body: bytes) -> dict[str, str]:
-    """Return a body for JSON: ``body`` where it is text, ``body_base64`` otherwise."""
+    """Return a body for JSON: ``body`` for text, ``body_base64`` otherwise."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -121,11 +121,11 @@ def _body_fields(body: bytes) -> dict[str, str]:
 
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
-_MOST_UNPACKED = 1 << 30  # largest size in bytes of one member, which is a batch, after decompression
+_MOST_UNPACKED = 1 << 30  # largest size in bytes of a decompressed member (batch)
 
 
 class MessageFiles:
-    """Writes records to files that are rotated by size and age."""
+    """Writes records to files rotated by size and age."""
 
     def __init__(self, folder: Path, topic: str, *, max_bytes: int, max_age: float) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class MessageFiles:
         self.path: Path | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write records and synchronize the file with the disk, so that they survive a power loss."""
+        """Write records and synchronize the file: they survive a power loss."""
         file = self._file or self._open()
         data = gzip.compress(
             b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
@@ -165,7 +165,7 @@ class MessageFiles:
         return self._file
 
     def close(self) -> None:
-        """Close the current file; the next batch starts a new one."""
+        """Close the current file; the next batch starts a new file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -176,12 +176,12 @@ class Entry:
     """A recorded message."""
 
     file: str
-    number: int  # line number in the file, from 1
+    number: int  # line number, from 1
     record: dict[str, Any]
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of messages; those of a folder in the order of writing."""
+    """Return the files of messages; a folder's in the order of writing."""
     found: list[Path] = []
     for path in paths:
         found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -196,7 +196,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
-    """Yield the messages of a file, compressed or not, except those of an incomplete member at its end."""
+    """Yield the messages of a file, compressed or not, without an incomplete last member."""
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:
             continue
@@ -223,7 +223,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield the content of each complete gzip member; refuse a member larger than any batch."""
+    """Yield each complete gzip member's content; refuse a member larger than any batch."""
     rest = b""
     while rest or (rest := file.read(_CHUNK)):
         decoder, parts, size = zlib.decompressobj(wbits=31), list[bytes](), 0
@@ -242,5 +242,5 @@ def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             needs_more = not decoder.eof and not rest and len(unpacked) < _CHUNK
             if needs_more and not (rest := file.read(_CHUNK)):
-                return  # incomplete: the process that wrote it was killed
+                return  # incomplete: the writing process was killed
         yield b"".join(parts)

@@ -1,4 +1,4 @@
-"""Say on standard error what a command waits for."""
+"""Report on standard error what a command waits for."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from threading import Lock, Timer
 
 What = str | Callable[[], str] | None
-"""Text behind "waiting for", or a function that returns it; None where a pause is intended."""
+"""Text behind "waiting for", or a function that returns it; None for an intended pause."""
 
 _SILENCE = 2.0
-"""Seconds without output after which the command says what it waits for."""
+"""Seconds without output until the report."""
 
 
 class Waits:
-    """The waits of a command, the innermost last. Each text is printed once."""
+    """The waits of a command, innermost last. Each text is printed once."""
 
     def __init__(self) -> None:
-        self._waits: list[list[What]] = []  # lists of one element, which are removed by identity
+        self._waits: list[list[What]] = []  # lists of one element, removed by identity
         self._said: set[str] = set()
         self._since = time.monotonic()
         self._timer: Timer | None = None
@@ -27,7 +27,7 @@ class Waits:
 
     @contextmanager
     def waiting(self, what: What) -> Iterator[None]:
-        """Say what the command waits for, if the block takes two seconds without output."""
+        """Report what the command waits for if the block takes two seconds without output."""
         one = [what]
         with self._lock:
             self._waits.append(one)

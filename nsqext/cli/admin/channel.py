@@ -85,7 +85,7 @@ async def set_channel(
         int | None, typer.Option(help="KiB a second that each partition delivers, in messages of more than 1 KiB.")
     ] = None,
 ) -> None:
-    """Change settings of a channel of the redesigned NSQ; the others stay as they are."""
+    """Change settings of a channel of the redesigned NSQ; other settings stay."""
     await admin.set_channel(topic, channel, ordered=ordered, rate_limit_kib=rate_limit_kib)
 
 
@@ -99,7 +99,7 @@ async def limit_consumers(
     ready: Annotated[int, typer.Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
     address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins with this text.")] = "",
 ) -> None:
-    """Limit the messages in flight at the connected consumers of a channel of the redesigned NSQ."""
+    """Limit messages in flight at the connected consumers of a channel of the redesigned NSQ."""
     await admin.limit_consumers(topic, channel, ready, address_prefix=address_prefix)
 
 
@@ -125,7 +125,7 @@ async def delete(
     channel: Channel,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing channel is not an error.")] = False,
 ) -> None:
-    """Delete a channel with its position and its waiting messages."""
+    """Delete a channel with its position and waiting messages."""
     await admin.delete_channel(topic, channel, missing_ok=if_exists)
 
 
@@ -133,12 +133,12 @@ async def delete(
 @examples("nsqext channel empty orders billing --yes")
 @changes("emptied", "Discard the messages that wait in the channel {channel} of {topic}?")
 async def empty(admin: Admin, topic: Topic, channel: Channel) -> None:
-    """Discard the messages that wait in a channel."""
+    """Discard the waiting messages of a channel."""
     await admin.empty_channel(topic, channel)
 
 
 def _add_switch(name: str, done: str, summary: str, method: str, question: str = "") -> None:
-    """Add a command that changes a channel and has no options."""
+    """Add a command that changes a channel without options."""
     example = f"nsqext channel {name} orders billing{' --yes' if question else ''}"
 
     async def switch(admin: Admin, topic: Topic, channel: Channel) -> None:
@@ -183,7 +183,7 @@ async def deliver_delayed(
     channel: Channel,
     within_hours: Annotated[int, typer.Option(help="Messages that are due within so many hours.")] = 1,
 ) -> None:
-    """Deliver messages of the delayed queue of a channel of the redesigned NSQ before they are due."""
+    """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due."""
     await admin.deliver_delayed(topic, channel, within_hours=within_hours)
 
 

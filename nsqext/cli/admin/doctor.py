@@ -1,4 +1,4 @@
-"""``nsqext doctor``: diagnose a cluster, report problems and how to solve them. ``nsqext check``: a health probe."""
+"""``nsqext doctor``: diagnose a cluster, report problems and solutions. ``nsqext check``: a health probe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _TIMEOUT = 5.0
 _CLOCK = 5.0  # largest difference of clocks, in seconds
-_OUTBOX_AGE = 60.0  # longest wait of a message of an outbox, in seconds
+_OUTBOX_AGE = 60.0  # longest wait of an outbox message, in seconds
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
@@ -43,7 +43,7 @@ class Finding:
     status: Literal["ok", "warning", "error"]
     subject: str
     text: str
-    hint: str = ""  # what to do; empty if nothing has to be done
+    hint: str = ""  # what to do
 
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
@@ -55,7 +55,7 @@ async def run(
         typer.Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
     ] = None,
 ) -> None:
-    """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with a solution.
+    """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with solutions.
 
     Exits with 1 if an error is found.
     """
@@ -266,7 +266,7 @@ async def check(
     min_consumers: Annotated[int, typer.Option(min=0, help="Smallest number of consumers of the channel.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which the check fails.")] = 5.0,
 ) -> None:
-    """Probe a cluster, a topic or a channel; exit with 0 if it is healthy, and with 1 otherwise.
+    """Probe a cluster, topic or channel; exit with 0 if it is healthy, otherwise with 1.
 
     Without a topic, lookup and every node must respond.
     """

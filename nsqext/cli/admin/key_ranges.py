@@ -22,7 +22,7 @@ from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 
 _BARS = 10, 40
-_OTHERS = 66  # terminal columns of everything except the bar
+_OTHERS = 66  # terminal columns besides the bar
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
@@ -31,11 +31,11 @@ class PartitionRanges:
     """A channel on one partition."""
 
     partition: int
-    node: str = ""  # TCP address of the leader; empty while there is no leader
-    error: str = ""  # why the ranges are unknown; empty if they are known
+    node: str = ""  # TCP address of the leader
+    error: str = ""  # why the ranges are unknown
     depth: int = 0
-    replay: int = 0  # number of messages that wait for the consumer of their key
-    held_keys: int = 0  # number of keys with messages in flight
+    replay: int = 0  # messages that wait for the consumer of their key
+    held_keys: int = 0  # keys with messages in flight
     ranges: tuple[KeyRange, ...] = ()
 
 
@@ -111,7 +111,7 @@ async def _look_again(
 
 
 def make_table(name: str, found: Sequence[PartitionRanges], width: int) -> Table:
-    """Return the table: a line for each range, and the replay set of each partition."""
+    """Return the table: a line per range, and each partition's replay set."""
     table = Table(title=name, title_justify="left", show_footer=True, box=SIMPLE, pad_edge=False)
     size = min(max(width - _OTHERS, _BARS[0]), _BARS[1])
     consumers = sorted({line.client for one in found for line in one.ranges})

@@ -1,4 +1,4 @@
-"""``nsqext lag``: how many messages channels have not finished."""
+"""``nsqext lag``: the unfinished messages of channels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
 
 
 def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
-    """Return a record for each channel, the longest lag first."""
+    """Return a record per channel, longest lag first."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
         unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
@@ -35,7 +35,7 @@ def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
 
 
 def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
-    """Return why a limit does not hold, a text for each channel."""
+    """Return per channel why a limit does not hold."""
     if highest is None:
         return []
     problems = []
@@ -60,9 +60,9 @@ async def run(
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, or until a lag is above --max.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between refreshes.")] = 2.0,
 ) -> None:
-    """Show the messages that channels have not finished, the longest lag first.
+    """Show the unfinished messages of channels, longest lag first.
 
-    With --max, the exit code is 1 if a lag is above it, or is not known because a node does not respond.
+    With --max, the exit code is 1 if a lag is above it, or unknown because a node does not respond.
     """
     async with connection.admin() as admin:
         if not watch:

@@ -1,4 +1,4 @@
-"""``nsqext node``: list nodes, remove one, and change their options."""
+"""``nsqext node``: list and remove nodes, and change their options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def list_nodes(connection: Connection) -> None:
 @examples("nsqext node remove 127.0.0.1:4150 --yes")
 @changes(question="Move all partitions of {node} to other nodes? Only a restart of the lookup leader undoes it.")
 async def remove(admin: Admin, node: Node) -> Result:
-    """Make a cluster of the redesigned NSQ move all partitions of a node to others, before it is shut down."""
+    """Make a redesigned cluster move all partitions of a node to other nodes, before its shutdown."""
     await admin.remove_node(node)
     return {"node": node, "removing": True}, f"{node} is being removed"
 

@@ -31,10 +31,10 @@ def run(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation. (delete)")] = False,
 ) -> None:
-    """List the channels of a topic that can be anchors, or delete the anchor channel of a query that has ended.
+    """List the channels of a topic that can be anchors, or delete the anchor channel of an ended query.
 
-    An anchor channel makes the servers retain messages until its query has read them. Delete it when the query and its
-    checkpoint are not needed any more. Only moves change its position: a channel that has consumers, or whose messages
+    An anchor channel makes the servers retain messages until its query has read them. Delete it when query and
+    checkpoint are not needed any more. Only moves change its position: a channel with consumers, or with messages that
     consumers processed since its leader opened it, is not an anchor, and is neither listed nor deleted.
     """
     if action == "delete" and channel is None:
@@ -74,7 +74,7 @@ def run(
 
 
 def _processed(stats: PartitionChannelStats) -> int:
-    """Return how many messages consumers received and answered or still process; moving a channel does not count."""
+    """Return how many messages consumers received and answered or still process; moves do not count."""
     return stats.in_flight + stats.requeued + stats.timed_out + stats.finished
 
 
@@ -83,7 +83,7 @@ def _can_be_anchor(stats: PartitionChannelStats) -> bool:
 
 
 async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], PartitionChannelStats]:
-    """Return durable channels by partition and name; without a name those that can be anchors at every partition."""
+    """Return durable channels by partition and name; without a name, those that can be anchors at every partition."""
     found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)

@@ -34,7 +34,7 @@ COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "message
 
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
-    """Return a record for each channel, and for each topic that has none."""
+    """Return a record for each channel, and for each topic without channels."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
         unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
@@ -119,12 +119,12 @@ class View:
     """State of the table."""
 
     records: list[dict[str, Any]]
-    column: str = "lag"  # to sort by: numbers in descending, text in ascending order
+    column: str = "lag"  # sort column: numbers descending, text ascending
     reverse: bool = False
-    error: str = ""  # error of the last sample; empty if it succeeded
+    error: str = ""  # of the last sample
 
     def press(self, key: str) -> bool:
-        """Handle a key; return False if the key quits the program."""
+        """Handle a key; return False to quit."""
         if key in KEYS:
             self.reverse = not self.reverse if self.column == KEYS[key] else False
             self.column = KEYS[key]
@@ -137,7 +137,7 @@ class View:
         return sorted(self.records, key=lambda record: record.get(self.column) or default, reverse=self.reverse is text)
 
     def render(self, height: int) -> RenderableType:
-        """Return the table, cut to the height of the terminal."""
+        """Return the table, cut to the terminal's height."""
         from rich.console import Group
         from rich.text import Text
 
@@ -166,8 +166,8 @@ async def top(
 ) -> None:
     """Watch depth, lag, rates and consumers of channels in a table; q or ^C quits.
 
-    Keys select the column to sort by: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers;
-    the same key again reverses the order. It needs a terminal; use `nsqext stats --watch` in pipes.
+    Keys select the sort column: t topic, c channel, d depth, f in flight, l lag, m messages, r rate, n consumers; the
+    same key again reverses the order. Needs a terminal; use `nsqext stats --watch` in pipes.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting("top needs a terminal", hint="use nsqext stats --watch")

@@ -69,7 +69,7 @@ async def show_topic(connection: Connection, topic: Topic) -> None:
 
 
 def describe_meta(meta: TopicMeta) -> list[str]:
-    """Return the options of a topic of the redesigned NSQ in words."""
+    """Return a redesigned topic's options in words."""
     words = [counted(meta.partition_num, "partition"), counted(meta.replica, "replica")]
     return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
 
@@ -115,7 +115,7 @@ async def create(
     """Create a topic with channels, and wait until it accepts publishes.
 
     A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
-    created. On a real cluster it takes about 10 s until all partitions accept publishes. The original NSQ has neither
+    created. A real cluster takes about 10 s until all partitions accept publishes. The original NSQ has neither
     partitions nor options.
     """
     async with connection.admin() as admin:
@@ -165,7 +165,7 @@ async def set_topic(
         typer.Option("--registered-channels-only/--any-channel", help="Whether consumers cannot create channels."),
     ] = None,
 ) -> None:
-    """Change settings of a topic of the redesigned NSQ; the others stay as they are."""
+    """Change settings of a topic of the redesigned NSQ; other settings stay."""
     await admin.set_topic(
         topic,
         replicas=replicas,
@@ -185,7 +185,7 @@ async def move(
     source: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of a node with a replica.")],
     target: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of the other node.")],
 ) -> None:
-    """Move a replica of a partition to another node; if the first node leads, the other one becomes the leader."""
+    """Move a replica of a partition to another node, which becomes the leader if the first node leads."""
     await admin.move_partition(topic, partition, source, target)
 
 
@@ -198,7 +198,7 @@ async def trace(
     channel: Annotated[str | None, typer.Option(help="Deliveries of this channel, instead of publishes.")] = None,
     off: Annotated[bool, typer.Option("--off", help="Stop it.")] = False,
 ) -> str:
-    """Make the nodes of the redesigned NSQ log the messages of a topic or a channel."""
+    """Make the nodes of the redesigned NSQ log the messages of a topic or channel."""
     await admin.trace_topic(topic, channel=channel, enabled=not off)
     return "untraced" if off else "traced"
 
@@ -212,7 +212,7 @@ async def tombstone(
     node: Annotated[str, typer.Argument(help="HOST:PORT of the node's HTTP side.")],
     restore: Annotated[bool, typer.Option("--restore", help="Show a hidden node again.")] = False,
 ) -> str:
-    """Hide a topic's node temporarily from consumers and producers, so that it can be taken out of service."""
+    """Hide a topic's node temporarily from consumers and producers, before it is taken out of service."""
     await admin.tombstone(topic, node, restore=restore)
     return "shown" if restore else "hidden"
 
@@ -221,12 +221,12 @@ async def tombstone(
 @examples("nsqext topic empty orders --yes")
 @changes("emptied", "Discard the messages that wait in {topic} and all its channels?")
 async def empty(admin: Admin, topic: Topic) -> None:
-    """Discard the messages that wait in a topic and in all its channels."""
+    """Discard the waiting messages of a topic and its channels."""
     await admin.empty_topic(topic)
 
 
 def _add_switch(name: str, done: str, summary: str) -> None:
-    """Add a command that changes a topic and has no options."""
+    """Add a command that changes a topic without options."""
 
     async def switch(admin: Admin, topic: Topic) -> None:
         await getattr(admin, f"{name}_topic")(topic)

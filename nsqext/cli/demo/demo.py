@@ -33,8 +33,8 @@ CANARY = "canary"  # tag of the flights of American Airlines
 _FILE = "flights-2013-01-01.csv"
 _CHANNEL = "departures"
 _PUBLISHERS = 64
-_IDLE_TIMEOUT = 20.0  # seconds without a received message after which the missing ones count as lost
-_DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after every flight was received
+_IDLE_TIMEOUT = 20.0  # seconds without a received message until missing messages count as lost
+_DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after the last flight
 
 _Lookupd = Annotated[
     str | None, typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)")
@@ -90,7 +90,7 @@ async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str,
 async def _publish_and_consume(
     check: FlightCheck, topic: str, lookupd: str | Sequence[str], progress: Progress
 ) -> None:
-    """Consumers subscribe first: without a consumer of its tag, a tagged message is received by the other one."""
+    """Consumers subscribe first: without a consumer of its tag, the other consumer receives a tagged message."""
     count = len(check.flights)
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -139,7 +139,7 @@ async def _consume(consumer: Consumer, tag: str | None, check: FlightCheck, adva
 
 
 def _show(console: Console, check: FlightCheck) -> bool:
-    """Print what was received and the violations; return whether there are none."""
+    """Print what was received, and violations; return whether there are none."""
     partitions = Table("partition", "leader", f"tag {CANARY}", "without tag", title="Received", title_justify="left")
     for number in sorted({partition for partition, _ in check.received if partition is not None}):
         leaders = {str(receipt.node) for receipt in check.receipts.values() if receipt.partition == number}
@@ -160,15 +160,15 @@ def _show(console: Console, check: FlightCheck) -> bool:
 class Flight:
     """A flight to publish."""
 
-    number: int  # 1 for the first; published as the trace id, which identifies the flight when it is received
+    number: int  # from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]
-    key: str  # the aircraft, or the flight number if the tail number is unknown
+    key: str  # the aircraft, or the flight number for an unknown tail number
     tag: str | None
 
 
 def read_flights() -> list[Flight]:
-    """Return the flights: from the package, or from ``examples/data`` in a source checkout."""
+    """Return the flights from the package, or from ``examples/data`` in a source checkout."""
     here = Path(__file__)
     for folder in (here.parent / "data", here.parents[3] / "examples" / "data"):
         path = folder / _FILE
@@ -190,15 +190,15 @@ class FlightCheck:
 
     flights: Sequence[Flight]
     receipts: dict[int, Receipt] = field(factory=dict)
-    deliveries: Counter[int] = field(factory=Counter)  # how often each flight was received, by number
-    # number of messages by partition and tag of the consumer
+    deliveries: Counter[int] = field(factory=Counter)  # receptions of each flight, by number
+    # messages by partition and the consumer's tag
     received: Counter[tuple[int | None, str | None]] = field(factory=Counter)
-    wrong: Counter[str] = field(factory=Counter)  # number of messages by kind of violation
+    wrong: Counter[str] = field(factory=Counter)  # messages by kind of violation
     _positions: dict[int, tuple[int | None, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 
     def add(self, consumer_tag: str | None, message: Message) -> None:
-        """Check a message that the consumer of a tag received."""
+        """Check a message received by the consumer with a tag."""
         self.received[message.partition, consumer_tag] += 1
         number = message.trace_id
         flight = self.flights[number - 1] if 0 < number <= len(self.flights) else None
@@ -217,7 +217,7 @@ class FlightCheck:
         return len(self.deliveries) == len(self.flights)
 
     def violations(self) -> dict[str, int]:
-        """Return the number of messages by kind of violation; all are 0 in a good run."""
+        """Count messages by kind of violation; all 0 in a good run."""
         count, received = len(self.flights), len(self.deliveries)
         moved = sum(
             self._positions.get(number, found) != found

@@ -1,1 +1,1 @@
-"""Commands that record messages to files, and replay them."""
+"""Commands that record messages to files and replay them."""

@@ -1,4 +1,4 @@
-"""``nsqext replay``: publish the messages of files that `nsqext record` wrote."""
+"""``nsqext replay``: publish the messages in files of `nsqext record`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @define
 class Progress:
-    """Progress of a replay, in a file that is replaced atomically."""
+    """Progress of a replay, in an atomically replaced file."""
 
-    path: Path | None  # path of the progress file; None keeps the progress in memory
+    path: Path | None  # None for memory
     lines: dict[str, int] = field(factory=dict)
 
     @classmethod
     def load(cls, path: Path | None) -> Progress:
-        """Read the file; without a file, the replay starts at the beginning."""
+        """Load the file; without a file, start at the beginning."""
         if path is None or not path.exists():
             return cls(path)
         try:
@@ -89,8 +89,8 @@ async def run(
 ) -> None:
     """Publish recorded messages with headers, tags, keys and trace ids, in order.
 
-    With --progress, a replay that was killed continues after the last recorded batch: it publishes the messages of at
-    most one batch twice, and loses no message. Messages without a key are distributed over the partitions.
+    With --progress, a killed replay continues after the last recorded batch: it publishes at most one batch twice, and
+    loses no message. Messages without a key are distributed over the partitions.
     """
     files = files_in(paths)
     if progress is not None and progress.is_dir():
@@ -107,7 +107,7 @@ class _Clock:
         self._first: int | None = None
 
     def wait(self, entry: Entry) -> float:
-        """Return the seconds until a message is due; negative for a late one."""
+        """Return the seconds until a message is due; negative when late."""
         stored = entry.record.get("timestamp")
         if not self._speed or not isinstance(stored, int):
             return 0.0
@@ -121,7 +121,7 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: Plan, pro
     entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
     async with connection.producer() as producer:
         with waits.waiting("a node to connect to"):
-            await producer.ping()  # so that the time to connect does not delay the first message
+            await producer.ping()  # connect before the first message is due
         clock = _Clock(plan.speed)
         waiting = await run_sync(next, entries, None)
         while waiting is not None:
@@ -143,7 +143,7 @@ async def _replay(connection: Connection, files: Sequence[Path], plan: Plan, pro
 
 
 async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
-    """Publish messages in order, consecutive ones for one topic and partition together."""
+    """Publish messages in order, consecutive messages of a topic and partition together."""
 
     def target(entry: Entry) -> tuple[str, int | None]:
         topic = plan.topic or entry.record.get("topic")

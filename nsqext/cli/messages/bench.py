@@ -1,4 +1,4 @@
-"""``nsqext bench``: measure the rates of publishing and consuming on this machine."""
+"""``nsqext bench``: measure publish and consume rates on this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     async def handle(message: Message) -> None:
         nonlocal taken, ended
         taken += 1
-        if taken == load.count + 1:  # the first one opened the connection of the producer
+        if taken == load.count + 1:  # the first opened the producer's connection
             ended = _clock()
             consumer.stop()
 
@@ -111,8 +111,8 @@ def run(
 ) -> None:
     """Publish messages, then consume them, and report the rates.
 
-    The time of consuming includes the connection, so use enough messages. Repeat the benchmark: on a busy machine a
-    single run is not reliable.
+    The time of consuming includes the connection, so use enough messages. Repeat the benchmark: a single run on a busy
+    machine is not reliable.
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 

@@ -1,4 +1,4 @@
-"""``nsqext delay``: the relay of delayed messages, and the messages that wait in its store."""
+"""``nsqext delay``: the relay of delayed messages, and the messages in its store."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def run(
 ) -> None:
     """Publish the messages of publish(delay=…, via="relay") when they are due, at least once, until ^C or SIGTERM.
 
-    Messages are in the store, not in the topic, from the moment when the relay has received them: keep the file on a
-    disk that survives a restart.
+    Once the relay has received messages, they are in the store, not in the topic: keep the file on a disk that survives
+    a restart.
     """
     from nsqext.delays import DelayRelay, DelayStore
 
@@ -68,7 +68,7 @@ def show(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
-    """List the messages that wait in the store of a relay."""
+    """List the messages in the store of a relay."""
     from nsqext.delays import DelayStore
 
     if refused:
@@ -104,7 +104,7 @@ def cancel(
     store: Store = Path(_STORE),
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
-    """Cancel a message in the store of a relay; exit with 1 if it does not wait there, or is being published."""
+    """Cancel a message in the store of a relay; exit with 1 if it does not wait there or is being published."""
     from nsqext.delays import Cancellation, DelayStore
 
     with DelayStore(store, create=False) as opened:

@@ -1,4 +1,4 @@
-"""``nsqext outbox``: the relay of an outbox in a database, its tables, and what waits in it."""
+"""``nsqext outbox``: the relay of an outbox in a database, its tables, and its waiting messages."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
     """Yield the bytes of a file, pipe or terminal.
 
-    No thread reads from a terminal or a pipe: on ^C, the interpreter would wait for that thread.
+    No thread reads from a terminal or pipe: on ^C, the interpreter would wait for it.
     """
     watched = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
@@ -54,8 +54,8 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a file, pipe or terminal, including the newlines."""
-    waiting: list[bytes] = []  # parts of a line that is longer than a chunk
+    """Yield the lines of a file, pipe or terminal, with newlines."""
+    waiting: list[bytes] = []  # parts of a line longer than a chunk
     size = 0
     async for chunk in read_chunks(descriptor):
         first, *others = chunk.split(b"\n")
@@ -71,7 +71,7 @@ async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
-    """Yield the rows of CSV; a quoted field may contain newlines."""
+    """Yield CSV rows; a quoted field may contain newlines."""
     lines = b""
     async for line in read_lines(descriptor):
         lines += line
@@ -103,7 +103,7 @@ class Pace:
 
 @attrs.frozen
 class Columns:
-    """Mapping from CSV columns to key, headers and body."""
+    """CSV columns for key, headers and body."""
 
     key_column: Annotated[str | None, typer.Option(help="CSV: column of the key.")] = None
     header_column: Annotated[
@@ -155,7 +155,7 @@ class Properties:
     ] = None
 
     def of_a_batch(self) -> dict[str, Any]:
-        """Return the given properties that apply to every message of an input."""
+        """Return the properties that apply to every message of an input."""
         headers = parse_headers(self.header) or None
         found = {"headers": headers, "tag": self.tag, "trace_id": self.trace_id, "key": self.key}
         return {name: value for name, value in found.items() if value is not None}
@@ -187,7 +187,7 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
                 continue
             try:
                 yield outgoing_message(orjson.loads(text))
-            except ValueError as error:  # bad JSON, or a bad record
+            except ValueError as error:  # bad JSON or record
                 raise InvalidInput(f"line {number}: {error}") from error
 
 
@@ -237,8 +237,8 @@ async def run(
 ) -> None:
     """Publish messages; print the position of each argument, or the number of messages of an input.
 
-    Empty lines are skipped. JSON records have the format that `nsqext tail` prints into a pipe: body or body_base64,
-    and headers, tag, key, trace_id.
+    Empty lines are skipped. JSON records are as `nsqext tail` prints them into a pipe: body or body_base64, and
+    headers, tag, key, trace_id.
     """
     if columns != Columns() and form != "csv":
         raise InvalidSetting("--key-column, --header-column and --body-column need --format csv")
@@ -269,7 +269,7 @@ async def _publish_arguments(
 
 
 def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:
-    """Return a message with the options of the command line; headers are added to those of its record."""
+    """Return a message with the command line's options; headers are added to its own."""
     headers = {**(message.headers or {}), **given.get("headers", {})}
     return attrs.evolve(message, **{**given, "headers": headers or None})
 

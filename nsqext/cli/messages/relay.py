@@ -29,7 +29,7 @@ Send = Callable[["Message"], Awaitable[None]]
 
 @frozen
 class Cluster:
-    """The cluster to publish to; by default the consumed one."""
+    """The cluster to publish to; by default the consumed cluster."""
 
     to_lookupd: Annotated[str | None, typer.Option(help="Lookup addresses of the other cluster.")] = None
     to_nsqd: Annotated[str | None, typer.Option(help="Addresses of the other nsqd.")] = None
@@ -37,7 +37,7 @@ class Cluster:
     to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
 
     def connection(self) -> Connection | None:
-        """Return the connection to the cluster; None for the consumed one."""
+        """Return the connection to the cluster; None for the consumed cluster."""
         if self.to_url is not None and self.to_context is not None:
             raise InvalidSetting("both --to-url and --to-context are given", hint="give one of them")
         found = Connection(self.to_lookupd, self.to_nsqd, self.to_url, self.to_context)
@@ -100,7 +100,7 @@ async def run(
 
 
 def _check_url(text: str) -> None:
-    """Raise `InvalidSetting` for a URL to which no message could be sent."""
+    """Raise `InvalidSetting` for a URL that cannot receive messages."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
@@ -121,7 +121,7 @@ async def _to_topic(
     async with producer:
         # the first publishes wait for its channel
         with suppress(TopicNotReady), waits.waiting(f"a leader of {topic}"):
-            await producer.meta(topic)  # raises if there is no such topic
+            await producer.meta(topic)  # raises for an unknown topic
         await _relay(connection, consumer, send, until_end=until_end)
 
 
@@ -131,7 +131,7 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
         async def post(body: bytes, headers: dict[str, str]) -> int:
-            """Send a body and return the status; a short response is read so that its connection can be reused."""
+            """Send a body and return the status; read a short response, so that the connection can be reused."""
             size = 0
             async with client.stream("POST", url, content=body, headers=headers) as answer:
                 async for chunk in answer.aiter_raw():
@@ -147,7 +147,7 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
                 "X-NSQ-Attempts": str(message.attempts),
             }
             try:
-                with anyio.fail_after(hook.timeout):  # httpx limits the wait for each chunk only
+                with anyio.fail_after(hook.timeout):  # httpx limits only the wait for each chunk
                     status = await post(message.body, headers)
             except (httpx.HTTPError, TimeoutError) as error:
                 raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s: {error!r}") from error
@@ -190,7 +190,7 @@ async def replay(
         float, typer.Option(min=0.1, help="Seconds without a dead letter after which the replay ends.")
     ] = 5.0,
 ) -> None:
-    """Publish dead letters to the topics where they were rejected, with headers, tag, trace id and key.
+    """Publish dead letters to the topics where they failed, with headers, tag, trace id and key.
 
     All channels of these topics receive the messages. After an interruption the next replay continues, and may publish
     one message twice.

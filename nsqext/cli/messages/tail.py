@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
 
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
-"""Members of a record that a template may contain, besides ``headers``."""
+"""Members of a record in a template, besides ``headers``."""
 
 
 def _parsed(parse: Callable[[Any], Any]) -> Any:
-    """Declare an attribute that is parsed from the others."""
+    """Declare an attribute parsed from other attributes."""
     return field(init=False, default=Factory(parse, takes_self=True))
 
 
 @frozen
 class Filter:
-    """Options that select messages; all of them must match."""
+    """Options that select messages; all must match."""
 
     header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
     tag: Annotated[str | None, typer.Option(help="Only messages with this tag.")] = None
@@ -61,7 +61,7 @@ class Filter:
     before: int | None = _parsed(lambda given: parse_time(given.until) if given.until else None)
 
     def takes(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a message record matches."""
+        """Return whether a record matches."""
         headers = record["headers"]
         return (
             (self.after is None or record["timestamp"] >= self.after)
@@ -107,7 +107,7 @@ class Output:
 
 
 def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[str, Any]], None]:
-    """Return a function that prints a message; at a terminal, control characters are escaped."""
+    """Return a function that prints a message, with escaped control characters at a terminal."""
     terminal = sys.stdout.isatty()
 
     def print_line(text: str) -> None:
@@ -155,8 +155,8 @@ async def run(
 ) -> None:
     """Print and finish messages until ^C, SIGTERM, --count or --until-end.
 
-    Messages that do not match are finished as well: with --channel, no other consumer of the channel receives them.
-    Only --tag with --channel leaves other messages in the channel.
+    Messages that do not match are finished, too: with --channel, no other consumer of the channel receives them. Only
+    --tag with --channel leaves other messages in the channel.
     """
     output.check()
     settings: dict[str, Any] = {}
@@ -218,8 +218,8 @@ async def trace(
 ) -> None:
     """Find the stored messages with a trace id or message id, and show which channels have finished them.
 
-    It reads the topic through a temporary channel, and needs the redesigned NSQ: the original one stores no messages
-    that can be read again. Exits with 1 if no message is found.
+    Reads the topic through a temporary channel of the redesigned NSQ: the original NSQ stores no messages that can be
+    read again. Exits with 1 if no message is found.
     """
     sought = parse_message_id(wanted)
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
@@ -259,7 +259,7 @@ async def trace(
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
     """Return for each channel whether it has finished the message at an offset.
 
-    A channel reports its position up to the first unfinished message; later messages may be finished too.
+    A channel reports its position up to the first unfinished message; later messages may be finished, too.
     """
     states: dict[str, str] = {}
     if part is None or part.end is None:

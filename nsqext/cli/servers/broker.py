@@ -29,7 +29,7 @@ _GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}
 
 
 def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse a topic to its name and the arguments of `nsqext.broker.Cluster.create_topic`: ``NAME[:OPTION[,OPTION…]]``.
+    """Parse ``NAME[:OPTION[,OPTION…]]`` to a name and arguments of `nsqext.broker.Cluster.create_topic`.
 
     The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
     """
@@ -54,7 +54,7 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
-    """Addresses that the servers listen on."""
+    """Listening addresses of the servers."""
 
     lookupd_http_address: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
@@ -133,7 +133,7 @@ def run(
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 
-    ^C or SIGTERM closes the servers gracefully; a second one, after a second, exits immediately.
+    ^C or SIGTERM closes the servers gracefully; a second signal, after a second, exits immediately.
     """
     from nsqext.broker import Cluster
     from nsqext.client.tasks import stopping_on_signals
@@ -145,7 +145,7 @@ def run(
     options = _cluster_options(addresses, protection, lease)
     page_options = web_options("127.0.0.1", write=True) if page.web else None
     ending: SimpleQueue[None] = SimpleQueue()  # not an Event: a signal may arrive while `wait` holds the lock of `set`
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # of a second ^C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # for a second ^C
     with (
         stopping_on_signals(partial(ending.put, None)),
         Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster,
@@ -180,7 +180,7 @@ def _cluster_options(addresses: Addresses, protection: Protection, lease: float)
 
 @contextmanager
 def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Iterator[str]:
-    """Serve the web page of the cluster and yield its URL; without options, serve nothing."""
+    """Serve the cluster's web page and yield its URL; nothing without options."""
     if options is None:
         yield ""
         return
@@ -194,11 +194,11 @@ def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Ite
 def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str:
     """Return the addresses, commands to copy with the first wanted topic, and ``ready`` as the last line.
 
-    ``about`` is the generation, and where messages are kept; ``page`` the URL of the web page, empty without one.
+    ``about`` is the generation and where messages are kept; ``page`` the web page's URL, or empty.
     """
     from nsqext._version import __version__
 
-    topics = cluster.topics  # those of the data path, too
+    topics = cluster.topics  # with those of the data path
     lines = [f"nsqext {__version__} broker: {about}"]
     lines += [f"page: {page}"] if page else []
     lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
@@ -207,7 +207,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     name = next(iter([*wanted, *topics]), "orders")
     lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
     lines += [] if topics else [f"  nsqext topic create {name}"]
-    # a temporary channel, not that of a service; on the original NSQ it receives what is published from then on
+    # a temporary channel, not a service's; on the original NSQ it receives what is published from then on
     commands = [f"  nsqext pub {name} hello", f"  nsqext tail {name} --start earliest"]
     if cluster.generation == "nsq":
         commands = [f"  nsqext tail {name} &", f"  nsqext pub {name} hello"]

@@ -1,6 +1,6 @@
-"""Parse command lines like the original programs: ``-flag value``, ``--flag=value``, bare booleans.
+"""Parse command lines as the original programs: ``-flag value``, ``--flag=value``, bare booleans.
 
-Their configuration files are TOML with the names of flags, with underscores for hyphens.
+Configuration files are TOML with the names of flags, with underscores for hyphens.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from nsqext.errors import InvalidSetting
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVALS = {"minutes": 60.0, "fives": 5.0}
-"""Seconds of the unit of a number without a unit (redesigned nsqd: ``-msg-timeout 5`` are five minutes)."""
+"""Seconds per unit of a number without unit (``-msg-timeout 5`` of the redesigned nsqd is five minutes)."""
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
 
 class FlagError(Exception):
-    """A command line that the original program refuses; the text is the original's."""
+    """A command line that the original program refuses, with the original's text."""
 
 
 def _duration(text: str) -> float:
@@ -70,14 +70,14 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_value(kind: str, text: str) -> Any:
-    """Parse the value of a flag of any kind but ``list``; raises ValueError with the original's text."""
+    """Parse a flag's value of any kind except ``list``; raises ValueError with the original's text."""
     if kind in _INTERVALS and text.isascii() and text.isdecimal():
         return int(text) * _INTERVALS[kind]
     return _PARSERS[kind](text) if kind in _PARSERS else text
 
 
 def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Read a command line, and return the values of the given flags.
+    """Parse a command line; return the values of the given flags.
 
     Args:
         kinds: type of each flag: ``str``, ``int``, ``float``, ``duration`` (returned in seconds), ``minutes`` and
@@ -89,7 +89,7 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     while words:
         word = words.pop(0)
         if not word.startswith("-") or word in ("-", "--"):
-            break  # not a flag: the original ignores the rest
+            break  # the original ignores the rest
         name, equals, text = word.removeprefix("-").removeprefix("-").partition("=")
         if not name or name.startswith(("-", "=")):
             raise FlagError(f"bad flag syntax: {word}")
@@ -124,7 +124,7 @@ def read_flags(
     kinds: Mapping[str, str],
     check: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Read the command line of a program; exit after ``--help`` or an error.
+    """Parse a program's command line; exit after ``--help`` or an error.
 
     ``check`` raises `FlagError` for invalid values of text flags.
     """
@@ -160,7 +160,7 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags, completed by those that the configuration file (``-config``) has; ignore its other names."""
+    """Return the flags with those of the configuration file (``-config``) added; ignore its other names."""
     path = flags.get("config")
     if not path:
         return dict(flags)
@@ -177,7 +177,7 @@ def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict
 
 
 def _load(path: str) -> dict[str, Any]:
-    import tomllib  # imported lazily: few programs have a file
+    import tomllib  # lazy: few programs have a file
 
     try:
         with Path(path).open("rb") as file:
@@ -190,7 +190,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _read(kind: str, value: Any) -> Any:
-    """Return a value of the file as the value of its flag; a duration without a unit is in milliseconds."""
+    """Return a value of the file as the value of its flag; a duration without unit is in milliseconds."""
     if kind == "list":
         return list(value) if isinstance(value, list) else str(value).split(",")
     if (kind == "duration" or kind in _INTERVALS) and type(value) is int:

@@ -1,4 +1,4 @@
-"""``nsqext nsqd``: replaces the original nsqd, or a redesigned one without a cluster, with its flags."""
+"""``nsqext nsqd``: replaces nsqd, original or redesigned without a cluster, with its flags."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "snappy": ("bool", _LIMIT),
     "enable-experiment": ("list", _REPORTED),
 }
-"""Kind of each flag, whether it is a limit for clients, and whether ``/config`` has it."""
+"""Kind of each flag, whether it is a limit for clients, whether ``/config`` has it."""
 
 FLAGS = {name: kind for name, (kind, *_) in _FLAGS.items()}
-"""Flags of the original nsqd; the redesigned one has more, see `nsqext.cli.servers.redesigned_flags.NSQD`.
+"""Flags of the original nsqd; for the redesigned nsqd see `nsqext.cli.servers.redesigned_flags.NSQD`.
 
 ``-generation``, ``-http-guard`` and ``-http-host`` exist only in this program.
 """
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_nsqd(flags: dict[str, Any]) -> None:
-    """Check the command line of nsqd, and normalize ``tls-required``."""
+    """Check the command line of nsqd; normalize ``tls-required``."""
     check_nsqlookupd(flags)
     if "tls-required" in flags:
         flags["tls-required"] = _tls_required(flags["tls-required"])
@@ -131,7 +131,7 @@ def _tls_required(text: str) -> str:
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
-    """Check the settings of nsqd, from its command line and its configuration file."""
+    """Check the settings of nsqd, from command line and configuration file."""
     encrypted = flags.get("tls-cert") or flags.get("tls-key")
     if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):
         raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
@@ -201,14 +201,14 @@ async def _serve(flags: dict[str, Any]) -> None:
 
 
 def reported(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the names and values of ``/config``; durations are in nanoseconds."""
+    """Return options with names and values of ``/config``; durations in nanoseconds."""
     found: dict[str, Any] = {}
     for name, (kind, *uses) in _FLAGS.items():
         value = flags.get(name)
         if _REPORTED not in uses or value is None or (name.startswith("broadcast-") and value == 0):
             continue
         if kind == "duration":
-            value = round(value * 1_000_000_000)  # durations are written in nanoseconds
+            value = round(value * 1_000_000_000)
         if name == "e2e-processing-latency-percentile":
             value = [float(text) for text in value]
         found[_NAMES.get(name, name.replace("-", "_"))] = value

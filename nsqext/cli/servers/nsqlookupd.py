@@ -1,4 +1,4 @@
-"""``nsqext nsqlookupd``: replaces the original nsqlookupd, or a redesigned one without a cluster, with its flags."""
+"""``nsqext nsqlookupd``: replaces nsqlookupd, original or redesigned without a cluster, with its flags."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
-    inactive = 60.0 if flags.get("generation") == "ha" else 300.0  # the defaults of the real programs
+    inactive = 60.0 if flags.get("generation") == "ha" else 300.0  # the real programs' defaults
     settings = LookupdSettings(
         generation=flags.get("generation", "nsq"),
         tcp=flags["tcp-address"],

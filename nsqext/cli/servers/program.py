@@ -1,4 +1,4 @@
-"""Code shared by `nsqext nsqd` and `nsqext nsqlookupd`: log lines in the original's format, signals, exit statuses."""
+"""Shared by `nsqext nsqd` and `nsqext nsqlookupd`: log lines in the original's format, signals, exit statuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger: logging.Logger = logging.getLogger("nsqext.broker")
 
 
 class _Format(logging.Formatter):
-    """Formats log lines like the original programs: prefix, time with microseconds, level, text."""
+    """Formats log lines as the original programs: prefix, time with microseconds, level, text."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -66,9 +66,9 @@ def read_program(
     defaults: Mapping[str, Any],
     redesigned: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Read the command line and the configuration file of a program; exit if they are invalid.
+    """Read a program's command line and configuration file; exit if they are invalid.
 
-    The redesigned program has further flags, and reads some in another way.
+    The redesigned program has further flags, and reads some differently.
     """
     both = {**kinds, **redesigned}
     flags = with_new_names(read_flags(name, arguments, both if _chooses_redesigned(arguments) else kinds, check))

@@ -1,4 +1,4 @@
-"""Flags that only the redesigned programs have, or read in another way; ``-generation ha`` chooses them."""
+"""Flags that only the redesigned programs have, or read differently; ``-generation ha`` chooses them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NSQLOOKUPD = _BOTH | {
     "balance-interval": "list",
     "nsqd-ping-timeout": "duration",
 }
-"""Flags of the redesigned nsqlookupd, with their kinds; see `nsqext.cli.servers.flags.parse_flags`."""
+"""Flags of the redesigned nsqlookupd, with kinds; see `nsqext.cli.servers.flags.parse_flags`."""
 
 NSQD = _BOTH | {
     "ack-old-than-time": "duration",
@@ -75,7 +75,7 @@ NSQD = _BOTH | {
     "use-fsync": "bool",
     "worker-id": "int",
 }
-"""Flags of the redesigned nsqd, with their kinds."""
+"""Flags of the redesigned nsqd, with kinds."""
 
 NODE_OPTIONS = {
     "allow-ext-compatible": "allow_ext_compatible",
@@ -98,7 +98,7 @@ _NEW_NAMES = {"max-message-size": "max-msg-size"}
 _CLUSTER = ("cluster-leadership-addresses", "rpc-port")
 
 WITHOUT_EFFECT = (NSQD.keys() | NSQLOOKUPD.keys()) - _EFFECTIVE - _NEW_NAMES.keys() - set(_CLUSTER)
-"""Flags that are accepted and have no counterpart in this server."""
+"""Accepted flags without a counterpart in this server."""
 
 
 def check_alone(flags: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ def check_alone(flags: Mapping[str, Any]) -> None:
 
 
 def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a command line with deprecated ones under their new names, which count if both are given."""
+    """Return flags with deprecated names replaced; new names count if both are given."""
     found = dict(flags)
     for old, new in _NEW_NAMES.items():
         if old in found:
@@ -119,10 +119,10 @@ def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return the kinds of flags that a configuration file may set: all but deprecated ones."""
+    """Return the kinds of flags for configuration files: all except deprecated flags."""
     return {name: kind for name, kind in kinds.items() if name not in _NEW_NAMES}
 
 
 def given_without_effect(flags: Mapping[str, Any]) -> list[str]:
-    """Return the names of the given flags that have no effect, sorted."""
+    """Return the sorted names of given flags without effect."""
     return sorted(WITHOUT_EFFECT & flags.keys())

@@ -79,7 +79,7 @@ def run(
 
 
 def web_options(host: str, basic_auth_file: Path | None = None, **given: Any) -> WebOptions:
-    """Return the page's options: the given ones, with a password from the file or the environment."""
+    """Return the page's options, with a password from the file or the environment."""
     try:
         from nsqext.web import WebOptions
     except ModuleNotFoundError as error:

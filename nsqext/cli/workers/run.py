@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0  # seconds before a worker that died is restarted; they double while it dies early
-_STABLE = 60.0  # a worker that ran this number of seconds is restarted after the shortest pause
-_STATUS_TIMEOUT = 2.0  # seconds in which workers have to report their state
-_SCAN = 0.5  # seconds between two checks of the source files
+_LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; the pause doubles while it dies early
+_STABLE = 60.0  # seconds of running after which a worker restarts after the shortest pause
+_STATUS_TIMEOUT = 2.0  # seconds for workers to report their state
+_SCAN = 0.5  # seconds between checks of the source files
 _LABEL = "worker"
 
 
 @frozen
 class WorkerStatus(Health):
-    """The health of a worker's app, which is not live either if the worker does not run or respond."""
+    """The health of a worker's app; not live either if the worker does not run or respond."""
 
     metrics: str = ""
 
 
 def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
-    """Return the health of a program: live and ready if each of its workers is."""
+    """Return the health of a program: live and ready if all workers are."""
     reasons = [f"worker {number}: {reason}" for number, one in sorted(workers.items()) for reason in one.reasons]
     return Health(
         live=all(one.live for one in workers.values()),
@@ -59,7 +59,7 @@ def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
 
 
 def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
-    """Return the metrics of all workers as text; the label ``worker`` has the number of the worker."""
+    """Return all workers' metrics as text; the label ``worker`` has the worker's number."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import Metric
     from prometheus_client.parser import text_string_to_metric_families
@@ -80,7 +80,6 @@ class _Collected:
         self._families = families
 
     def collect(self) -> Iterator[Any]:
-        """Return the families."""
         return iter(self._families.values())
 
 
@@ -111,19 +110,18 @@ class StatusPage:
 class Supervisor:
     """Runs and restarts worker processes that share the topics of an app.
 
-    A worker that dies is restarted after a pause, which doubles while it dies early. A worker that exits with status 0
-    (`App.stop`) is not restarted. Workers stop if this process is killed.
+    A dead worker restarts after a pause, which doubles while it dies early. A worker that exits with status 0
+    (`App.stop`) does not restart. Workers stop if this process is killed.
     """
 
     def __init__(
         self, command: Sequence[str], workers: int, *, close_timeout: float = 40.0, ready_file: Path | None = None
     ) -> None:
-        # command of a worker; `{number}` and `{ready}` are replaced by its number and the descriptor that it
-        # reports readiness on
+        # command of a worker; `{number}` and `{ready}` stand for its number and its descriptor for reports of readiness
         self._command = command
         self._workers = workers
-        self._close_timeout = close_timeout  # seconds after which workers that drain are killed
-        self._ready_file = ready_file  # file that exists while all workers are ready
+        self._close_timeout = close_timeout  # seconds until draining workers are killed
+        self._ready_file = ready_file  # exists while all workers are ready
         self._processes: dict[int, Process] = {}
         self._ready: set[int] = set()
         self._stopping = False
@@ -135,8 +133,8 @@ class Supervisor:
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
-        The status is 1 if workers were killed because they did not drain in time, or on a second signal. Workers
-        restart when a Python file below the watched folder changes; the listener serves health and metrics of all.
+        The status is 1 if workers were killed, because they did not drain in time or on a second signal. Workers
+        restart when a Python file below the watched folder changes; the listener serves the health and metrics of all.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -187,7 +185,7 @@ class Supervisor:
                     stdout=None,
                     stderr=None,
                     pass_fds=[writing],
-                    start_new_session=True,  # a session of its own: ^C reaches this process only
+                    start_new_session=True,  # ^C reaches only this process
                     env={**os.environ, "NSQEXT_WORKER": str(number)},
                 )
             finally:
@@ -206,7 +204,7 @@ class Supervisor:
         return status
 
     async def _read_reports(self, number: int, reading: int) -> None:
-        """Read the reports of a worker until it exits: lines of JSON."""
+        """Read a worker's reports, lines of JSON, until it exits."""
         rest = b""
         while True:
             await anyio.wait_readable(reading)
@@ -229,7 +227,7 @@ class Supervisor:
         self._set_ready(number, ready=report["ready"])
 
     async def ask_workers(self) -> Mapping[int, WorkerStatus]:
-        """Return the state of each worker by number; one that does not respond in time is not live."""
+        """Return the state of each worker by number; a worker without response in time is not live."""
         self._statuses.clear()
         asked = {number: process.stdin for number, process in self._processes.items()}
         with anyio.move_on_after(_STATUS_TIMEOUT):
@@ -305,7 +303,7 @@ class Supervisor:
 
 
 def _modified(folder: Path) -> Mapping[Path, int]:
-    """Return the modification times of all Python files, except in hidden folders and virtual environments."""
+    """Return the modification times of Python files, without hidden folders and virtual environments."""
     found: dict[Path, int] = {}
     for place, folders, files in os.walk(folder):
         folders[:] = [
@@ -321,7 +319,7 @@ def _modified(folder: Path) -> Mapping[Path, int]:
 
 
 def _listen(text: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT."""
+    """Return a listening socket for HOST:PORT."""
     try:
         from nsqext.http.uvicorn_server import listen
     except ModuleNotFoundError as error:
@@ -352,8 +350,8 @@ def run(
 ) -> None:
     """Run an app in worker processes until SIGTERM or Ctrl+C; then drain them. A second signal kills them.
 
-    Workers that die are restarted. They log to standard error, and know their number from NSQEXT_WORKER. Further
-    signals within a second of the first are ignored.
+    Dead workers restart. They log to standard error, and get their number in NSQEXT_WORKER. Further signals within a
+    second of the first are ignored.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
     listener = None if http is None else _listen(http)
@@ -364,7 +362,7 @@ def run(
         try:
             return await supervisor.run(Path.cwd() if reload else None, listener)
         finally:
-            # a repeated signal must not change the exit status of a program that has drained
+            # a repeated signal must not change the exit status of a drained program
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 

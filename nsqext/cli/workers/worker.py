@@ -24,12 +24,12 @@ from nsqext.protocol.identify import KEY_FAILOVER
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3  # exit status of a worker that must not be restarted
-_START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the health of the app
+_START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the app's health
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
 
 def load_app(place: str) -> App:
-    """Import an app from ``module:name``; the name may have dots, and is ``app`` by default."""
+    """Import an app from ``module:name``; the name may have dots, and is by default ``app``."""
     module, _, name = place.partition(":")
     try:
         found: object = import_module(module)
@@ -55,7 +55,7 @@ async def _serve(app: App, status: int) -> None:
 
 
 async def _report_readiness(app: App, status: int) -> None:
-    """Report when the app becomes ready, and when it is not any more."""
+    """Report when the app becomes ready or stops being ready."""
     ready = False
     while True:
         if app.health().ready != ready:
@@ -79,7 +79,7 @@ async def _answer_supervisor(app: App, status: int) -> None:
 
 
 def _metrics(app: App) -> str:
-    """Return the metrics of the process as text; empty without prometheus_client."""
+    """Return the process's metrics as text; empty without prometheus_client."""
     if find_spec("prometheus_client") is None:
         return ""
     from prometheus_client import generate_latest

@@ -1,7 +1,7 @@
 """nsqext: a smart client, a reference cluster and a Spark source for the redesigned and the original NSQ.
 
-The client is here; the reference cluster is `nsqext.broker.Cluster`; every error is in `nsqext.errors`.
-Names are imported when they are first used, so that ``import nsqext`` costs next to nothing.
+The client is here; the reference cluster is `nsqext.broker.Cluster`; errors are in `nsqext.errors`. Names are imported
+on first use: ``import nsqext`` costs next to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of arguments and options: unknown keywords, options of the wrong class, numbers, handler functions."""
+"""Checks of arguments and options: unknown keywords, option classes, numbers, handler functions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from attrs import AttrsInstance
 
 _TYPO = 0.9
-"""Similarity from which an unknown name is a known one with a typo."""
+"""Similarity from which an unknown name is a typo of a known name."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to an unknown one; None where no name is similar."""
+    """Return the most similar known name; None if no name is similar."""
     from difflib import get_close_matches
 
     names = list(known)
@@ -37,7 +37,7 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_groups(options: AttrsInstance) -> None:
-    """Check that each member for a group of options holds an object of its class; raises InvalidSetting."""
+    """Check that each option group has an object of its class; raises InvalidSetting."""
     for member in attrs.fields(type(options)):
         kind = getattr(member.default, "factory", None)
         value = getattr(options, member.name)
@@ -46,7 +46,7 @@ def check_groups(options: AttrsInstance) -> None:
 
 
 def is_number(value: object, least: float = 0, most: float = math.inf) -> TypeGuard[float]:
-    """Return whether a value is a number within bounds; True and False are no numbers."""
+    """Return whether a value is a number within bounds; booleans are no numbers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -68,13 +68,13 @@ def check_number(
 
 
 def check_counts(options: object, *names: str) -> None:
-    """Check members that are whole numbers of 1 or more; raises InvalidSetting."""
+    """Check members that are whole numbers from 1; raises InvalidSetting."""
     for name in names:
         check_number(name, getattr(options, name), 1)
 
 
 def check_time(name: str, value: object, *, zero: bool = True) -> None:
-    """Check that a setting is a time in seconds, 0 if ``zero``; infinity is one. Raises InvalidSetting."""
+    """Check that a setting is a time in seconds (infinity allowed, 0 if ``zero``). Raises InvalidSetting."""
     if is_number(value) and (zero or value):
         return
     if isinstance(value, (str, bytes)):
@@ -91,13 +91,13 @@ def check_times(options: object, *names: str, zero: bool = True) -> None:
 
 
 def is_delay(value: object) -> bool:
-    """Return whether a value is a number of seconds that a message can be delayed, up to 30 years."""
+    """Return whether a message can be delayed by a number of seconds, up to 30 years."""
     return is_number(value) and value < 1e9
 
 
 @cache
 def _kinds_of(options: type[AttrsInstance]) -> dict[str, tuple[Any, ...]]:
-    """Return the types, or the words, of the members of a class that `check_kinds` checks."""
+    """Return the members that `check_kinds` checks, with types or allowed words."""
     found = {}
     for member in attrs.fields(options):
         with suppress(NameError):  # a type of this package, or one that only type checkers import
@@ -109,9 +109,9 @@ def _kinds_of(options: type[AttrsInstance]) -> dict[str, tuple[Any, ...]]:
 
 
 def check_kinds(options: AttrsInstance) -> None:
-    """Check the members of options that are True or False, text, or one of some words: others fail late, if at all.
+    """Check options that are True or False, text, or one of some words: wrong values would fail late, if at all.
 
-    Values of text are not shown: some are secrets. Raises InvalidSetting.
+    Text values are not shown: some are secrets. Raises InvalidSetting.
     """
     for name, kinds in _kinds_of(type(options)).items():
         value = getattr(options, name)
@@ -125,12 +125,12 @@ def check_kinds(options: AttrsInstance) -> None:
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Return whether a function, or an object that can be called, is declared with ``async def``."""
+    """Return whether a function or callable object is declared with ``async def``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_handler_function(function: object) -> None:
-    """Check that a handler is a coroutine function, and not a method without its object; raises InvalidSetting."""
+    """Check that a handler is a coroutine function, and no unbound method; raises InvalidSetting."""
     name = getattr(function, "__qualname__", None) or repr(function)
     if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__):
         raise InvalidSetting(

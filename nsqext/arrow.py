@@ -1,7 +1,7 @@
-"""Topics as Arrow record batches, for Polars, DuckDB, pandas and pyarrow; the code of the Spark source, without Spark.
+"""Topics as Arrow record batches, for Polars, DuckDB, pandas and pyarrow; the Spark source's code without Spark.
 
-`read` reads what a topic has, `consume` a channel, and `write` publishes rows. All of them block. Needs pyarrow and
-numpy: ``pip install 'nsqext[arrow]'``.
+`read` reads a topic, `consume` a channel, `write` publishes rows; all block. Needs pyarrow and numpy: ``pip install
+'nsqext[arrow]'``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 
 
 class _RowOptions(ConnectionSettings, LookupSettings, total=False):
-    """Options of rows that are read, and settings of connections and lookup."""
+    """Options of read rows, with settings of connections and lookup."""
 
     columns: Sequence[str]
-    """Columns to read; all but ``headers`` and ``key`` by default."""
+    """Columns to read; by default all except ``headers`` and ``key``."""
     include_headers: bool
     """Add the columns ``headers`` and ``key``."""
     headers_format: Literal["map", "array"]
@@ -52,24 +52,24 @@ class _RowOptions(ConnectionSettings, LookupSettings, total=False):
     decompress: bool
     """Decompress bodies that the publishing client compressed."""
     read_timeout: float
-    """Seconds after which reading fails without the next message; includes leader changes."""
+    """Seconds of waiting for the next message, also during leader changes."""
     rdy: int
     """Messages in flight, 1 to 2500."""
 
 
 class ReadOptions(_RowOptions, total=False):
-    """Options of `read`, which have the meaning of the Spark source's, and settings of connections and lookup."""
+    """Options of `read`, as of the Spark source, with settings of connections and lookup."""
 
     starting_offsets: Offsets
-    """First message of each partition, by topic and partition; -2 is the first retained one."""
+    """First message of each partition, by topic and partition; -2 for the first retained message."""
     ending_offsets: Offsets
-    """Message after the last one of each partition; -1 is the end."""
+    """Message after the last of each partition; -1 is the end."""
     starting_timestamp: datetime
-    """Messages that were published since then; instead of ``starting_offsets``."""
+    """Messages published since then; instead of ``starting_offsets``."""
     ending_timestamp: datetime
-    """Messages that were published before; instead of ``ending_offsets``."""
+    """Messages published before; instead of ``ending_offsets``."""
     fail_on_data_loss: bool
-    """Raise if messages are not retained any more; otherwise begin with the next ones."""
+    """Raise if messages are not retained any more; otherwise begin with the next messages."""
     arrow_batch_rows: int
     """Rows of one record batch."""
 
@@ -78,11 +78,11 @@ class ConsumeOptions(_RowOptions, total=False):
     """Options of `consume`, and settings of connections and lookup."""
 
     max_messages: int
-    """Largest number of messages that are received before the previous ones are finished."""
+    """Most messages received before the previous messages are finished."""
 
 
 class WriteOptions(ProducerSettings, total=False):
-    """Options of `write`, which have the meaning of the Spark sink's, and settings of producers."""
+    """Options of `write`, as of the Spark sink, with settings of producers."""
 
     topic: str
     """Topic of all rows, whatever the column ``topic`` contains."""
@@ -94,7 +94,7 @@ class WriteOptions(ProducerSettings, total=False):
 
 
 class ArrowStream(Protocol):
-    """Rows of a library that exports Arrow streams: a data frame, a table, a relation, a reader."""
+    """Rows of a library that exports Arrow streams: data frame, table, relation, reader."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the stream."""
@@ -103,8 +103,8 @@ class ArrowStream(Protocol):
 def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOptions]) -> pa.RecordBatchReader:
     """Read the messages that topics have now.
 
-    Every library that accepts Arrow streams reads it: ``polars.from_arrow(reader)``, ``duckdb.sql("FROM reader")``,
-    ``reader.read_pandas()``. It can be read once.
+    Libraries that accept Arrow streams read it once: ``polars.from_arrow(reader)``, ``duckdb.sql("FROM reader")``,
+    ``reader.read_pandas()``.
 
     Args:
         topics: the topics.
@@ -117,8 +117,8 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         `RangeIncomplete` if one was not received in time. Each message is in it once, or an error is raised.
 
     Raises:
-        InvalidSetting: an option is unknown or invalid, or contradicts another one.
-        TopicNotFound: a topic does not exist.
+        InvalidSetting: unknown, invalid or contradictory option.
+        TopicNotFound: unknown topic.
         NsqError: the servers do not answer.
     """
     source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topics), **options}, lookupd))
@@ -137,21 +137,21 @@ def consume(
 ) -> Iterator[pa.RecordBatch]:
     """Consume a channel, at least once.
 
-    Messages are finished when the batch after them is requested. Closing the iterator leaves the ones before
-    unfinished: the servers deliver them again. So do messages whose batch was not processed.
+    Messages are finished when the next batch is requested. The servers redeliver the last batch if the iterator is
+    closed before, and batches that were not processed.
 
     Args:
         topics: the topics.
-        channel: the channel, which other consumers may share.
+        channel: the channel, maybe shared with other consumers.
         lookupd: addresses of nsqlookupd.
-        until_empty: end after the messages that were published before the call, instead of waiting for more.
+        until_empty: end after the messages published before the call.
         options: see `ConsumeOptions`.
 
     Returns:
         The messages as batches of one partition each, without their offsets; never empty.
 
     Raises:
-        InvalidSetting: an option is unknown or invalid.
+        InvalidSetting: unknown or invalid option.
         NsqError: the consumer failed.
     """
     given: dict[str, object] = {**options, "channel": channel, "read_mode": "channel", **_subscription(topics)}
@@ -186,18 +186,18 @@ def write(
     """Publish rows; return after all messages are stored.
 
     Args:
-        rows: a data frame, a table, or record batches. The columns are those of the Spark sink: ``value`` (text or
-            bytes), and ``topic``, ``key``, ``partition``, ``headers``, ``tag``, ``trace_id``.
+        rows: a data frame, table, or record batches, with the Spark sink's columns: ``value`` (text or bytes), and
+            ``topic``, ``key``, ``partition``, ``headers``, ``tag``, ``trace_id``.
         lookupd: addresses of nsqlookupd.
-        job: first part of the ids of rows; a repeated write with the same one and the same rows repeats the ids, by
-            which readers recognize duplicates. A random one by default.
+        job: first part of the ids of rows, by default random; a repeated write with the same job and rows repeats the
+            ids, by which readers recognize duplicates.
         options: see `WriteOptions`.
 
     Returns:
         The number of messages.
 
     Raises:
-        InvalidSetting: an option or a column is unknown or invalid.
+        InvalidSetting: unknown or invalid option or column.
         NsqError: a row is invalid or was not stored; rows before it may be stored.
     """
     sink = SinkOptions.parse(_texts("write", WriteOptions, dict(options), lookupd))
@@ -224,7 +224,7 @@ def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema
 
 
 def _normal(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch in types that the sink reads: libraries have several of text and bytes."""
+    """Return a batch in types for the sink: libraries have several types of text and bytes."""
     arrays = []
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         kind = _kind(name, array.type)
@@ -258,7 +258,7 @@ _OWN = {"assign", "channel", "max_offsets_per_trigger", "read_mode", "subscribe"
 
 
 def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:
-    """Return options as the Spark source takes them: texts, and settings of the client with a prefix."""
+    """Return options in the Spark source's form: texts, and client settings with a prefix."""
     kind: Literal["read", "write"] = "write" if function == "write" else "read"
     known, settings = names_by_keyword(kind), client_settings(kind)
     allowed = {*options.__annotations__, *settings} | _OWN

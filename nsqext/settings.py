@@ -1,8 +1,8 @@
 """Settings. Precedence: keyword, URL, environment, default.
 
-A setting has the same name everywhere: ``request_timeout`` is a keyword of the constructor, a parameter of the URL,
-and ``NSQEXT_REQUEST_TIMEOUT`` in the environment. Its values are kept by name until the option objects of the rooms are
-made from them, so that a value that was given always takes precedence over one that was not.
+A setting has the same name everywhere: ``request_timeout`` is a keyword of the constructor, a parameter of the URL, and
+``NSQEXT_REQUEST_TIMEOUT`` in the environment. Values are kept by name until option objects are made from them, so that
+given values take precedence over defaults.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ _MASK = "***"
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a setting or parameter of this name holds a secret, also if it is misspelt."""
+    """Return whether a setting or parameter of this name, even misspelt, holds a secret."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 
 def redact_url(url: str, known: Container[str] | None = None) -> str:
     """Return a URL or address without user, password and secret parameters.
 
-    Everything before the last ``@`` is removed, because a password may contain any character. Only the values of
-    ``known`` parameters are shown, because a misspelt name may hold a secret; None shows every parameter whose name is
-    not that of a secret.
+    Everything before the last ``@`` is removed, because a password may contain any character. Only values of ``known``
+    parameters are shown, because a misspelt name may hold a secret; None shows every parameter without a secret's name.
     """
     from urllib.parse import unquote_plus
 
@@ -65,15 +64,15 @@ T = TypeVar("T")
 
 Reader = Callable[[str], Any]
 Foreign = Callable[[], Mapping[str, "Setting"]]
-"""Parses the text of a value; raises ValueError where it is not valid."""
+"""Parses the text of a value; raises ValueError if invalid."""
 
 PREFIX = "NSQEXT_"
-"""Prefix of environment variables, unless the caller names another one."""
+"""Default prefix of environment variables."""
 ADDRESSES = ("lookupd", "nsqd")
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER")
 """Variables of other parts of the package."""
 _KUBERNETES = r"(PORT|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)"
-"""Variables that Kubernetes sets for a service named like the prefix."""
+"""Variables that Kubernetes sets for a service with the prefix's name."""
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -89,12 +88,12 @@ _RENAMED = {
 class Setting(NamedTuple):
     """A setting: a named tuple, because an attrs class takes five times as long to make at each import."""
 
-    name: str  # its name everywhere; in capitals and behind the prefix in the environment
+    name: str  # everywhere; in capitals and with the prefix in the environment
     member: str  # attribute of the option class
-    group: str  # attribute of the outer option class that holds the option class; empty for the outer class itself
+    group: str  # attribute of the outer option class for this class; empty for the outer class itself
     kind: str  # annotation of the attribute
     default: object
-    read: Reader | None  # parses its text; None for a setting that can only be given as a keyword
+    read: Reader | None  # parses its text; None if it is only a keyword
     owner: type  # the option class
 
 
@@ -103,8 +102,8 @@ class Given:
     """Settings from all places."""
 
     lookupd: Any  # lookup addresses
-    nsqd: Any  # nsqd addresses, instead
-    values: Mapping[str, Any] = attrs.field(repr=False)  # those that were given, by name; some are secrets
+    nsqd: Any  # instead of ``lookupd``
+    values: Mapping[str, Any] = attrs.field(repr=False)  # given values by name; some are secrets
 
 
 def _read_bool(text: str) -> bool:
@@ -117,7 +116,7 @@ def _read_tls(text: str) -> ssl.SSLContext | bool:
     """Parse true, false, or the path of a file of CA certificates."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
-    import ssl  # imported lazily: it takes longer to load than this module
+    import ssl  # lazy: it takes longer to load than this module
 
     try:
         return ssl.create_default_context(cafile=text)
@@ -151,9 +150,9 @@ def _reader(kind: str, name: str, readers: Mapping[str, Reader]) -> Reader | Non
 
 
 def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> dict[str, Setting]:
-    """Return the settings of an option class and of its groups, by name.
+    """Return the settings of an option class and its groups, by name.
 
-    ``readers`` parse the settings whose type does not determine how.
+    ``readers`` parse settings whose type does not determine the parser.
     """
     found: dict[str, Setting] = {}
     for outer in attrs.fields(options):
@@ -170,7 +169,7 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
 
 
 def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetting:
-    """Return the error for an unknown setting, which suggests the right one."""
+    """Return the error for an unknown setting, which suggests a known name."""
     found = suggest(name, (*known, *ADDRESSES, "middleware", "env"))
     hint = "see the reference of settings" if found is None else f"did you mean {found}?"
     return UnknownSetting(f"{place}: unknown setting {name!r}", hint=hint)
@@ -180,7 +179,7 @@ def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetti
 
 
 def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, object]) -> T:
-    """Return an option object with its groups, from values by name; the others are defaults. Raises InvalidSetting."""
+    """Return an option object with its groups from values by name and defaults. Raises InvalidSetting."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         groups.setdefault(known[name].group, {})[known[name].member] = value
@@ -196,7 +195,7 @@ def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, o
 
 
 def _with_flat_name(message: str, group: str, known: Mapping[str, Setting]) -> str:
-    """Return an error message with the name of the setting where it begins with the name of the member."""
+    """Return an error message with the setting's name in place of a leading member name."""
     word = re.match(r"\w+", message)
     for setting in known.values():
         if word is not None and setting.group == group and setting.member == word[0]:
@@ -213,15 +212,15 @@ def is_url(given: object) -> bool:
 
 
 def _cuts_secret(parts: SplitResult) -> bool:
-    """Return whether a secret contains a character that ends the host, so that the rest of it is parsed as a path."""
+    """Return whether a secret contains a character that ends the host, so that its rest is parsed as a path."""
     behind = parts.path + parts.fragment + parts.query.partition("=")[0]
     return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
 
 
 def parse(value: str, setting: Setting, place: str) -> object:
-    """Return the value of a setting that is given as text; raises InvalidSetting.
+    """Parse a setting's text; raises InvalidSetting.
 
-    ``place``, where it is given, stands in front of its name in errors.
+    ``place``, where it is given, precedes its name in errors.
     """
     if setting.read is None:
         raise InvalidSetting(f"{place}{setting.name} cannot be written as text", hint="give it as a keyword")
@@ -234,7 +233,7 @@ def parse(value: str, setting: Setting, place: str) -> object:
 
 def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
     """Return the settings of a URL as text."""
-    from urllib.parse import parse_qsl, unquote  # not for a client whose addresses are no URL
+    from urllib.parse import parse_qsl, unquote  # not for clients without a URL
 
     parts = _split(url)
     shown = redact_url(url, known)
@@ -290,7 +289,7 @@ def _with_port(host: str, port: int) -> str:
 
 
 def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the settings of the environment as text; not the URL."""
+    """Return the environment's settings as text, without the URL."""
     found = {}
     for variable, value in environ.items():
         name = variable.removeprefix(prefix)
@@ -303,9 +302,9 @@ def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]
 
 
 def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of a URL and the environment as text, without addresses, for a process that reads them later.
+    """Return the settings of a URL and the environment as text, without addresses, for another process.
 
-    Without an environment, that of the process is read. Raises InvalidSetting.
+    The default environment is the process's. Raises InvalidSetting.
     """
     environ = os.environ if environ is None else environ
     url = url or environ.get(f"{PREFIX}URL")
@@ -317,7 +316,7 @@ def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) 
 
 
 class _Collector:
-    """Collect values, in the order of precedence."""
+    """Collects values in the order of precedence."""
 
     def __init__(self, own: Mapping[str, Setting], foreign: Foreign | None) -> None:
         self._own = own
@@ -351,7 +350,7 @@ class _Collector:
         self.add(_from_url(url, known), redact_url(url, known), text=True)
 
     def add_environment(self, environ: Mapping[str, str], prefix: str) -> None:
-        """Add the settings of the environment, those of its URL first."""
+        """Add the environment's settings, first those of its URL."""
         if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*_", prefix):
             raise InvalidSetting(f"env={prefix!r} is not a prefix of variables", hint='write env="ORDERS_"')
         url = environ.get(f"{prefix}URL")
@@ -370,12 +369,12 @@ def _frozen(value: object) -> object:
 class Schema:
     """The settings of one kind of client."""
 
-    client: str  # name of its class, for errors
+    client: str  # its class, for errors
     own: Mapping[str, Setting]
-    # returns the settings of other clients, which URL and environment may contain as well; checked, not used. None
-    # where they are not known: unknown names are ignored there.
+    # settings of other clients, which URL and environment may contain, too; checked, not used. None where they are not
+    # known: unknown names are ignored there.
     foreign: Foreign | None = None
-    direct: bool = True  # whether it can do without lookup, with addresses of nsqd
+    direct: bool = True  # can work without lookup, with nsqd addresses
 
     def collect(
         self,
@@ -392,16 +391,16 @@ class Schema:
 
         Args:
             lookupd: lookup addresses, a `nsqext.Lookup`, or a URL: ``nsq://lookupd:4161,lookupd2:4161?…``, or
-                ``nsqd://nsqd:4150?…`` to do without lookup.
-            env: prefix of the environment variables; None reads ``NSQEXT_*`` where no address is given.
+                ``nsqd://nsqd:4150?…`` without lookup.
+            env: prefix of environment variables; None reads ``NSQEXT_*`` if no address is given.
             keywords: settings by name; values, not text.
-            environ: the environment; the one of the process by default.
-            url: a URL beside addresses, which take precedence over its own; for command lines.
+            environ: the environment; by default the process's.
+            url: a URL beside addresses, which take precedence over the URL's; for command lines.
 
         Raises:
-            UnknownSetting: a setting that this client does not have; in URL and environment, one that no client has.
-            InvalidSetting: a text that cannot be read, no address, both kinds of addresses, or addresses of nsqd for a
-                client that needs lookup.
+            UnknownSetting: not a setting of this client, or in URL and environment of any client.
+            InvalidSetting: unreadable text, no address, both kinds of addresses, or nsqd addresses for a client that
+                needs lookup.
         """
         collector = _Collector(self.own, self.foreign)
         given_url = is_url(lookupd)
@@ -427,9 +426,9 @@ class Schema:
         return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
 
     def effective(self, options: object) -> Mapping[str, object]:
-        """Return the values of an option object by name; secrets are shown as ``***``.
+        """Return an option object's values by name; secrets are ``***``.
 
-        Tables and lists are copies that cannot be changed: a change would have no effect on the client.
+        Tables and lists are immutable copies: a change would not affect the client.
         """
         values: dict[str, object] = {}
         for name, setting in self.own.items():

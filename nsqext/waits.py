@@ -1,7 +1,7 @@
-"""Pauses between attempts: numbers, or strategies of tenacity; events that occur more than once; many calls at once.
+"""Pauses between attempts: numbers, or strategies of tenacity; repeated events; concurrent calls.
 
-A number is the first pause; it doubles up to a bound, with full jitter, as `tenacity.wait_random_exponential` does.
-Tenacity is imported with the first failure, or with the first strategy.
+A number is the first pause; pauses double up to a bound, with full jitter, as in `tenacity.wait_random_exponential`.
+Tenacity is imported with the first failure or strategy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
-    """Check a setting that is a first pause in seconds or a strategy; raises InvalidSetting.
+    """Check a setting: a first pause in seconds, or a strategy; raises InvalidSetting.
 
     The setting ``bound_name`` bounds the pauses after a number.
     """
@@ -44,9 +44,9 @@ def check_wait(name: str, value: object, bound_name: str, bound: float, default_
 
 
 def pause_after(wait: float | wait_base, longest: float, attempts: int, error: BaseException | None = None) -> float:
-    """Return the seconds until the next attempt, after so many failed ones; strategies may depend on the latest error.
+    """Return the seconds until the next attempt, after that many failed attempts; strategies may use the latest error.
 
-    ``longest`` bounds pauses that double, and not those of a strategy.
+    ``longest`` bounds doubling pauses, not a strategy's.
     """
     from tenacity import wait_random_exponential
 
@@ -66,10 +66,10 @@ def _ask(strategy: wait_base, attempts: int, error: BaseException | None = None)
 
 @define(eq=False)
 class Doubling:
-    """Pauses of a loop that polls: each is twice the one before, up to a bound."""
+    """Pauses of a polling loop: each is twice the previous pause, up to a bound."""
 
-    _first: float  # the first pause, in seconds
-    _longest: float  # the bound, in seconds
+    _first: float  # seconds
+    _longest: float  # seconds
     _count: int = 0
 
     def next(self) -> float:
@@ -87,13 +87,13 @@ class Doubling:
 
 
 class Waiters:
-    """Wakes all tasks that wait at the moment, more than once."""
+    """Wakes all waiting tasks, repeatedly."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
 
     def wake(self) -> None:
-        """Wake the tasks that wait; those that begin to wait later wait for the next call."""
+        """Wake the waiting tasks; later tasks wait for the next call."""
         self._event.set()
 
     async def wait(self) -> None:
@@ -104,7 +104,7 @@ class Waiters:
 
 
 class Wakeup:
-    """Wakes one task, at once or as soon as it waits: a call of `wake` is never missed."""
+    """Wakes one task, at once or as soon as it waits: no call of `wake` is missed."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -114,15 +114,15 @@ class Wakeup:
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for a call of `wake`; return immediately if there was one since the last wait ended."""
+        """Wait for a call of `wake`; return immediately after a call since the last wait."""
         await self._event.wait()
         self._event = anyio.Event()
 
 
 async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 16) -> dict[K, T]:
-    """Call a coroutine function for each key, for several at the same time; return the results in the order of keys.
+    """Call a coroutine function for each key, concurrently; return the results in the order of keys.
 
-    Raises the first error; the other calls are cancelled then.
+    Raises the first error; then the other calls are cancelled.
     """
     results: dict[K, T] = {}
     errors: list[NsqError] = []

@@ -1,8 +1,8 @@
-"""Services: handlers for several topics, with typed bodies, run together with one producer.
+"""Services: handlers for several topics with typed bodies, and one producer.
 
-`App` runs them; `Router` collects the handlers of a part of a large service. The annotations of a handler's parameters
-select what it receives: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or the result of a
-function (`Depends`).
+`App` runs them; `Router` collects the handlers of a part of a service. Annotations select what a handler's parameters
+receive: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or the result of a function
+(`Depends`).
 """
 
 from __future__ import annotations

@@ -39,32 +39,31 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
-_CHECK_TIMEOUT = 2.0  # seconds that the check of published topics may delay the start
+_CHECK_TIMEOUT = 2.0  # seconds by which the check of published topics may delay the start
 
 
 class AppSettings(ProducerSettings, ConsumerSettings, total=False):
-    """Settings of an app: those of its producer and of its consumers. One that both have applies to both."""
+    """Settings of an app's producer and consumers; a setting of both applies to both."""
 
 
 class App(Router, Runnable):
-    """A service: handlers for several topics, and a producer for their publishes.
+    """A service: handlers for several topics, and their producer.
 
-    All clients of an app share addresses, settings, and the lookup client: one poll for each topic, over one pool of
-    connections. An app can run again after it has ended; one without handlers only publishes.
+    All clients of an app share addresses, settings, and the lookup client: one poll per topic, one pool of connections.
+    An app can run again after its end; without handlers it only publishes.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
-            addresses and settings: ``nsq://lookupd:4161?timeout=5``. Or a `nsqext.Lookup` that is shared with other
-            clients.
-        nsqd: nsqd addresses (TCP) to use without lookup; fine for the original NSQ.
-        env: prefix of the environment variables with further settings. Without any address, they are read from
+        lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
+            settings: ``nsq://lookupd:4161?timeout=5``; or a shared `nsqext.Lookup`.
+        nsqd: TCP addresses of nsqd, without lookup; fine for the original NSQ.
+        env: prefix of environment variables with further settings. Without any address, it is ``NSQEXT_``:
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every publish and every handled message, the first one outermost; see `nsqext.middleware`.
-        settings: see `AppSettings`; those of a handler take precedence.
+        middleware: around every publish and handled message, the first outermost; see `nsqext.middleware`.
+        settings: see `AppSettings`; a handler's settings take precedence.
 
     Raises:
         InvalidSetting: no address, both kinds of addresses, an invalid value, or settings that contradict each other.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+        UnknownSetting: unknown setting; the error suggests a known name.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class App(Router, Runnable):
         self._used = False
         self._unstarted = 0
         self._error: BaseException | None = None
-        self._loop: object = None  # the event loop of the run; None while the app does not run
+        self._loop: object = None  # event loop of the run
         self._tasks: BackgroundTasks | None = None
         self._stopping = anyio.Event()
         self._started = anyio.Event()
@@ -100,17 +99,17 @@ class App(Router, Runnable):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``.
+        """All settings by name, with defaults; secrets are ``***``.
 
-        Where the defaults differ (``close_timeout``, ``lookup_timeout``), it is that of the consumers; the producer's
-        are in ``app.producer.settings``.
+        Where defaults differ (``close_timeout``, ``lookup_timeout``), the consumers' are shown; the producer's are in
+        ``app.producer.settings``.
         """
         own = consumer_schema().effective(self._consumer_options({}))
         return MappingProxyType({**self._producer.settings, **own})
 
     @property
     def producer(self) -> Producer:
-        """The app's producer; open while the app runs, lifespans included."""
+        """The app's producer, open while the app runs, also in lifespans."""
         return self._producer
 
     @property
@@ -122,7 +121,6 @@ class App(Router, Runnable):
         """Encode a value and publish it; see `nsqext.app.encode_body` and `nsqext.Producer.publish`.
 
         Args:
-            topic: name of the topic.
             value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
             options: the other arguments of `nsqext.Producer.publish`, such as ``key=``.
 
@@ -159,10 +157,10 @@ class App(Router, Runnable):
         return consumer
 
     def _consumer_values(self, app: Mapping[str, Any], handler: Mapping[str, Any]) -> Any:
-        """Return the settings of a handler's consumer: those of the handler, otherwise those of the app."""
+        """Return the settings of a handler's consumer: the handler's, otherwise the app's."""
         values: dict[str, Any] = settings_for(consumer_settings(), app)
         if handler.get("max_attempts") == 0:
-            # a handler that never rejects has no use for what the app does with rejected messages
+            # a handler that never rejects has no use for the app's treatment of rejected messages
             values = {name: value for name, value in values.items() if name not in ("dead_letter", "reject_ordered")}
         values = {**values, **handler}
         if values.get("dispatch") != KEY_FAILOVER and "key_tags" not in handler:
@@ -173,7 +171,7 @@ class App(Router, Runnable):
         return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
-        """Return a handler of messages as the consumers have it, which calls ``called`` inside of its middleware.
+        """Return the consumers' message handler, which calls ``called`` inside its middleware.
 
         A batch handler is called with a batch of one message.
         """
@@ -195,12 +193,12 @@ class App(Router, Runnable):
         return surround_handler(around, handle, spec.channel)
 
     def gives_offsets(self, spec: HandlerSpec) -> bool:
-        """Return whether the messages of a handler certainly have offsets."""
+        """Return whether a handler's messages certainly have offsets."""
         options = self._consumer_options(spec.settings)
         return options.queue_position or bool(options.ordered)
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
+        """Return a message handler: middleware, decoding, the function, publishing of the result."""
         return surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
 
     def _call_of(self, spec: HandlerSpec) -> Handler:
@@ -246,7 +244,7 @@ class App(Router, Runnable):
         super()._add(spec)
 
     def _check_apart(self, spec: HandlerSpec, other: HandlerSpec) -> None:
-        """Refuse two handlers of which each would receive a part of the same messages."""
+        """Refuse two handlers that would each receive a part of the same messages."""
         same = [name for name in spec.topics.names if other.topics.matches(name)]
         same += [name for name in other.topics.names if spec.topics.matches(name)]
         same += [pattern for pattern in spec.topics.patterns if pattern in other.topics.patterns]
@@ -273,16 +271,16 @@ class App(Router, Runnable):
 
         Args:
             signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM; a web server keeps its handler. The first signal does not interrupt a lifespan that
+                SIGTERM handler; a web server keeps its handler. The first signal does not interrupt a lifespan that
                 begins or ends; a second later both have their default effect again.
 
         Raises:
-            InvalidSetting: a publisher for a function that is not a handler, or a handler whose
-                pattern matches what it publishes.
+            InvalidSetting: a publisher for a function that is no handler, or a handler whose pattern matches what it
+                publishes.
             InvalidState: the app is running already.
-            NsqError: a consumer failed; the others were drained.
+            NsqError: a consumer failed; the others drained.
 
-        On cancellation, running handlers have ``close_timeout`` seconds to end.
+        On cancellation, handlers have ``close_timeout`` seconds to end.
         """
         self._begin()
         if not takes_signals(signals):
@@ -299,7 +297,7 @@ class App(Router, Runnable):
     async def start(self) -> Self:
         """Run in the background until `aclose`, which any task may call.
 
-        Returns when lifespans are entered and all partitions are subscribed, or after ``start_timeout``.
+        Returns when lifespans are entered and all partitions subscribed, or after ``start_timeout``.
 
         Raises:
             NsqError: as for `serve`.
@@ -321,7 +319,7 @@ class App(Router, Runnable):
         """After `start`: wait until `stop` is called or a consumer fails; then drain and close.
 
         Raises:
-            InvalidState: it was not started, or is called from another event loop.
+            InvalidState: not started, or called from another event loop.
             NsqError: a consumer failed.
         """
         if self._tasks is None and not self._running:
@@ -332,9 +330,9 @@ class App(Router, Runnable):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Drain and close. Does nothing before `start` and when called again.
+        """Drain and close. Without effect before `start` and when called again.
 
-        In a handler, and while `serve` runs the app, it starts to close and returns. Cancellation does not shorten it.
+        In a handler, and while `serve` runs the app, it starts the close and returns. Cancellation does not shorten it.
 
         Raises:
             InvalidState: called from another event loop.
@@ -353,7 +351,7 @@ class App(Router, Runnable):
         await self.aclose()
 
     def stop(self) -> None:
-        """Make the app drain and stop. Returns immediately; may be called in handlers and from any thread."""
+        """Make the app drain and stop, without waiting; callable in handlers and from any thread."""
         call_in_loop(self._loop, self._stop)
 
     def _stop(self) -> None:
@@ -384,7 +382,7 @@ class App(Router, Runnable):
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     def _check_loops(self) -> None:
-        """Check that no handler publishes to a topic that its own pattern matches."""
+        """Check that no handler publishes to a topic of its own pattern."""
         for spec in self.specs:
             for topic in self.publishers.get(spec.function, ()):
                 if spec.topics.matches(topic) and topic not in spec.topics.names:
@@ -408,7 +406,7 @@ class App(Router, Runnable):
                 raise self._error
         finally:
             self._loop = None
-            self._stopping.set()  # also where a lifespan failed or the app was cancelled: `wait` waits for it
+            self._stopping.set()  # also after a failed lifespan or a cancellation: `wait` waits for it
             self._started.set()
             self._ended.set()
 
@@ -429,7 +427,7 @@ class App(Router, Runnable):
             warn_of_drops(places, options)
 
     async def _check_published_topics(self) -> None:
-        """Warn about topics of publishers that cannot be written to."""
+        """Warn about unwritable topics of publishers."""
         topics = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
         with anyio.move_on_after(_CHECK_TIMEOUT):
             for topic in sorted(topics):
@@ -454,7 +452,7 @@ class App(Router, Runnable):
             raise first_error(group) from None
 
     async def _run_consumer(self, consumer: Consumer) -> None:
-        """Run one consumer; when it ends, stop the others."""
+        """Run one consumer; at its end, stop the others."""
         try:
             await consumer.start()
             self._unstarted -= 1
@@ -462,7 +460,7 @@ class App(Router, Runnable):
                 self._started.set()
             await consumer.wait()
         except NsqError as error:
-            # the first error is raised after the others were drained
+            # the first error is raised after the others have drained
             if self._error is not None or self._started.is_set():
                 place = {"topic": ",".join(consumer.topics), "channel": consumer.channel}
                 logger.error("a consumer cannot continue: %s", error, extra=place)  # noqa: TRY400 - its text says where
@@ -502,11 +500,11 @@ class App(Router, Runnable):
         return AppTest(self, lookupd)
 
     def use_test(self, test: AppTest | None) -> None:
-        """Create the clients for a test; with None, those of the app.
+        """Create clients for a test. None uses the app's own clients.
 
         Raises:
             InvalidState: the app is running, or has a test already.
-            InvalidSetting: the addresses of the test are not valid.
+            InvalidSetting: invalid addresses of the test.
         """
         self._check_changeable()
         if test is not None and self._test is not None:

@@ -17,19 +17,19 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Health:
     """The state of an app."""
 
-    live: bool  #: False if a consumer has failed; the process should be restarted
-    #: whether the app is running, and every consumer has subscribed to all partitions once and has a connection
+    live: bool  #: False if a consumer failed; restart the process
+    #: whether the app runs, and every consumer has subscribed to all partitions once and has a connection
     ready: bool
-    reasons: tuple[str, ...] = ()  #: why the app is not ready; empty if it is
+    reasons: tuple[str, ...] = ()  #: why the app is not ready
 
 
 class HealthEndpoint:
     """An ASGI application with the routes ``/healthz`` (live) and ``/readyz`` (ready): 200, or 503 with reasons.
 
-    Serve it with any ASGI server, or mount it in a web application.
+    Serve it with an ASGI server, or mount it in a web application.
 
     Args:
-        health: function that returns the health, such as ``app.health``.
+        health: returns the health, for example ``app.health``.
     """
 
     def __init__(self, health: Callable[[], Health]) -> None:
@@ -55,7 +55,7 @@ class HealthEndpoint:
 
 
 async def respond(scope: _Scope, send: _Send, status: int, body: bytes, content_type: str) -> None:
-    """Send an ASGI response that must not be cached; without its body if the request has the method HEAD."""
+    """Send an uncacheable ASGI response; without its body for HEAD."""
     headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -1,4 +1,4 @@
-"""`Router`: collect handlers, publishers and lifespans, for an app to include."""
+"""`Router`: collect handlers, publishers and lifespans for an app."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class HandlerSpec:
     topics: TopicSelection
     channel: str
     function: HandlerFunction
-    plan: CallPlan | None  # plan of the call's arguments; None if the function receives the message
+    plan: CallPlan | None  # of the call's arguments; None if the function receives the message
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
     auto_finish: bool = True  # see `nsqext.Consumer.handler`
-    batch: BatchLimits | None = None  # limits of the batches of a batch handler; None for a handler of single messages
+    batch: BatchLimits | None = None  # of a batch handler; None for single messages
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -66,20 +66,20 @@ class Router:
     ) -> Callable[[F], F]:
         """Decorator: register a coroutine function as the handler of one or several topics.
 
-        See `nsqext.Consumer.handler` for its parameters, and for the effect of returning and raising.
+        Parameters, and the effect of returns and exceptions: `nsqext.Consumer.handler`.
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
-            middleware: around this handler, inside of the middleware of the app.
+            middleware: around this handler, inside the app's middleware.
             auto_finish: see `nsqext.Consumer.handler`.
-            settings: see `HandlerSettings`; they take precedence over those of the app.
+            settings: see `HandlerSettings`; they take precedence over the app's.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, a parameter without a known source, or an invalid setting.
-            UnknownSetting: an unknown setting; the error suggests the right one.
-            InvalidState: the app is running already.
+            InvalidSetting: no coroutine function, a parameter without a known source, or an invalid setting.
+            UnknownSetting: unknown setting; the error suggests a known name.
+            InvalidState: the app is running.
         """
         around = check_middleware(middleware)
         selection = self._select(topics, channel, settings, "auto_finish")
@@ -104,21 +104,21 @@ class Router:
     ) -> Callable[[B], B]:
         """Decorator: register a coroutine function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
-        Middleware receives all messages of the batch at once. The result of the function is not published.
+        Middleware receives all messages of the batch at once. The function's result is not published.
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
             channel: name of the channel.
-            max_count: largest number of messages in a batch; ``max_in_flight`` limits it too.
+            max_count: largest number of messages in a batch; also limited by ``max_in_flight``.
             max_wait: seconds that the first message of a batch waits for others.
             middleware: see `handler`.
             settings: see `handler`.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: not a coroutine function, or an invalid setting.
-            UnknownSetting: an unknown setting; the error suggests the right one.
-            InvalidState: the app is running already.
+            InvalidSetting: no coroutine function, or an invalid setting.
+            UnknownSetting: unknown setting; the error suggests a known name.
+            InvalidState: the app is running.
         """
         selection = self._select(topics, channel, settings, "max_count", "max_wait")
         limits = BatchLimits(max_count, max_wait)
@@ -150,16 +150,15 @@ class Router:
         self.specs.append(spec)
 
     def _check_changeable(self) -> None:
-        """Raise `InvalidState` if handlers cannot be added any more."""
+        """Raise `InvalidState` if no handler can be added any more."""
 
     def publisher(self, topic: str) -> Callable[[F], F]:
         """Decorator: publish the result of a handler before its message is finished.
 
-        None is not published; `nsqext.OutgoingMessage` is published with its headers, tag, trace id and key; other
-        values are encoded by `nsqext.app.encode_body`. If the publish fails, the message is requeued.
+        None is not published; `nsqext.OutgoingMessage` is published with headers, tag, trace id and key; other values
+        are encoded by `nsqext.app.encode_body`. If the publish fails, the message is requeued.
 
         Args:
-            topic: name of the topic.
 
         Raises:
             InvalidName: a topic that servers refuse.
@@ -176,11 +175,11 @@ class Router:
     def lifespan(self, function: L) -> L:
         """Decorator: register an asynchronous generator function for startup and shutdown of the app.
 
-        It is called with the app before the first message is received, and resumed after its ``yield`` when the last
-        handler has ended. Several lifespans end in the reverse order of their start.
+        It is called with the app before the first message, and resumed after its ``yield`` when the last handler has
+        ended. Lifespans end in the reverse order of their start.
 
         Raises:
-            InvalidSetting: not an asynchronous generator function.
+            InvalidSetting: no asynchronous generator function.
         """
         self._check_changeable()
         if not (inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)):

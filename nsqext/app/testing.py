@@ -1,4 +1,4 @@
-"""Tests of an app: call handlers directly or on a test cluster, and record their publishes."""
+"""Tests of an app: call handlers directly or on a test cluster, and record publishes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OPTIONS = ProducerOptions()
 _numbers = count(time.time_ns())
 """Ids of the messages of all tests; from the clock, because an inbox may remember an earlier process."""
 _MESSAGE_SIZE = 1000
-"""Bytes between two messages of the log of a test."""
+"""Bytes between two messages in a test's log."""
 _offsets = count(time.time_ns(), _MESSAGE_SIZE)
 
 
@@ -46,8 +46,8 @@ class Published:
 
     topic: str
     message: OutgoingMessage  # body, headers, tag, trace id and key
-    delay: float | None = None  # seconds; None for no delay
-    partition: int | None = None  # the partition that the publish chose
+    delay: float | None = None  # seconds
+    partition: int | None = None  # chosen by the publish
 
     @property
     def body(self) -> bytes:
@@ -75,12 +75,12 @@ class Published:
         return self.message.trace_id
 
     def decode(self, kind: type[T]) -> T:
-        """Return the body decoded; see `nsqext.app.decode_body`."""
+        """Return the decoded body; see `nsqext.app.decode_body`."""
         return decode_body(self.message.body, kind)
 
 
 class _Recorder(Middleware):
-    """The innermost middleware, which records publishes."""
+    """The innermost middleware; records publishes."""
 
     def __init__(self, *, send: bool) -> None:
         self.published: list[Published] = []
@@ -88,7 +88,7 @@ class _Recorder(Middleware):
         self._send = send
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-        """Record the messages once they are stored; in direct tests they are checked and not sent."""
+        """Record the messages once stored; direct tests check them and send nothing."""
         if self._send:
             receipts = await send_next(publishing)
         else:
@@ -103,19 +103,19 @@ class _Recorder(Middleware):
 
 
 class TestedApp(Protocol):
-    """The methods of an app that a test uses."""
+    """An app's methods for tests."""
 
     specs: list[HandlerSpec]
     lifespans: list[LifespanManager]
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
-        """Return a handler of messages, which calls a function inside of its middleware."""
+        """Return a message handler, which calls a function inside its middleware."""
 
     def gives_offsets(self, spec: HandlerSpec) -> bool:
-        """Return whether the messages of a handler certainly have offsets."""
+        """Return whether a handler's messages certainly have offsets."""
 
     def use_test(self, test: AppTest | None) -> None:
-        """Create the clients for a test; with None, those of the app."""
+        """Create clients for a test. None uses the app's own clients."""
 
     async def start_middleware(self) -> None:
         """Start the middleware of the app and its handlers."""
@@ -128,11 +128,11 @@ class TestedApp(Protocol):
 
 
 class AppTest:
-    """A test of an app, as an asynchronous context manager; `App.test` creates it. The app can run again afterwards.
+    """A test of an app, as an asynchronous context manager, from `App.test`. The app can run again afterwards.
 
     Without addresses, lifespans are entered, `deliver` calls handlers directly, with middleware, decoding and
-    publishers, and their publishes are recorded instead of sent. With the addresses of a test cluster the app runs on
-    it, and its publishes are recorded and sent.
+    publishers, and publishes are recorded instead of sent. With a test cluster's addresses the app runs on it;
+    publishes are recorded and sent.
 
     Args:
         app: the app.
@@ -148,7 +148,7 @@ class AppTest:
 
     @property
     def lookupd(self) -> str | Sequence[str]:
-        """Lookup addresses of the clients; direct tests never connect."""
+        """The clients' lookup addresses; direct tests never connect."""
         return self._lookupd or "127.0.0.1:1"
 
     @property
@@ -201,27 +201,24 @@ class AppTest:
         attempts: int = 1,
         handled: bool = True,
     ) -> list[object]:
-        """Call the handlers of a topic with a message and return their results, in the order of registration.
+        """Call a topic's handlers with a message; return their results in the order of registration.
 
-        No two messages of a process have the same id or offset; give a header ``nsqext_id`` for a message that an inbox
-        has handled before.
+        Ids and offsets are unique in a process; pass a header ``nsqext_id`` for a message that an inbox has handled
+        before.
 
         Args:
-            topic: name of the topic.
             value: the body, see `nsqext.app.encode_body`.
-            channel: call the handlers of this channel only.
+            channel: call only this channel's handlers.
             headers: extend headers.
-            tag: tag.
             key: key.
-            trace_id: trace id.
             attempts: number of deliveries of the message.
-            handled: False if middleware has to finish the message without calling a handler.
+            handled: False if middleware must finish the message without a handler.
 
         Raises:
-            InvalidInput: the app has no such handler, or a part of the message is not valid.
+            InvalidInput: the app has no such handler, or an invalid part of the message.
             InvalidState: a handler was not called, or was called despite ``handled=False``; the test has not begun or
                 has ended, or runs on a cluster: publish the message instead.
-            BaseException: an exception of a handler, `nsqext.Requeue` and `nsqext.Reject` included.
+            BaseException: an exception of a handler, also `nsqext.Requeue` and `nsqext.Reject`.
         """
         if self._lookupd:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
@@ -253,7 +250,7 @@ class AppTest:
         return results
 
     async def _call(self, spec: HandlerSpec, message: Message, *, handled: bool) -> object:
-        """Call a handler, and check that its middleware did so too."""
+        """Call a handler, and check that its middleware did so, too."""
         calls: list[None] = []
         result = await self._app.tested_handler_of(spec, lambda: calls.append(None))(message)
         if bool(calls) is handled:
@@ -270,7 +267,7 @@ class AppTest:
         )
 
     def _no_handler(self, topic: str, channel: str | None) -> InvalidInput:
-        """Return the error of a topic or channel without a handler."""
+        """Return the error for a topic or channel without a handler."""
         specs = self._app.specs
         channels = sorted({spec.channel for spec in specs if spec.topics.matches(topic)})
         known = channels or sorted({name for spec in specs for name in spec.topics.given})
@@ -280,7 +277,7 @@ class AppTest:
         return InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic, hint=guess + listed)
 
     async def wait_published(self, topic: str, count: int = 1) -> list[Published]:
-        """Wait until the app has published messages to a topic, and return them; bound it with `anyio.fail_after`."""
+        """Return the publishes to a topic as soon as there are ``count``; bound it with `anyio.fail_after`."""
         while True:
             found = [one for one in self.published if one.topic == topic]
             if len(found) >= count:
@@ -289,7 +286,7 @@ class AppTest:
 
 
 class _TestOwner(Owner):
-    """Replaces the subscription of a message: FIN, REQ and TOUCH do nothing, as the methods of the protocol."""
+    """Replaces a message's subscription: FIN, REQ and TOUCH do nothing, as the methods of the protocol."""
 
     partition = 0
     node = "test:4150"
@@ -308,5 +305,4 @@ class _TestOwner(Owner):
         self.topic = topic
 
     def expired(self, message: Message) -> bool:
-        """Return False."""
         return False

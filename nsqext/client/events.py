@@ -20,14 +20,14 @@ EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
 class ClientEvent:
     """An event of a producer or a consumer."""
 
-    #: ``connected`` (a consumer subscribed to a partition, or a producer connected to a node), ``disconnected`` (such a
-    #: connection ended), ``leader_moved`` (the lookup service returned another leader), or ``backoff`` (the level of a
-    #: consumer's backoff changed)
+    #: ``connected`` (a consumer subscribed to a partition, or a producer connected to a node), ``disconnected`` (its
+    #: end), ``leader_moved`` (lookup returned another leader), or ``backoff`` (the level of a consumer's backoff
+    #: changed)
     kind: EventKind
-    topic: str | None  #: name of the topic; None if the event concerns all topics
-    partition: int | None  #: the partition; None on the original NSQ, and if the event concerns all partitions
-    node: str  #: ``host:port`` of the node; empty if the event concerns all nodes
-    detail: str  #: description of the reason
+    topic: str | None  #: None if it concerns all topics
+    partition: int | None  #: None on the original NSQ, and if it concerns all partitions
+    node: str  #: ``host:port``; empty if it concerns all nodes
+    detail: str  #: the reason
 
 
 class ClientEvents:

@@ -1,4 +1,4 @@
-"""`Middleware`, and the functions that wrap publishes and handlers in several of them."""
+"""`Middleware`, and the functions that wrap publishes and handlers in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handling:
     """A call of a handler."""
 
     #: the message, or the messages of a batch. A middleware may remove messages of a batch, which the handler then does
-    #: not receive; they are finished with the others, unless the middleware finishes or requeues them itself.
+    #: not receive; they are finished with the others, unless the middleware finishes or requeues them.
     messages: list[Message]
     channel: str  #: the channel of the messages
     batch: bool = False  #: whether the handler receives a batch
@@ -47,11 +47,11 @@ SendNext = Callable[["Publishing"], Awaitable[Sequence["Receipt"]]]
 """Publishes through the next middleware; raises what `nsqext.Producer.publish` raises."""
 
 CallNext = Callable[[Handling], Awaitable[object]]
-"""Calls the next middleware or the handler; raises what the handler raises, `nsqext.Requeue` and others included."""
+"""Calls the next middleware or the handler; raises what the handler raises, including `nsqext.Requeue`."""
 
 
 class Client(Protocol):
-    """What a middleware sees of a producer or consumer that it is attached to."""
+    """A producer or consumer as its middleware sees it."""
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -62,14 +62,14 @@ class Client(Protocol):
 
 
 class Middleware:
-    """Base class of middleware, which surrounds publishes and handled messages; override the methods that you need.
+    """Base class of middleware around publishes and handled messages; override what you need.
 
-    A return or exception of `handle` has the effect of the same by a handler: a middleware that returns without calling
-    the next one finishes the messages. One object may serve several clients and tasks.
+    A return or exception of `handle` has the effect of a handler's: a middleware that returns without calling the next
+    finishes the messages. One object may serve several clients and tasks.
     """
 
     def attach(self, client: Client) -> None:
-        """Called with each `nsqext.Producer` and `nsqext.Consumer` that uses this middleware, when it is created."""
+        """Called with each `nsqext.Producer` and `nsqext.Consumer` of this middleware, at its creation."""
 
     async def start(self) -> None:
         """Called when a consumer with a handler or an app starts, before messages are received.
@@ -78,7 +78,7 @@ class Middleware:
         """
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-        """Surround a publish with all its attempts; return a receipt for each message."""
+        """Surround a publish with all its attempts; return a receipt per message."""
         return await send_next(publishing)
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
@@ -99,7 +99,7 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
 
 
 def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | None:
-    """Return a publish that is surrounded by the middleware, the first outermost; None if it surrounds nothing."""
+    """Return a publish surrounded by the middleware, the first outermost; None if it surrounds nothing."""
     around = [one for one in middleware if type(one).publish is not Middleware.publish]
     for one in reversed(around):
         send = partial(one.publish, send_next=send)
@@ -107,8 +107,8 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
 
 
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
-    """Return a handler of messages surrounded by the middleware; without middleware, the handler itself."""
-    # no coroutine of its own, which would be a fifth of the cost of a middleware
+    """Return a message handler surrounded by the middleware; without middleware, the handler itself."""
+    # no own coroutine, which would be a fifth of a middleware's cost
     return _surrounded(
         middleware,
         handler,
@@ -118,7 +118,7 @@ def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel
 
 
 def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
-    """Return a handler of batches surrounded by the middleware; without middleware, the handler itself.
+    """Return a batch handler surrounded by the middleware; without middleware, the handler itself.
 
     The handler is not called if the middleware removes all messages.
     """

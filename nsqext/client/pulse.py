@@ -1,4 +1,4 @@
-"""What the consumers of one event loop share: they notice a standstill of the process, and look up silent topics."""
+"""Shared by the consumers of one event loop: detect standstills of the process, and look up silent topics."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 PAST_DUE = 0.01
-"""Seconds by which a tick follows a time that has to have passed."""
+"""Seconds by which a tick follows a time that must have passed."""
 _AFTERWARDS = 0.05
-"""Seconds after a late tick within which bytes may have been in the socket before it: trio runs timers and readers of a
-turn of the event loop in any order."""
+"""Seconds after a late tick within which bytes may have been in the socket before it, because trio runs a turn's timers
+and readers in any order.
+"""
 
-_SILENCE = 4.0  # seconds without a message, and seconds between two lookups, of a topic
+_SILENCE = 4.0  # seconds without a message, and between two lookups, of a topic
 _JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not look topics up together
-_RATE = 25.0  # most lookups per second, of topics that are looked up separately
+_RATE = 25.0  # most single lookups per second
 _LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long
 
 _Service: TypeAlias = "frozenset[Address]"
 
 
 class PulseMember(Protocol):
-    """The subscriptions of a consumer, which have a timer."""
+    """A consumer's subscriptions, with a timer."""
 
     @property
     def metadata(self) -> MetadataCache:
         """Where its topics are looked up."""
 
     def upgradable_topics(self) -> dict[str, float]:
-        """Return the subscribed topics without extend support, and when messages of each were received last."""
+        """Return the subscribed topics without extend support, with the time of their last messages."""
 
     def longest_pause(self) -> float:
-        """Return the seconds after which it has to tick at the latest."""
+        """Return the seconds until its next tick at the latest."""
 
     def wake_timer(self) -> None:
         """Tick in the next turn of the event loop."""
@@ -48,13 +49,13 @@ class PulseMember(Protocol):
 
 @frozen
 class _Upgradable:
-    """Topics without extend support that consumers of one lookup service have subscribed to."""
+    """Topics without extend support to which consumers of one lookup service are subscribed."""
 
-    metadata: MetadataCache  # where the topics are looked up
-    since: dict[str, float] = field(factory=dict)  # when messages of each topic were received last
+    metadata: MetadataCache
+    since: dict[str, float] = field(factory=dict)  # last messages of each topic
 
     def look_up(self, looked_up: dict[str, float], now: float) -> float:
-        """Look up the topics that are due; return when the next is. Updates when each was looked up last."""
+        """Look up the due topics, and update ``looked_up``; return when the next is due."""
         listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))
         pause = _SILENCE if listed else max(_SILENCE, len(self.since) / _RATE)
         due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
@@ -68,24 +69,24 @@ class _Upgradable:
 
 
 class SilenceWatch:
-    """Looks up topics that may have been upgraded to extend support by another tool, because no message arrives.
+    """Looks up silent topics, which another tool may have upgraded to extend support.
 
     After an upgrade, the first message stops the deliveries to connections without extend support: the server sends
-    neither messages nor heartbeats to them, and reports nothing (captured: upgrade_ext). A missing heartbeat shows it
-    after 30 s. So topics without extend support are looked up while no message arrives; a message shows that its topic
-    was not upgraded. Several topics are looked up with one request for the list of all topics, unless that is long.
+    them neither messages nor heartbeats nor an error (captured: upgrade_ext). A missing heartbeat shows it after 30 s.
+    So topics without extend support are looked up while no message arrives; a message shows that its topic was not
+    upgraded. Several topics are looked up in one list of all topics, unless that is long.
     """
 
     def __init__(self) -> None:
-        self.due: float = inf  # time of the next `look_up`; infinity without such topics
+        self.due: float = inf  # next `look_up`; infinity without such topics
         self._looked_up: dict[_Service, dict[str, float]] = {}
 
     def watch(self, now: float) -> None:
-        """Look up a topic that was subscribed to, unless messages arrive."""
+        """Look up a subscribed topic, unless messages arrive."""
         self.due = min(self.due, now + _SILENCE)
 
     def look_up(self, members: Iterable[PulseMember], now: float) -> None:
-        """Look up the topics of all consumers that are due."""
+        """Look up the due topics of all consumers."""
         services: dict[_Service, _Upgradable] = {}
         for member in members:
             metadata = member.metadata
@@ -101,19 +102,17 @@ class SilenceWatch:
 
 @define(eq=False)
 class Pulse:
-    """Detects, for all consumers of an event loop, that the process or the event loop stood still.
+    """Detects standstills of process or event loop, for all consumers of a loop.
 
-    The timer of the first consumer is enough: the others wake only when something is due.
+    The first consumer's timer is enough: the others wake only when something is due.
     """
 
-    members: dict[PulseMember, None] = field(factory=dict)  # open consumers; the timer of the first keeps ticking
-    ticked_at: float = field(default=0.0, init=False)  # when that timer ticked last
-    due_at: float = field(default=inf, init=False)  # when its next tick is due
+    members: dict[PulseMember, None] = field(factory=dict)  # open consumers; the first one's timer keeps ticking
+    ticked_at: float = field(default=0.0, init=False)  # last tick of that timer
+    due_at: float = field(default=inf, init=False)  # its next tick
     stood_since: float = field(default=0.0, init=False)  # last tick before the latest standstill
-    stood_until: float = field(
-        default=-inf, init=False
-    )  # until when bytes that are read may have arrived during the standstill
-    silence: SilenceWatch = field(factory=SilenceWatch, init=False)  # looks up topics without messages
+    stood_until: float = field(default=-inf, init=False)  # until when read bytes may have arrived during the standstill
+    silence: SilenceWatch = field(factory=SilenceWatch, init=False)
 
     @classmethod
     def current(cls) -> Pulse:
@@ -123,12 +122,12 @@ class Pulse:
         return pulse
 
     def notice(self, since: float, now: float) -> None:
-        """Record that a timer was late, whose last tick was at a time."""
+        """Record that a timer was late; ``since`` is its last tick."""
         if now >= self.stood_until:
             self.stood_since, self.stood_until = max(since, self.ticked_at), now + _AFTERWARDS
 
     def limit(self, member: PulseMember, pause: float, now: float) -> float:
-        """Return the pause of a timer, which is short for the first consumer."""
+        """Return the pause of a timer, short for the first consumer."""
         first = next(iter(self.members))
         if first is not member:
             if now + member.longest_pause() < self.due_at:
@@ -145,7 +144,7 @@ class Pulse:
             self.silence.look_up(self.members, now)
 
     def watch_silence(self, now: float) -> None:
-        """Look up a topic that was subscribed to, and has no extend support, while no message arrives."""
+        """Look up a subscribed topic without extend support while no message arrives."""
         self.silence.watch(now)
         if self.silence.due + PAST_DUE < self.due_at:
             self._wake_first()

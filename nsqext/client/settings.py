@@ -44,20 +44,20 @@ def _read_position(text: str) -> Position:
 
 @cache
 def connection_settings() -> Mapping[str, Setting]:
-    """Return the settings of connections to nodes, which producers and consumers have."""
+    """Return the settings of connections to nodes, for producers and consumers."""
     return {name: one for name, one in consumer_settings().items() if one.group == "connection"}
 
 
 @cache
 def shared_settings() -> Mapping[str, Setting]:
-    """Return the settings of connections and of the lookup client, which producers and consumers have."""
+    """Return the settings of connections and the lookup client, for producers and consumers."""
     lookup = {name: one for name, one in consumer_settings().items() if one.group == "lookup"}
     return {**connection_settings(), **lookup}
 
 
 @cache
 def handler_settings() -> Mapping[str, Setting]:
-    """Return the settings of consumers that a handler of an app may have of its own."""
+    """Return the consumer settings that a handler of an app may override."""
     return {name: one for name, one in consumer_settings().items() if name not in shared_settings()}
 
 
@@ -80,5 +80,5 @@ def app_schema() -> Schema:
 
 
 def settings_for(known: Mapping[str, Setting], given: Mapping[str, Any]) -> Any:
-    """Return the given settings that a client has, as keyword arguments of its class."""
+    """Return the given settings that a client has, as keyword arguments."""
     return {name: value for name, value in given.items() if name in known}

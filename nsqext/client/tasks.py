@@ -1,4 +1,4 @@
-"""Background tasks of producers and consumers, independent of the task that opened them; shutdown on signals."""
+"""Background tasks of producers and consumers, independent of the opening task; shutdown on signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_
 
 
 def first_error(errors: BaseExceptionGroup[E]) -> E:
-    """Return the first error of a group: users see one error, never a group."""
+    """Return the first error of a group: users never see a group."""
     first = errors.exceptions[0]
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
@@ -55,24 +55,24 @@ def _is_current(current: Callable[[], object], token: object) -> bool:
 
 
 class BackgroundTasks:
-    """Run the tasks of an object that is opened in one task and closed in another, on asyncio and trio.
+    """Run the tasks of an object, opened in one task and closed in another, on asyncio and trio.
 
-    The tasks run in a task of their own at the top level of the event loop: a task of the asyncio loop, a system task
-    of trio. Cancellation of the task that called `start` does not reach them. They see the context variables of the
-    task that started them.
+    They run in a separate task at the top level of the event loop: a task of the asyncio loop, a system task of trio.
+    Cancellation of the task that called `start` does not reach them. They see the context variables of the starting
+    task.
 
     A task that raises ends the object: its error is logged and kept in ``error``, ``close`` runs, `aclose` raises the
-    error once, and `check` raises `InvalidState` with it as its cause.
+    error once, and `check` raises `InvalidState` with this cause.
     """
 
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.error: BaseException | None = None  # the first error of a task; None while there is none
-        self.loop: object = None  # the native event loop of `start`; None before
-        # the thread that the loop runs in; 0 before `start`, and in a forked process, where it does not run
+        self.error: BaseException | None = None  # first error of a task
+        self.loop: object = None  # native event loop of `start`
+        # the loop's thread; 0 before `start`, and in a forked process, where it does not run
         self._thread = 0
         self._loop_runs: Callable[[], bool] = _never
-        self._owner = owner  # what the tasks belong to, for error messages: ``producer``
-        # called once when the object is to end, in the host task, while all tasks still run: sends what is pending and
+        self._owner = owner  # owner of the tasks for error messages, for example ``producer``
+        # called once at the end of the object, in the host task, while all tasks still run: sends pending data and
         # closes connections. Then the tasks are cancelled. A bound method is held by a weak reference.
         self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
             WeakMethod(close) if ismethod(close) else lambda: close
@@ -83,15 +83,15 @@ class BackgroundTasks:
         self._ready = anyio.Event()
         self._closing = anyio.Event()
         self._ended = anyio.Event()
-        # whether the tasks are being cancelled, or have ended: the task group may be closed at any moment
+        # the tasks are being cancelled, or have ended: the task group may be closed at any moment
         self._cancelling = False
-        # whether the event loop, which cancels all its tasks at its end, ended before the object was closed
+        # the event loop, which cancels all its tasks at its end, ended before the object was closed
         self._cut_off = False
         self._cancelled: type[BaseException] = BaseException
         self._reported = False
 
     async def start(self) -> None:
-        """Start the host task and return when `start_soon` can be called; raises InvalidState when called again.
+        """Start the host task; return when `start_soon` can be called. Raises InvalidState when called again.
 
         Cancellation does not interrupt it.
         """
@@ -114,17 +114,17 @@ class BackgroundTasks:
             await self._ready.wait()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Start a task, which is cancelled when the object has closed; raises InvalidState as `check`."""
+        """Start a task, cancelled after the object has closed; raises InvalidState as `check`."""
         self.check().start_soon(self._run, function, args, name=getattr(function, "__qualname__", None))
 
     async def aclose(self) -> None:
-        """Close the object and wait until its tasks have ended; does nothing before `start` and when called again.
+        """Close the object and wait until its tasks have ended; without effect before `start` and when called again.
 
-        May be called from any task of the event loop, from several at once, and from a task of this object, such as
-        a handler: then it returns at once, because that task has to end first. Cancellation does not interrupt it.
+        Callable from any task of the event loop, concurrently, and from a task of this object, such as a handler: then
+        it returns at once, because that task must end first. Cancellation does not interrupt it.
 
         Raises:
-            BaseException: the error of the task that ended the object, in the first call that waits.
+            BaseException: the error of the task that ended the object, in the first waiting call.
             InvalidState: called from another event loop.
         """
         if self.loop is None:
@@ -141,14 +141,14 @@ class BackgroundTasks:
             raise self.error
 
     def abandon(self) -> None:
-        """Cancel the tasks without closing, from any thread: for ``__del__`` of an object that was not closed."""
+        """Cancel the tasks without closing, from any thread: for ``__del__`` of an unclosed object."""
         group = self._group
         if group is not None and not self._ended.is_set():
             call_soon(self.loop, group.cancel_scope.cancel)
 
     @property
     def state(self) -> str:
-        """The state of the object in a word or two, for people."""
+        """The state of the object in words."""
         if self.loop is None:
             return "not open"
         if self.error is not None:
@@ -166,7 +166,7 @@ class BackgroundTasks:
 
     @property
     def closing(self) -> bool:
-        """Whether it was asked to end, by `aclose` or by the error of a task."""
+        """Whether it must end, by `aclose` or by the error of a task."""
         return self._closing.is_set()
 
     @property
@@ -177,8 +177,8 @@ class BackgroundTasks:
     def in_event_loop(self) -> bool:
         """Return whether the caller runs in the event loop of `start`.
 
-        A thread runs one event loop at a time. asyncio's function for the running loop makes a system call, which each
-        publish would pay for.
+        A thread runs one event loop at a time. asyncio's function for the running loop makes a system call, which would
+        slow each publish.
         """
         return _get_ident() == self._thread and self._loop_runs()
 
@@ -201,7 +201,7 @@ class BackgroundTasks:
         return self._group
 
     def check_event_loop(self) -> None:
-        """Raise InvalidState if the caller runs in another event loop than the tasks."""
+        """Raise InvalidState if the caller runs in another event loop."""
         if not self.in_event_loop():
             raise InvalidState(
                 f"the {self._owner} is used from another event loop than the one that opened it",
@@ -231,7 +231,7 @@ class BackgroundTasks:
         await self._keep_error(function, *args)
 
     async def _keep_error(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Call a function and keep its error, because an error that escapes from a system task ends trio."""
+        """Call a function and keep its error: an error that escapes from a system task ends trio."""
         try:
             await function(*args)
         except BaseExceptionGroup as group:
@@ -255,7 +255,7 @@ _started: WeakSet[BackgroundTasks] = WeakSet()
 
 
 def _forget_event_loops() -> None:
-    """Record in a forked process that no event loop runs in it yet."""
+    """Record in a forked process that no event loop runs in it."""
     for tasks in _started:
         tasks._thread = 0
 
@@ -270,15 +270,15 @@ REPEATED: Final = 1.0
 
 
 class _Signals:
-    """Calls functions on the first SIGTERM or SIGINT: both are received until the last function was removed.
+    """Calls functions on the first SIGTERM or SIGINT, which are received until the last function is removed.
 
-    Further signals are ignored for a second, because ``timeout`` and some init programs send a signal to the process
-    and again to its group. A later signal has its former effect.
+    Further signals are ignored for a second: ``timeout`` and some init programs send a signal to the process and again
+    to its group. A later signal has its former effect.
     """
 
     def __init__(self) -> None:
         self.stops: list[Callable[[], None]] = []
-        self.received: int = 0  # number of the first signal; 0 before
+        self.received: int = 0  # number of the first signal
         self._ignored_until = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -290,7 +290,6 @@ class _Signals:
         self.stops.append(stop)
 
     def remove(self, stop: Callable[[], None]) -> None:
-        """Do not call a function that was added."""
         self.stops.remove(stop)
         if not self.stops:
             self._restore()
@@ -316,7 +315,7 @@ _signals = _Signals()
 def takes_signals(wanted: bool | None) -> bool:
     """Return whether to react to SIGTERM and SIGINT.
 
-    None leaves SIGTERM to a program that handles it itself, like a web server, whose handler must not be replaced.
+    None leaves SIGTERM to a program with its own handler, such as a web server.
     """
     if wanted is not None:
         return wanted
@@ -328,10 +327,10 @@ def _in_main_thread() -> bool:
 
 
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
-    """Wait for SIGTERM or SIGINT and call a function; return immediately outside of the main thread.
+    """Wait for SIGTERM or SIGINT and call a function; return immediately outside the main thread.
 
-    One second after the first signal both have their former effect again. Several of these tasks may wait at the same
-    time. The signal is logged in ``log``.
+    One second after the first signal both have their former effect again. Several such tasks may wait. The signal is
+    logged in ``log``.
     """
     if not _in_main_thread():
         log.debug("signals are received in the main thread only")
@@ -348,10 +347,10 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
 
 @contextmanager
 def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call a function on SIGTERM or SIGINT, in a program that waits in its main thread instead of an event loop.
+    """Call a function on SIGTERM or SIGINT, in a program whose main thread waits without an event loop.
 
-    Further signals within a second are ignored; a later signal has its former effect. Outside of the main thread
-    no signal is received. The function must not wait, and must not take a lock that the main thread may hold.
+    Further signals within a second are ignored; a later signal has its former effect. Outside the main thread no signal
+    is received. The function must not wait or take a lock that the main thread may hold.
     """
     if not _in_main_thread():
         yield
@@ -374,7 +373,7 @@ class ProcessBound:
 
 
 class Runnable(ProcessBound):
-    """A client that serves until it is stopped: by `serve` in an event loop, or by `run` in a new one."""
+    """A client that serves until stopped: by `serve` in an event loop, or by `run` in a new loop."""
 
     async def serve(self, *, signals: bool | None = None) -> None:
         """Serve until stopped; then drain and close."""

@@ -1,4 +1,4 @@
-"""The trace log of the smart client note: a record for each published and consumed message of chosen topics.
+"""The trace log of the smart client note: a record per published and consumed message of chosen topics.
 
 Records go to the logger ``nsqext.trace`` with level INFO; each field is an attribute of the record.
 """
@@ -20,10 +20,10 @@ logger: logging.Logger = logging.getLogger("nsqext.trace")
 
 
 class TraceLog:
-    """Select the topics to trace, for all producers and consumers of this process; at any time, from any thread."""
+    """Select the topics to trace, for all clients of this process; at any time, from any thread."""
 
     def __init__(self) -> None:
-        self.active: bool = False  # whether any topic is traced; checked on hot paths
+        self.active: bool = False  # any topic is traced; checked on hot paths
         self._topics: frozenset[str] = frozenset()
         self._all = False
 
@@ -31,7 +31,7 @@ class TraceLog:
         """Trace a topic; None for all topics.
 
         Raises:
-            InvalidName: the name is not valid.
+            InvalidName: invalid name.
         """
         if topic is None:
             self._all = True
@@ -40,7 +40,7 @@ class TraceLog:
         self.active = True
 
     def off(self, topic: str | None = None) -> None:
-        """Stop tracing a topic; None for all topics. A single topic cannot be excluded while all are traced."""
+        """Stop tracing a topic; None for all topics. While all are traced, no topic can be excluded."""
         if topic is None:
             self._all, self._topics = False, frozenset()
         else:
@@ -52,7 +52,7 @@ class TraceLog:
         return self._all or topic in self._topics
 
     def published(self, receipts: Iterable[Receipt], local: str = "") -> None:
-        """Log stored messages, with ``host:port`` of this end of the connection; call it only if ``active``."""
+        """Log stored messages, with ``host:port`` of this end of the connection; only if ``active``."""
         for receipt in receipts:
             if self.wants(receipt.topic):
                 fields = {
@@ -64,7 +64,7 @@ class TraceLog:
                 _log("published", receipt, local, fields, "internal_id", "trace_id", "queue_offset", "node")
 
     def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
-        """Log received messages of a topic and channel; call it only if ``active`` and the topic is traced."""
+        """Log received messages of a topic and channel; only if ``active`` and the topic is traced."""
         for message in messages:
             fields = {
                 "channel": channel,

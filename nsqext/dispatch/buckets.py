@@ -1,11 +1,11 @@
-"""Buckets of keys, which are the dispatch tags of messages, and how consumers divide them among themselves.
+"""Buckets of keys (dispatch tags of messages), and how consumers divide them.
 
-The tag of a bucket names their number too, so that producers and consumers with different numbers are noticed: nothing
-is delivered to the wrong bucket.
+A bucket's tag also names the number of buckets, so that different numbers at producers and consumers are noticed:
+nothing is delivered to the wrong bucket.
 
-And ranges of the hash space, one for each consumer (Key_Failover note, hash layer). The space [0, 1) is a line, not a
-ring: the first and the last range are not adjacent. Internally, positions are the 2**32 values of the hash, so that
-repeated halving is exact.
+And ranges of the hash space, one per consumer (Key_Failover note, hash layer). The space [0, 1) is a line, not a ring:
+first and last range are not adjacent. Internally, positions are the 2**32 values of the hash, so that repeated halving
+is exact.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CELLS = SPACE >> CELL_BITS
 _NOTHING = bytes(8 * CELLS)
 
 _EVEN = 50
-"""Messages of each consumer that are taken as evenly distributed, so that a few real ones do not decide."""
+"""Messages of each consumer counted as evenly distributed, so that a few real messages do not decide."""
 _BUSY = 1.2
-"""Times the fair share from which a consumer is too busy."""
+"""Multiple of the fair share from which a consumer is too busy."""
 _WORTH = 0.9
-"""What the share of the busiest consumer becomes at most, in times of what it was, for borders to be moved."""
+"""Largest new share of the busiest consumer, relative to its old share, for which borders are moved."""
 
 
 @lru_cache(maxsize=65_536)
@@ -43,27 +43,27 @@ def position_of(key: bytes) -> int:
 
 
 class OwnedRange(NamedTuple, Generic[C]):
-    """A range of the hash space and the consumer that serves it."""
+    """A range of the hash space with its consumer."""
 
-    low: float  # its start, from 0.0, inclusive
-    high: float  # its end, up to 1.0, exclusive
-    consumer: C  # the consumer that serves it
+    low: float  # from 0.0, inclusive
+    high: float  # up to 1.0, exclusive
+    consumer: C
 
 
 class KeyRanges(Generic[C]):
     """Divide the hash space among consumers: each position belongs to one consumer.
 
-    Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. When a consumer
-    is removed, the less busy one of its neighbours receives its range. `balance` moves the borders between ranges while
-    one consumer is busier than others in the messages of a window of seconds; that is not in the note.
+    Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. The less busy
+    neighbour of a removed consumer receives its range. `balance` moves the borders while one consumer gets more
+    messages of a time window than others; that is not in the note.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, window: float = 10.0) -> None:
         if not window > 0:
             raise InvalidSetting(f"window={window!r} is not a positive number of seconds")
         self._load = KeyLoad(clock, window)
-        self._starts: list[int] = []  # start of each range, in order
-        self._owners: list[C] = []  # consumer of each range
+        self._starts: list[int] = []  # of each range, in order
+        self._owners: list[C] = []  # of each range
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -76,7 +76,7 @@ class KeyRanges(Generic[C]):
     def add_consumer(self, consumer: C) -> None:
         """Add a consumer, which receives the upper half of the busiest consumer's range.
 
-        Among equally busy ones, the widest range is split; among equally wide ones, the lowest.
+        Among equally busy consumers, the widest range is split; among equally wide ranges, the lowest.
         """
         if consumer in self._owners:
             raise InvalidInput(f"consumer {consumer!r} has a range already", hint="remove it first")
@@ -89,9 +89,9 @@ class KeyRanges(Generic[C]):
         self._owners.insert(place + 1, consumer)
 
     def remove_consumer(self, consumer: C) -> None:
-        """Remove a consumer; the less busy one of its neighbours receives its range.
+        """Remove a consumer; its less busy neighbour receives its range.
 
-        Among equally busy ones, the one with the narrower range; among equally narrow ones, the lower.
+        Among equally busy neighbours, the neighbour with the narrower range; among equally narrow ranges, the lower.
         """
         place = self._place_of(consumer)
         neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(self._owners)]
@@ -99,9 +99,9 @@ class KeyRanges(Generic[C]):
         del self._starts[max(place, heir)], self._owners[place]
 
     def balance(self) -> bool:
-        """Move the borders to give all consumers the same share, if one is too busy; return whether they were moved.
+        """Move the borders to equal shares if a consumer is too busy; return whether they moved.
 
-        A single key cannot be divided: the borders stay where moving them does not make the busiest consumer less busy.
+        A single key cannot be divided: the borders stay if a move would not relieve the busiest consumer.
         """
         count = len(self._owners)
         if not 1 < count <= CELLS:
@@ -117,7 +117,7 @@ class KeyRanges(Generic[C]):
         return True
 
     def _even_starts(self, count: int) -> tuple[list[int], float]:
-        """Return starts of ranges with the same share each, as far as cells allow, and the largest share."""
+        """Return the starts of equally loaded ranges, as far as cells allow, and the largest share."""
         cells = [messages + _EVEN * count / CELLS for messages in self._load.cells()]
         total = remaining = sum(cells)
         starts, cell, largest = [0], 0, 0.0
@@ -135,24 +135,24 @@ class KeyRanges(Generic[C]):
     # Dispatch
 
     def at(self, position: int) -> C | None:
-        """Return the consumer that serves a position of the hash space (`position_of`); None without consumers."""
+        """Return the consumer of a position in the hash space (`position_of`); None without consumers."""
         owners = self._owners
         return owners[bisect_right(self._starts, position) - 1] if owners else None
 
     def record(self, position: int, count: int = 1) -> None:
-        """Count messages at a position of the hash space."""
+        """Count messages at a position."""
         self._load.add(position, count)
 
     # State
 
     def rate(self, consumer: C) -> float:
-        """Return the messages per second in the range of a consumer, over half of the window to all of it."""
+        """Return the messages per second in a consumer's range, over half to all of the window."""
         return self._load.rate(*self._bounds(self._place_of(consumer)))
 
     def share(self, consumer: C) -> float:
-        """Return the part of the messages that a consumer is expected to receive, 0 to 1.
+        """Return a consumer's expected share of messages, 0 to 1.
 
-        The messages of the window decide; as far as they are few, the width of its range.
+        The window's messages decide; with few messages, the width of its range.
         """
         place = self._place_of(consumer)
         return self._weight(place) / sum(map(self._weight, range(len(self._owners))))
@@ -180,20 +180,20 @@ class KeyRanges(Generic[C]):
         return stop - start
 
     def _weight(self, place: int) -> float:
-        """Return the messages of a range, with those that are taken as evenly distributed."""
+        """Return a range's messages, with those counted as evenly distributed."""
         return self._load.between(*self._bounds(place)) + self._width(place) / SPACE * _EVEN * len(self._owners)
 
 
 class KeyLoad:
     """Messages of the last seconds in each of 4,096 cells of the hash space.
 
-    The window of so many seconds has two halves: when the newer half is complete, the older one is dropped.
+    The window has two halves: when the newer half is complete, the older half is dropped.
     """
 
     __slots__ = ("_began", "_clock", "_half", "_newer", "_older")
 
     def __init__(self, clock: Callable[[], float], window: float) -> None:
-        self._clock = clock  # seconds that never go backwards
+        self._clock = clock  # monotonic seconds
         self._half = window / 2
         self._began = clock()
         self._newer = array("Q", _NOTHING)
@@ -205,7 +205,7 @@ class KeyLoad:
         self._newer[position >> CELL_BITS] += count
 
     def _turn(self) -> float:
-        """Drop the older half if the newer one is complete; return the seconds that are counted."""
+        """Drop the older half if the newer is complete; return the counted seconds."""
         now = self._clock()
         if now - self._began >= self._half:
             complete = now - self._began < 2 * self._half
@@ -220,12 +220,12 @@ class KeyLoad:
         return [newer + older for newer, older in zip(self._newer, self._older, strict=True)]
 
     def between(self, start: int, stop: int) -> float:
-        """Return the messages from one position to another; a part of a cell has that part of its messages."""
+        """Return the messages between two positions; a part of a cell has that part of its messages."""
         self._turn()
         return sum(_between(half, start, stop) for half in (self._newer, self._older))
 
     def rate(self, start: int, stop: int) -> float:
-        """Return the messages per second from one position to another."""
+        """Return the messages per second between two positions."""
         seconds = self._turn()
         return self.between(start, stop) / seconds
 
@@ -249,7 +249,7 @@ __all__ = (
 )
 
 DEFAULT_KEY_TAGS: Final = 16
-"""Buckets of consumers that share keys by tags, where no number is given."""
+"""Default number of buckets of consumers that share keys by tags."""
 _MOST = 1024
 _PREFIX = "keys-"
 
@@ -261,21 +261,21 @@ def check_key_tags(count: int) -> None:
 
 
 def bucket_tag(key: bytes, count: int) -> str:
-    """Return the tag of a key's bucket, of so many buckets.
+    """Return the tag of a key's bucket, of ``count`` buckets.
 
-    The bucket is chosen by the high bits of the hash, the partition by the hash modulo the number of partitions: both
-    are independent.
+    The hash's high bits choose the bucket, the hash modulo the number of partitions the partition: both are
+    independent.
     """
     return _tag(count, position_of(key) * count >> 32)
 
 
 def bucket_tags(count: int) -> tuple[str, ...]:
-    """Return the tags of so many buckets."""
+    """Return the tags of ``count`` buckets."""
     return tuple(_tag(count, number) for number in range(count))
 
 
 def shared_tag(count: int) -> str:
-    """Return the tag of messages without a key, which any consumer of the channel may receive."""
+    """Return the tag of messages without a key, for any consumer of the channel."""
     return f"{_PREFIX}{count}-none"
 
 
@@ -284,29 +284,29 @@ def _tag(count: int, number: int) -> str:
 
 
 def count_of_tag(tag: str) -> int:
-    """Return the number of buckets that the tag of a bucket, or of messages without a key, names; 0 for other tags."""
+    """Return the number of buckets in a bucket's tag or a shared tag; 0 for other tags."""
     count, _, number = tag.removeprefix(_PREFIX).partition("-")
     return int(count) if tag.startswith(_PREFIX) and number and count.isascii() and count.isdigit() else 0
 
 
 class Moves(NamedTuple):
-    """What a consumer does with buckets of a partition."""
+    """A consumer's next moves of a partition's buckets."""
 
-    claim: tuple[str, ...] = ()  # tags of buckets without an owner that it claims
-    release: tuple[str, ...] = ()  # tags of its buckets that it gives to consumers with fewer
+    claim: tuple[str, ...] = ()  # tags of buckets without an owner
+    release: tuple[str, ...] = ()  # tags of its buckets, for consumers with fewer
 
 
 def plan_moves(
     me: str, tags: Sequence[str], owners: Mapping[str, Collection[str]], members: Iterable[str], releasing: int = 0
 ) -> Moves:
-    """Return what a consumer does next; consumers with the same view do not claim the same bucket.
+    """Return a consumer's next moves; consumers with the same view do not claim the same bucket.
 
-    A bucket without an owner goes to the consumer with the fewest. While there is none, consumers with the most buckets
-    release some until the numbers differ by one at most. No other bucket moves.
+    A bucket without an owner goes to the consumer with the fewest buckets. If every bucket has an owner, consumers with
+    the most buckets release some until the numbers differ by at most one. No other bucket moves.
 
     Args:
-        owners: the consumers that are connected with each tag.
-        releasing: buckets that this consumer releases at this time.
+        owners: the connected consumers of each tag.
+        releasing: buckets that this consumer is releasing.
     """
     held: dict[str, list[str]] = {member: [] for member in {*members, me}}
     free = []

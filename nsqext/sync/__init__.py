@@ -1,11 +1,11 @@
-"""Producer, consumer and admin client for blocking code, with the names and parameters of the asynchronous clients.
+"""Blocking producer, consumer and admin client, with the names and parameters of the asynchronous clients.
 
-They call the asynchronous clients in one event loop, which all objects of this module share; its thread runs while one
-of them is open. All objects are thread-safe.
+They call the asynchronous clients in one shared event loop, whose thread runs while any object is open. All objects are
+thread-safe.
 
-Methods raise the errors of the asynchronous methods of the same names, and `InvalidState` if the object is not open or
-if they are called in the thread of the event loop. A blocked call cannot be cancelled from another thread; an exception
-in its own thread, such as KeyboardInterrupt, cancels it.
+Methods raise the errors of the asynchronous methods, and `InvalidState` if the object is not open or the call is in the
+event loop's thread. A blocked call cannot be cancelled from another thread; an exception in its own thread, such as
+KeyboardInterrupt, cancels it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ("Admin", "Batcher", "Consumer", "Message", "MessageBatch", "Producer"
 
 
 class Admin(BlockingClient[AsyncAdmin]):
-    """Lists and changes topics, channels and nodes; with the arguments, results and errors of `nsqext.Admin`."""
+    """Lists and changes topics, channels and nodes; arguments, results and errors as of `nsqext.Admin`."""
 
     _what = "admin client"
 

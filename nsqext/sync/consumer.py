@@ -40,10 +40,10 @@ B = TypeVar("B", bound=Callable[[MessageBatch], Result])
 
 
 class Consumer(BlockingClient[AsyncConsumer]):
-    """Consumes one or several topics through a channel, with the arguments and errors of `nsqext.Consumer`.
+    """Consumes topics through a channel, with the arguments and errors of `nsqext.Consumer`.
 
-    Either give it a handler and `run` it, or use it as a context manager and iterate over it. Middleware, and a
-    function for dead letters, which must be a coroutine function, run in the event loop's thread.
+    Register a handler and `run` it, or use it as a context manager and iterate over it. Middleware, and a coroutine
+    function for dead letters, run in the event loop's thread.
     """
 
     _what = "consumer"
@@ -67,7 +67,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The names and patterns of the topics; may be changed at any time, see `nsqext.Consumer.topics`."""
+        """Names and patterns of the topics; changeable at any time, see `nsqext.Consumer.topics`."""
         return self._original.topics
 
     @topics.setter
@@ -89,13 +89,13 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
 
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
-        """Decorator: register a function as the handler of messages; it runs in worker threads.
+        """Decorator: register a handler of messages, run in worker threads.
 
         Arguments and outcomes: see `nsqext.Consumer.handler`. With ``auto_finish=False`` any thread finishes
         or requeues a message later.
 
         Raises:
-            InvalidSetting: the function is a coroutine function, or the consumer has a handler already.
+            InvalidSetting: it is a coroutine function, or the consumer has a handler.
         """
 
         def register(function: H) -> H:
@@ -130,7 +130,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return register
 
     def _blocking(self, argument: object) -> object:
-        """Return an argument of a handler, with a message replaced by its blocking form."""
+        """Return a handler's argument, with a message replaced by its blocking form."""
         return Message(argument, self._opened()) if isinstance(argument, AsyncMessage) else argument
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -152,9 +152,9 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return handle
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:
-        """Return a coroutine function that handles messages of a queue in a worker thread, until a message fails.
+        """Return a coroutine function that handles a queue's messages in a worker thread, until one fails.
 
-        A hand-over to the thread for each message would cost twenty times what a handler that does nothing costs.
+        A hand-over to the thread per message would cost twenty times an empty handler.
         """
 
         def handle(slot: Slot, queue: MessageQueue) -> None:
@@ -187,7 +187,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
         Args:
             signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM. A second after the first signal both have their former effect again.
+                SIGTERM handler. A second after the first signal both have their former effect again.
 
         Raises the errors of `nsqext.Consumer.serve`, and `InvalidState` if the consumer is open already.
         """
@@ -204,15 +204,12 @@ class Consumer(BlockingClient[AsyncConsumer]):
                 self._running = False
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration. May be called in handlers and from any thread.
-
-        Returns immediately.
-        """
+        """Make `run` drain and return, or end the iteration; does not wait, callable in handlers and any thread."""
         portal = self._portal
         if portal is None:
             self._original.stop()
             return
-        # RuntimeError: the event loop and the consumer have ended
+        # RuntimeError: event loop and consumer have ended
         with suppress(RuntimeError):
             portal.start_task_soon(self._original.stop)
 
@@ -221,7 +218,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     @property
     def max_in_flight(self) -> int:
-        """Messages that may be received and not answered, over all connections; may be changed at any time."""
+        """Most messages received and not answered, over all connections; changeable at any time."""
         return self._original.max_in_flight
 
     @max_in_flight.setter
@@ -261,7 +258,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def close(self) -> None:
         """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait.
 
-        Does nothing before `start` and when called again. While `run` runs, it is `stop`: `run` closes the consumer.
+        Without effect before `start` and when called again. During `run` it is `stop`: `run` closes the consumer.
         """
         if self._running:
             self.stop()
@@ -278,7 +275,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         batch = self._fetched.pop(threading.get_ident(), None)
         if batch is not None and batch.unanswered and self._portal is not None:
             with suppress(InvalidState):
-                # RDY 0 first: otherwise the server delivers them to this consumer again
+                # RDY 0 first: otherwise the server redelivers them to this consumer
                 self._run_now(self._original.pause)
                 self._run_now(functools.partial(requeue_unanswered, batch))
         super().__exit__(kind, error, trace)
@@ -302,7 +299,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> Iterator[MessageBatch]:
         """Iterate over batches of messages; see `nsqext.Consumer.batches`.
 
-        Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered.
+        ``break`` or an exception in the loop requeues the unanswered messages of its batch.
         """
         return self._iterate(self._original.batches(max_count=max_count, max_wait=max_wait))
 
@@ -316,11 +313,11 @@ class Consumer(BlockingClient[AsyncConsumer]):
                 yield MessageBatch(batch, self._opened())
         finally:
             if self._portal is not None and self._portal not in shared_loop.orphaned:
-                with suppress(InvalidState):  # the consumer was closed and has requeued them
+                with suppress(InvalidState):  # the closed consumer has requeued them
                     self._run(batches.aclose)
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
-        """Return the next messages, up to a number of them; see `nsqext.Consumer.fetch`."""
+        """Return the next messages, at most ``n``; see `nsqext.Consumer.fetch`."""
         batch = self._run(self._original.fetch, n, timeout)
         self._fetched[threading.get_ident()] = batch
         return MessageBatch(batch, self._opened())

@@ -1,4 +1,4 @@
-"""Publish in the calling thread, which sends the command and receives the response by itself."""
+"""Publish in the calling thread, which sends the command and receives the response itself."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 _WARM_UP = 3
-"""Publishes to a node in the event loop before a connection for threads is opened: many programs publish only once."""
-_PAUSE = 100  # publishes in the event loop after such a connection could not be opened, until it is tried again
+"""Publishes to a node in the event loop before a connection for threads opens: many programs publish only once."""
+_PAUSE = 100  # publishes in the event loop after a failed connection for threads, until the next try
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
 
 
 class DirectPublisher:
-    """Publishes messages without key on connections that the calling thread reads and writes.
+    """Publishes messages without key on connections of the calling thread.
 
-    A call of the event loop costs several times what a publish does, because two threads wait for each other. Therefore
-    one thread at a time publishes by itself, on a second connection to each node, with the routes, the protocol and the
-    timeouts of the asynchronous producer. While it does, other threads publish in the event loop, which sends their
-    commands together. Everything else is done in the event loop, too: the first publishes of a topic, those with a key,
-    and what follows a failed attempt.
+    A call of the event loop costs several times a publish, because two threads wait for each other. Therefore one
+    thread at a time publishes itself, on a second connection to each node, with the routes, protocol and timeouts of
+    the asynchronous producer. Meanwhile other threads publish in the event loop, which sends their commands together.
+    The event loop also does everything else: a topic's first publishes, publishes with a key, and what follows a failed
+    attempt.
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
         self._port = PublishPort(producer)
         self._portal = portal  # of its event loop, in which this is called
         self._loop_thread = threading.get_ident()
-        # held by the thread that publishes, until its publish has an outcome; and for a check of the connections
+        # held by the publishing thread until its publish has an outcome, and for a check of the connections
         self._lock = threading.Lock()
         self._connections: dict[PooledNode, BlockingConnection] = {}
         self._missed: dict[PooledNode, int] = {}
         self._closed = self._port.in_event_loop_only or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
-        """Publish a message without key and wait until it is stored; None if the event loop has to publish it."""
+        """Publish a message without key and wait until it is stored; None if the event loop must publish it."""
         if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
             return None
         if not self._lock.acquire(blocking=False):
@@ -89,7 +89,7 @@ class DirectPublisher:
     # Connections
 
     def _miss(self, node: PooledNode) -> None:
-        """Count a publish without a connection to a node; after a few of them, open a connection."""
+        """Count a publish without a connection to a node; after a few, open a connection."""
         self._missed[node] = missed = self._missed.get(node, 0) + 1
         if missed == _WARM_UP:
             self._portal.start_task_soon(self._open, node)
@@ -111,7 +111,7 @@ class DirectPublisher:
             self._port.start_soon(self._run)
 
     async def _run(self) -> None:
-        """Check the connections periodically while there are any."""
+        """Check the connections periodically while any exists."""
         rest = min(_IDLE_TICK, self._port.options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
         while self._connections:
             await anyio.sleep(rest)
@@ -130,7 +130,7 @@ class DirectPublisher:
                 del self._connections[node]
 
     def close(self) -> None:
-        """Wait for a running publish, ``close_timeout`` seconds at most, then abort it; close the connections."""
+        """Wait for a running publish, at most ``close_timeout`` seconds, then abort it; close the connections."""
         self._closed = True
         if self._portal in shared_loop.orphaned:
             return  # the connections belong to the parent
@@ -140,17 +140,17 @@ class DirectPublisher:
             self._connections.clear()
             self._lock.release()
         else:
-            call_now(self._portal, "producer", self._port.abort)  # it is not attempted again
+            call_now(self._portal, "producer", self._port.abort)  # without another attempt
             for blocking in tuple(self._connections.values()):
                 blocking.connection.shut_down()
 
     @property
     def stored(self) -> int:
-        """Number of messages that were stored by publishes of the calling threads."""
+        """Messages stored by the calling threads' publishes."""
         return self._port.counters.stored
 
     def add_to(self, statistics: ProducerStatistics) -> ProducerStatistics:
-        """Return the statistics of the producer with what was published here."""
+        """Return the producer's statistics with what was published here."""
         counters = self._port.counters
         return evolve(
             statistics,

@@ -1,4 +1,4 @@
-"""The event loop behind the blocking objects, and how they wait for it; members that call the asynchronous object."""
+"""The event loop behind the blocking objects, how they wait for it, and members that call the asynchronous object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nsqext.transport.event_loop import current_loop
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 _HALT_TIMEOUT = 5.0
-"""Seconds that the end of the process waits for an event loop that is busy."""
+"""Seconds that the end of the process waits for a busy event loop."""
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any, bool | None])
 T = TypeVar("T")
@@ -38,8 +38,8 @@ T = TypeVar("T")
 class OpenLoop:
     """Keeps the shared event loop running within a block.
 
-    A class, because a generator runs its ``finally`` when it is garbage collected: it would wait for an object that is
-    never closed.
+    A class, because a garbage-collected generator runs its ``finally``: it would wait for an object that is never
+    closed.
     """
 
     def __enter__(self) -> BlockingPortal:
@@ -52,10 +52,10 @@ class OpenLoop:
 
 
 class SharedLoop:
-    """The event loop of all open objects: started with the first and ended after the last."""
+    """The event loop of all open objects: starts with the first, ends after the last."""
 
     def __init__(self) -> None:
-        # portals of event loops that run in the parent of this forked process; they never respond
+        # of event loops in the parent of this forked process, which never respond
         self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None
@@ -74,7 +74,7 @@ class SharedLoop:
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs; return its provider, which has to be exited, and its portal."""
+        """Start the event loop unless it runs; return its provider, to be exited, and its portal."""
         _check_system_threads()
         provider = self._provider
         self._portal = provider.__enter__()
@@ -91,14 +91,14 @@ class SharedLoop:
     def _end(self, kept: tuple[BlockingPortalProvider, BlockingPortal]) -> None:
         provider, portal = kept
         if portal not in self.orphaned:
-            portal.call(portal.stop, True)  # cancels what objects that were not closed wait for
+            portal.call(portal.stop, True)  # cancels what unclosed objects wait for
             provider.__exit__(None, None, None)
 
     def _halt(self) -> None:
-        """Stop the event loop of objects that were not closed, before the interpreter ends.
+        """Stop the event loop of unclosed objects before the interpreter ends.
 
-        Its thread, a daemon, would run on: a timer of uvloop that is due after the interpreter has ended ends the
-        process with SIGSEGV. Nothing is closed or cancelled, as for a process that is killed.
+        Its daemon thread would run on: a timer of uvloop that is due after the interpreter's end kills the process with
+        SIGSEGV. Nothing is closed or cancelled, as in a killed process.
         """
         halted = threading.Event()
 
@@ -114,7 +114,7 @@ class SharedLoop:
 
 
 def _check_system_threads() -> None:
-    """Raise InvalidState if the event loop cannot run in a thread of the system, or threads cannot wait for it."""
+    """Raise InvalidState if the event loop cannot run in a system thread, or threads cannot wait for it."""
     for what, function in (("threads", _thread.start_new_thread), ("sockets", socket.socket)):
         library = function.__module__.partition(".")[0]
         if library in ("gevent", "eventlet"):
@@ -125,7 +125,7 @@ def _check_system_threads() -> None:
 
 
 def _refuse(portal: BlockingPortal, reason: str) -> None:
-    """Refuse further calls, which would wait for ever."""
+    """Refuse further calls, which would wait forever."""
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError(reason)
@@ -145,7 +145,7 @@ def call(
     *args: object,
     **keywords: object,
 ) -> T:
-    """Run a coroutine function in the event loop of an open object and return its result; raises InvalidState.
+    """Run a coroutine function in an open object's event loop and return its result; raises InvalidState.
 
     An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
     """
@@ -179,7 +179,7 @@ def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]
 
 
 class BlockingClient(ProcessBound, Generic[C]):
-    """A blocking object that opens and calls an asynchronous one in the shared event loop."""
+    """A blocking object that opens and calls an asynchronous object in the shared event loop."""
 
     _what = "object"
 
@@ -253,9 +253,9 @@ P = ParamSpec("P")
 
 
 class Method(Generic[P, T]):
-    """A method that calls the asynchronous object's method of this name in the event loop, and waits for its result.
+    """A method that calls the asynchronous object's method of this name in the event loop, and waits.
 
-    Assigned to a name of the class with ``Final``, without which its type would count as unknown to users.
+    Assigned with ``Final``, because users' type checkers would not know its type otherwise.
     """
 
     @overload
@@ -265,7 +265,7 @@ class Method(Generic[P, T]):
     def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None: ...
 
     def __init__(self, function: Callable[Concatenate[Any, P], Any]) -> None:
-        self._function = function  # the asynchronous method, which has the parameters and the result
+        self._function = function  # the asynchronous method, with parameters and result
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Replace this by a function, which documentation and inspection show as a method."""
@@ -274,7 +274,7 @@ class Method(Generic[P, T]):
             return self._run(getattr(self._original, name), *args, **keywords)
 
         original = self._function
-        # the names of annotations are looked up in the globals of the original
+        # annotations are looked up in the original's globals
         method = FunctionType(call.__code__, original.__globals__, name, None, call.__closure__)
         functools.update_wrapper(method, original)
         del vars(method)["__wrapped__"]  # mocks would count it as a coroutine function
@@ -296,10 +296,10 @@ class Method(Generic[P, T]):
 
 
 class Same(Generic[T]):
-    """A property that has the value and the meaning of the asynchronous object's member of this name."""
+    """A property with the value and meaning of the asynchronous object's member of this name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Replace this by a property, which cannot be assigned to."""
+        """Replace this by a read-only property."""
         setattr(owner, name, property(attrgetter(f"_original.{name}"), doc=f"See `nsqext.{owner.__name__}.{name}`."))
 
     if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Messages and batches of a blocking consumer, and the answers that threads give, sent by the event loop."""
+"""Messages and batches of a blocking consumer; the event loop sends the answers of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AnswerQueue:
-    """Finished messages of any threads; many of them wake the event loop once."""
+    """Finished messages of all threads; many of them wake the event loop once."""
 
     __slots__ = ("_due", "_finished", "_port", "portal")
 
@@ -32,14 +32,14 @@ class AnswerQueue:
         self._due = False
 
     def finish(self, message: AsyncMessage) -> None:
-        """Finish a message, as `nsqext.Message.finish` does, without waiting for the event loop."""
+        """Finish a message as `nsqext.Message.finish` does, without waiting for the event loop."""
         if message.answered or message.expired or self.portal in shared_loop.orphaned:
             call(self.portal, "consumer", message.finish)  # raises, or ignores it
         else:
             self.finish_now(message)
 
     def finish_now(self, message: AsyncMessage) -> None:
-        """Finish a message after its handler returned, whether or not it is in flight; raises InvalidState."""
+        """Finish a message after its handler returned, in flight or not; raises InvalidState."""
         message.answered = True
         self._finished.append(message)
         if not self._due:
@@ -59,7 +59,7 @@ class AnswerQueue:
 class Message:
     """A received message, with the members of `nsqext.Message`.
 
-    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler.
+    Each message is answered once: by `finish`, `requeue`, or the return or exception of its handler.
     """
 
     __slots__ = ("_answers", "_original")
@@ -97,7 +97,7 @@ class Message:
         return self._original.header_value(name)
 
     def finish(self) -> None:
-        """Acknowledge the message, so that it is not redelivered; raises the errors of `nsqext.Message.finish`."""
+        """Acknowledge the message: it is not redelivered. Raises the errors of `nsqext.Message.finish`."""
         self._answers.finish(self._original)
 
     requeue: Final = Method(AsyncMessage.requeue)
@@ -111,7 +111,7 @@ class Message:
 
 
 class MessageBatch(MessageSequence[Message]):
-    """Messages that are handled together, in the order received; see `nsqext.MessageBatch`."""
+    """Messages handled together, in the order received; see `nsqext.MessageBatch`."""
 
     __slots__ = ("_original", "_portal")
 
@@ -126,11 +126,11 @@ class MessageBatch(MessageSequence[Message]):
         return call(self._portal, "consumer", function, *args, **keywords)
 
     def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge the messages up to and including ``last``, see `nsqext.MessageBatch.finish_up_to`."""
+        """Acknowledge the messages up to ``last`` inclusive, see `nsqext.MessageBatch.finish_up_to`."""
         self._run(self._original.finish_up_to, last._original if isinstance(last, Message) else last)
 
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Requeue messages, by default all unanswered ones; see `nsqext.MessageBatch.requeue`."""
+        """Requeue messages, by default all unanswered messages; see `nsqext.MessageBatch.requeue`."""
         chosen = None if messages is None else [_asynchronous(message) for message in messages]
         self._run(self._original.requeue, chosen, delay, backoff=backoff)
 

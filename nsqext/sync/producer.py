@@ -30,10 +30,10 @@ logger: logging.Logger = logging.getLogger("nsqext.sync")
 
 
 class Producer(BlockingClient[AsyncProducer]):
-    """Publishes messages to the leaders of their partitions, with the arguments and errors of `nsqext.Producer`.
+    """Publishes messages to their partitions' leaders, with the arguments and errors of `nsqext.Producer`.
 
-    Use it as a context manager; leaving the block waits for pending publishes and closes the connections. One
-    producer serves any number of topics and threads. Middleware runs in the event loop's thread.
+    Use it as a context manager, whose exit waits for pending publishes and closes the connections. One producer serves
+    any number of topics and threads. Middleware runs in the event loop's thread.
     """
 
     _what = "producer"
@@ -67,7 +67,7 @@ class Producer(BlockingClient[AsyncProducer]):
     def close(self) -> None:
         """Wait for pending publishes, at most ``close_timeout`` seconds, and close the connections.
 
-        Does nothing before `start` and when called again.
+        Without effect before `start` and when called again.
         """
         self.__exit__(None, None, None)
 
@@ -87,7 +87,7 @@ class Producer(BlockingClient[AsyncProducer]):
     cancel_delayed: Final = Method(AsyncProducer.cancel_delayed)
 
     def statistics(self) -> ProducerStatistics:
-        """Return the statistics of this producer; see `nsqext.Producer.statistics`."""
+        """Return this producer's statistics; see `nsqext.Producer.statistics`."""
         statistics, direct = self._original.statistics(), self._direct
         return statistics if direct is None else direct.add_to(statistics)
 
@@ -113,7 +113,7 @@ class Producer(BlockingClient[AsyncProducer]):
         """Publish a message and wait until it is stored.
 
         Parameters and errors: see `nsqext.Producer.publish`. After an exception in the waiting thread, such as
-        KeyboardInterrupt, it is unknown whether the message is stored.
+        KeyboardInterrupt, the message may be stored or not.
         """
         direct = self._direct
         rare = delay is not None or via is not None or identity is not None or header is not None
@@ -147,9 +147,9 @@ class Producer(BlockingClient[AsyncProducer]):
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`.
 
-        Much quicker than one `publish` after the other, because the two threads hand over only once.
+        Much faster than single publishes: the two threads hand over only once.
         """
-        # an iterable of the caller's may block, which the event loop's thread must not
+        # the caller's iterable may block, which the event loop's thread must not
         listed = list(messages)
         return self._run(self._original.publish_many, topic, listed, key=key, partition=partition, trace_ids=trace_ids)
 
@@ -163,14 +163,13 @@ class Producer(BlockingClient[AsyncProducer]):
         max_pending: int = 10_000,
         drain_at_exit: bool = False,
     ) -> Batcher:
-        """Return a batcher: it collects single messages and publishes them in batches, in the background.
+        """Return a batcher, which publishes single messages in batches in the background.
 
-        Use it as a context manager inside the producer's. The other parameters and the errors: see
-        `nsqext.Producer.batcher`.
+        Use it as a context manager inside the producer's. Other parameters and errors: see `nsqext.Producer.batcher`.
 
         Args:
-            drain_at_exit: publish what is pending when the program ends without having closed the batcher, for at most
-                the ``close_timeout`` of the producer. What is left then is counted in a warning.
+            drain_at_exit: if the program ends without closing the batcher, publish what is pending, for at most the
+                producer's ``close_timeout``. A warning counts the rest.
         """
         make = functools.partial(
             self._original.batcher,
@@ -185,7 +184,7 @@ class Producer(BlockingClient[AsyncProducer]):
 
 
 class Batcher(BlockingClient[AsyncBatcher]):
-    """Collects single messages and publishes them in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
+    """Publishes single messages in batches; see `nsqext.Batcher`. Made by `Producer.batcher`."""
 
     _what = "batcher"
 
@@ -218,7 +217,7 @@ class Batcher(BlockingClient[AsyncBatcher]):
             call(portal, self._what, self._original.__aexit__, kind, error, trace)
 
     def _exit_of_program(self) -> None:
-        """Publish what is pending, if the caller asked for it; warn about messages that are lost."""
+        """Publish what is pending, if requested; warn about lost messages."""
         if self._portal in shared_loop.orphaned:
             return
         if self._drain is not None and self.pending:
@@ -229,7 +228,7 @@ class Batcher(BlockingClient[AsyncBatcher]):
             text = f"{lost} messages of a batcher were not published, because the program ended before it was closed"
             logger.warning("%s", text)
             warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
-        self._portal = self._producer._portal = None  # nothing more to warn of
+        self._portal = self._producer._portal = None  # nothing to warn about any more
 
     pending: Same[int] = Same()
     add: Final = Method(AsyncBatcher.add)

@@ -1,4 +1,4 @@
-"""Batches: many messages in one command, and the planner that divides the messages of a call into batches."""
+"""Batches: many messages in one command, and the planner that divides a call's messages into batches."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nsqext.protocol.hashing import KeyHash
 
 _COUNT_WORD = 4  # bytes before the first message of a batch
-_ITEM_WORD = 4  # bytes before each message of a batch
-_LONGEST_TRACE = 40  # largest number of bytes that a trace id takes, as a header of its own
+_ITEM_WORD = 4  # bytes before each message
+_LONGEST_TRACE = 40  # most bytes of a trace id as a header
 
 _LARGEST_TRACE = (1 << 64) - 1
 
@@ -38,7 +38,7 @@ Messages = Sequence[bytes | OutgoingMessage]
 
 
 class Batch(PublishRequest):
-    """Messages for one partition in one command, encoded: they are stored together or not at all."""
+    """Encoded messages for one partition in one command: stored together or not at all."""
 
     __slots__ = ("_bare", "_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
@@ -54,9 +54,9 @@ class Batch(PublishRequest):
         started: float | None = None,
     ) -> None:
         super().__init__(topic, partition, started=started)
-        # checked bodies of messages without headers and trace ids; others are added by `add`
+        # checked bodies without headers and trace ids; `add` adds other messages
         self._bodies: list[bytes] = [] if bodies is None else bodies
-        self._sizes = sizes  # lengths of the bodies in bytes, or the length that all of them have
+        self._sizes = sizes  # lengths of the bodies, or their common length, in bytes
         self._headers: list[bytes] = []
         self._traces: list[int | None] = list(trace_ids)
         self._traced = bool(trace_ids)
@@ -151,9 +151,9 @@ class Batch(PublishRequest):
 def plain_batches(
     route: Route, partition: int | None, messages: Messages, options: ProducerOptions, trace_ids: Sequence[int] = ()
 ) -> list[Batch] | None:
-    """Return batches of bodies, and of their trace ids, in their order: the fast path of `BatchPlanner`.
+    """Return batches of bodies, with their trace ids, in order: the fast path of `BatchPlanner`.
 
-    Several if the limits require it; None if `BatchPlanner` has to check each message.
+    Several if the limits require it; None if `BatchPlanner` must check each message.
     """
     overhead = 0
     if list(map(type, messages)).count(bytes) != len(messages):
@@ -200,28 +200,28 @@ def plain_batches(
 
 
 Rows = list[list[Batch]]
-"""Batches of a call; the batches of a row are sent one after the other, rows at the same time."""
+"""Batches of a call; a row's batches are sent one after another, rows concurrently."""
 
 
 @define(eq=False)
 class BatchPlanner:
-    """Divide the messages of one call into batches; all messages are checked before anything is sent."""
+    """Divide the messages of one call into batches; all are checked before anything is sent."""
 
     route: Route
     _options: ProducerOptions
     _key_hash: KeyHash
-    _key: bytes | None  # for messages without a key of their own
+    _key: bytes | None  # for messages without their own key
     _partition: int | None
     rows: Rows = field(factory=list, init=False)  # the batches
-    keys: set[bytes] = field(factory=set, init=False)  # keys of the messages, to be locked during the publish
-    # where only the node knows whether it accepts headers and trace ids (a topic without metadata): the index of the
-    # first message that has them, and whether it has more than a trace id; otherwise None
+    keys: set[bytes] = field(factory=set, init=False)  # keys to lock during the publish
+    # where only the node knows whether it accepts headers and trace ids (a topic without metadata): index of the first
+    # message with them, and whether it has more than a trace id
     marked: tuple[int, bool] | None = field(default=None, init=False)
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)
     _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)
 
     def add(self, messages: Messages, trace_ids: Sequence[int] = ()) -> None:
-        """Divide messages into batches, bodies with ``trace_ids`` if there are any; raises InvalidInput."""
+        """Divide messages into batches, bodies with ``trace_ids`` if given; raises InvalidInput."""
         if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
             batches = plain_batches(self.route, partition, messages, self._options, trace_ids)
@@ -275,7 +275,7 @@ class BatchPlanner:
 
 
 def invalid_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
-    """Add to an error which message of the call it is about; return the error."""
+    """Add to an error which message of the call it concerns; return the error."""
     error.index = index
     error.message = f"message {index}: {error.message}"
     error.at(topic=topic)

@@ -1,4 +1,4 @@
-"""Publish many messages in batches: plan them, wait for their keys, and collect the outcomes."""
+"""Publish many messages in batches: plan, wait for keys, collect the outcomes."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class BatchPublisher:
     _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
 
     async def publish(self, call: Publishing) -> list[Receipt]:
-        """Publish messages; return a receipt for each of them."""
+        """Publish messages; return a receipt for each."""
         started = _clock()
         check_choice(call.key, call.partition)
         planner = self._plan_now(call)
         keys = keys_of(call.given, call.key, call.partition) if planner is None else planner.keys
         if not keys:
             return await self._publish_call(call, planner, None, started)
-        # before anything is waited for: a later call must not overtake this one
+        # before any wait: a later call must not overtake this call
         place = self._key_lock.queue({(call.topic, key) for key in keys}.difference(call.entered))
         try:
             return await self._publish_call(call, planner, place, started)
@@ -75,7 +75,7 @@ class BatchPublisher:
         return await self._publish_rows(planner.rows, count, started)
 
     def _plan_now(self, call: Publishing) -> BatchPlanner | None:
-        """Return the batches of a call; None if they cannot be planned before lookup is asked. Raises InvalidInput."""
+        """Return the batches of a call; None if they cannot be planned without lookup. Raises InvalidInput."""
         route = self._sender.routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
             check_topic(call.topic)
@@ -86,7 +86,7 @@ class BatchPublisher:
             return None
 
     async def _plan(self, call: Publishing, started: float) -> BatchPlanner:
-        """Ask lookup for the route, or whether the topic was upgraded, and return the batches of a call."""
+        """Ask lookup for the route, or whether the topic was upgraded; return the batches of a call."""
         route = await self._sender.wait_for_route(call.topic, started)
         try:
             return self._planned(route, call)
@@ -113,9 +113,9 @@ class BatchPublisher:
             raise BatchFailed([error] * batch.count) from error
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
-        """Check that the nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
+        """Check that nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
         with anyio.move_on_after(self._sender.options.timeout):
-            for target in route.targets:  # the first node that can be reached shows the generation
+            for target in route.targets:  # the first reachable node shows the generation
                 try:
                     await self._sender.connection(target)
                 except NsqError:
@@ -127,9 +127,9 @@ class BatchPublisher:
                 break
 
     async def _publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
-        """Publish the batches of a call: in a row one after the other, rows at the same time.
+        """Publish the batches of a call: a row's batches one after another, rows concurrently.
 
-        ``timeout`` of the first batch of a row begins with the call, of a later batch with the end of the batch before.
+        ``timeout`` of a row's first batch begins with the call, of a later batch with the end of the previous batch.
 
         Raises BatchFailed.
         """

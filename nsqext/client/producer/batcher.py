@@ -1,4 +1,4 @@
-"""Publish single messages in batches in the background; bounded, and every failure is reported."""
+"""Publish single messages in batches in the background; bounded, every failure is reported."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class BatcherLimits:
     """Limits of a batcher."""
 
-    linger: float = 0.005  # seconds that a message waits for further ones
-    max_count: int = 1000  # messages of one batch
-    max_bytes: int = 1 << 20  # bytes of one batch
-    max_pending: int = 10_000  # accepted messages that are not stored; failed messages until `Batcher.take_failed`
+    linger: float = 0.005  # seconds that a message waits for others
+    max_count: int = 1000  # messages per batch
+    max_bytes: int = 1 << 20  # bytes per batch
+    max_pending: int = 10_000  # accepted messages not yet stored; failed messages until `Batcher.take_failed`
 
     def __attrs_post_init__(self) -> None:
         check_time("linger", self.linger)
@@ -41,7 +41,7 @@ class BatcherLimits:
 
 @define(eq=False)
 class _Turn:
-    """The place of all pending messages of a key that no other publish separates."""
+    """The place of a key's pending messages that no other publish separates."""
 
     key: TopicKey
     place: Place
@@ -49,19 +49,19 @@ class _Turn:
 
 
 _Pending = tuple[MessageRequest, int, "_Turn | None"]
-"""A message, its size in bytes, and the place of its key."""
+"""A message, its size in bytes, and its key's place."""
 
 
 class Batcher:
-    """Publish messages in batches, one batch after the other, so that keys keep their order.
+    """Publish messages in batches, one after another, so that keys keep their order.
 
-    A message has its place among all publishes of its key from the moment in which it is added.
+    A message takes its place among all publishes of its key when it is added.
 
-    `nsqext.Producer.batcher` makes it. Use it as an asynchronous context manager inside the producer's; its exit
-    publishes the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored yet.
+    Made by `nsqext.Producer.batcher`. Use it as an asynchronous context manager inside the producer's; its exit
+    publishes the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored.
 
     Raises:
-        BatchFailed: by `add`, `flush` and the exit, if messages failed that were added by `add`; see `take_failed`.
+        BatchFailed: from `add`, `flush` and the exit, if messages of `add` failed; see `take_failed`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Batcher:
 
     @property
     def pending(self) -> int:
-        """Number of accepted messages that are not stored yet."""
+        """Number of accepted messages not yet stored."""
         return len(self._queue) + len(self._flying)
 
     # Opening and closing
@@ -113,7 +113,7 @@ class Batcher:
             self._raise_failed()
 
     async def end(self) -> None:
-        """Accept no further messages; return when all accepted ones are stored or failed.
+        """Accept no further messages; return when all accepted messages are stored or failed.
 
         Cancellation ends the wait, not the publishing.
         """
@@ -123,17 +123,17 @@ class Batcher:
     # Adding messages
 
     async def add(self, message: bytes | OutgoingMessage) -> None:
-        """Accept a message; return when there is room for it, before it is stored.
+        """Accept a message; return when there is room, before it is stored.
 
         Args:
             message: a body, or an `OutgoingMessage` with headers, a tag, a trace id or a key.
 
         Raises:
-            InvalidInput: the message is not valid.
+            InvalidInput: invalid message.
             BatchFailed: ``max_pending`` messages failed, and `take_failed` was not called.
             InvalidState: the batcher is not open.
 
-        If it is cancelled, the message is not accepted.
+        When cancelled, the message is not accepted.
         """
         await self._take(message)
 
@@ -141,11 +141,11 @@ class Batcher:
         """Accept a message and wait until it is stored.
 
         Raises:
-            InvalidInput: the message is not valid.
+            InvalidInput: invalid message.
             NsqError: it was not stored.
             InvalidState: the batcher is not open.
 
-        If it is cancelled, the message may be stored or not.
+        When cancelled, the message may be stored or not.
         """
         settled = anyio.Event()
         request = await self._take(message, settled.set)
@@ -158,13 +158,13 @@ class Batcher:
         Cancellation ends the wait, not the publishing.
 
         Raises:
-            BatchFailed: messages that were added by `add` failed, now or before.
+            BatchFailed: messages of `add` failed, now or before.
         """
         await self._settled(self._taken)
         self._raise_failed()
 
     def take_failed(self) -> list[tuple[bytes | OutgoingMessage, NsqError]]:
-        """Return the messages that failed and their errors, oldest first, and forget them."""
+        """Return the failed messages with their errors, oldest first, and forget them."""
         failed, self._failed = self._failed, []
         self._progress.wake()
         return failed
@@ -181,7 +181,7 @@ class Batcher:
         key = key_bytes(message.key) if isinstance(message, OutgoingMessage) and message.key is not None else None
         request = MessageRequest(self._options, self._topic, message, key=key)
         request.on_outcome = on_outcome
-        size = request.size()  # raises if it is not valid, so that others do not fail with it
+        size = request.size()  # raises for an invalid message, so that others do not fail with it
         turn = None if key is None else self._turn_of((self._topic, key))
         try:
             await self._admit()
@@ -209,7 +209,7 @@ class Batcher:
             raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
 
     def _turn_of(self, key: TopicKey) -> _Turn:
-        """Return the place of a message with a key; messages of a key share it while no other publish is behind it."""
+        """Return a message's place for its key; messages of a key share it while no other publish is behind it."""
         turn, lock = self._turns.get(key), self._publisher.keys.lock
         if turn is None or not lock.is_last(turn.place, key):
             turn = self._turns[key] = _Turn(key, lock.queue((key,)))
@@ -249,7 +249,7 @@ class Batcher:
             await self._work.wait()
 
     async def _enter(self, entry: _Pending) -> bool:
-        """Wait for the key of the next message; return whether it can be published."""
+        """Wait for the next message's key; return whether it can be published."""
         _, size, turn = entry
         if turn is None:
             return True
@@ -262,7 +262,7 @@ class Batcher:
         return True
 
     def _cut(self) -> list[_Pending]:
-        """Take the next batch from the queue; a message whose key is still in use elsewhere begins the next batch."""
+        """Take the next batch from the queue; a message whose key is in use elsewhere begins the next batch."""
         batch = self._flying
         total = 0
         while self._queue and len(batch) < self._limits.max_count:
@@ -290,7 +290,7 @@ class Batcher:
                 outcomes = [unsent] * len(batch)
             except NsqError as error:
                 if isinstance(error, InvalidInput) and error.index is not None:
-                    # nothing was sent: the others are published without it
+                    # nothing was sent: the other messages are published without it
                     self._settle([batch.pop(error.index)], [error])
                 else:
                     outcomes = [error] * len(batch)
@@ -307,7 +307,7 @@ class Batcher:
         self._progress.wake()
 
     def _give_up(self) -> None:
-        """Settle the messages that were pending when the producer was closed."""
+        """Settle the messages pending at the close of the producer."""
         flying, self._flying = self._flying, []
         waiting = list(self._queue)
         self._queue.clear()

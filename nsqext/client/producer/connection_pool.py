@@ -1,6 +1,6 @@
-"""The producer's connections: one per node, opened on first use, shared by all partitions of the node.
+"""The producer's connections: one per node, opened on first use, shared by the node's partitions.
 
-With one TCP connection per node, publishes to a partition are sent over one connection, in the order of the calls.
+With one TCP connection per node, publishes to a partition share a connection, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
-_TICK = 0.25  # seconds between two checks of a connection with a request in flight
+_TICK = 0.25  # seconds between checks of a connection with a request in flight
 _IDLE_TICK = 5.0
-"""Longest time between two checks of a connection without a request in flight: only heartbeats need them."""
+"""Longest time between checks of a connection without a request in flight, which only heartbeats need."""
 _TICKS_PER_HEARTBEAT = 8
-_QUIET = 1.0  # seconds without a response after which a connection counts as unused
+_QUIET = 1.0  # seconds without a response until a connection counts as unused
 _FIRST_REST = 0.2
 _LONGEST_REST = 5.0
-_LAST = 1.0  # seconds for sending written bytes of all connections when the pool is closed
+_LAST = 1.0  # seconds for sending written bytes when the pool is closed
 _LOG_PAUSE = 60.0  # seconds in which the end of a connection to a node is logged once
 
 _clock = time.monotonic
@@ -50,26 +50,26 @@ class PooledNode:
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
-        # HTTP address of the node; None if lookup does not list it, and for fixed nodes
+        # None if lookup does not list it, and for fixed nodes
         self.http: Address | None = None
-        self.connection: PooledConnection | None = None  # the connection, which may be broken; None before the first
-        self.redesigned: bool = False  # whether the server is of the redesigned generation; False until it is connected
+        self.connection: PooledConnection | None = None  # may be broken; None before the first
+        self.redesigned: bool = False  # the server's generation; False until it is connected
         self.connecting: anyio.Event | None = None
-        self.failure: NsqError | None = None  # error of the last attempt to connect; None after success
-        # for how long it is avoided after each failed attempt
+        self.failure: NsqError | None = None  # of the last attempt to connect; None after success
+        # how long it is avoided after each failed attempt
         self.rests: Doubling = Doubling(_FIRST_REST, _LONGEST_REST)
-        # a node that could not be reached is avoided until then, in seconds of the monotonic clock
+        # avoided until then, in seconds of the monotonic clock, after a failed connection
         self.rest_until: float = 0.0
         self.wanted: bool = True  # a topic needs the node
-        self.reported: bool = False  # whether the connection was reported as an event, and its end was not
-        # when the end of a connection was logged last; None before the first connection
+        self.reported: bool = False  # an event reported the connection, but not its end
+        # last log of the end of a connection
         self.logged_at: float | None = None
-        # end of the last connection, if it was logged and no later connection was; otherwise None
+        # logged end of the last connection, without a later logged connection
         self.ended_at: float | None = None
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that have received no response so far."""
+        """Number of requests without a response."""
         return 0 if self.connection is None else self.connection.in_flight
 
     def failed(self, error: NsqError) -> None:
@@ -79,7 +79,7 @@ class PooledNode:
         self.rest_until = _clock() + random.uniform(longest / 2, longest)
 
     def log_connected(self) -> None:
-        """Log the first connection, and a reconnection after a logged end."""
+        """Log the first connection, and reconnections after a logged end."""
         if self.logged_at is None:
             self.logged_at = float("-inf")
             logger.info("connected to %s", self.node, extra={"node": self.node})
@@ -102,16 +102,16 @@ class ConnectionPool:
 
     _options: ConnectionOptions
     _events: ClientEvents
-    _http_tasks: BackgroundTasks | None = None  # run the requests of connections over HTTP; None for TCP
+    _http_tasks: BackgroundTasks | None = None  # for requests of connections over HTTP
     _nodes: dict[Address, PooledNode] = field(factory=dict, init=False)
     _closed: bool = field(default=False, init=False)
-    # woken by a request, and by a connection that opens, while the pool rests
+    # woken by a request or a new connection while the pool rests
     _used: Waiters = field(factory=Waiters, init=False)
 
     def node(self, address: Address, http: Address | None = None) -> PooledNode:
-        """Return the node of a TCP address (an HTTP address, for fixed nodes and HTTP), without connecting to it.
+        """Return the node of a TCP address (of an HTTP address for fixed nodes and HTTP), without connecting.
 
-        ``http`` is the HTTP address that lookup lists.
+        ``http`` is the HTTP address from lookup.
         """
         found = self._nodes.get(address)
         if found is None:
@@ -120,14 +120,14 @@ class ConnectionPool:
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
-        """Mark the other nodes: `tick` closes their connections when nothing is in flight, and forgets the nodes."""
+        """Keep these nodes; `tick` closes the other nodes' connections when nothing is in flight, and forgets them."""
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> PooledConnection:
         """Return the connection to a node; connect if none is usable. Raises ConnectionFailed.
 
-        Concurrent callers share the outcome. If the caller that connects is cancelled, another caller connects.
+        Concurrent callers share the outcome. If the connecting caller is cancelled, another connects.
         """
         while True:
             connection = node.connection
@@ -145,7 +145,7 @@ class ConnectionPool:
                 return await self._connect(node)
             await node.connecting.wait()
             if node.failure is not None:
-                # a copy: every waiting task needs a traceback of its own
+                # a copy: every waiting task needs its own traceback
                 raise copy(node.failure) from node.failure.__cause__
 
     async def _connect(self, node: PooledNode) -> PooledConnection:
@@ -184,7 +184,7 @@ class ConnectionPool:
         return await open_http_connection(address, node.node, self._options, self._http_tasks.start_soon)
 
     async def connect_all(self, addresses: Collection[Address]) -> list[NsqError]:
-        """Connect to nodes concurrently; return the errors of those that cannot be reached."""
+        """Connect to nodes concurrently; return the errors of unreachable nodes."""
         errors: list[NsqError] = []
 
         async def connect(address: Address) -> None:
@@ -199,7 +199,7 @@ class ConnectionPool:
         return errors
 
     def _ended(self, node: PooledNode) -> None:
-        """Forget a connection that ended, and report it."""
+        """Forget and report a connection that ended."""
         connection, node.connection = node.connection, None
         if connection is None:
             return
@@ -225,7 +225,7 @@ class ConnectionPool:
             self.tick(idle=idle)
 
     def _quiet(self) -> bool:
-        """Return whether no connection is in use, so that none has a timeout to enforce."""
+        """Return whether no connection is in use: none has a timeout to enforce."""
         now = _clock()
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         return not any(connection.busy or now - connection.received_at < _QUIET for connection in connections)
@@ -263,11 +263,11 @@ class ConnectionPool:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that have received no response so far."""
+        """Number of requests without a response."""
         return sum(node.in_flight for node in self._nodes.values())
 
     async def aclose(self) -> None:
-        """Send written bytes, for a second at most, then close all connections."""
+        """Send written bytes, for at most a second, then close all connections."""
         self._closed = True
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         try:

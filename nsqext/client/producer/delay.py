@@ -1,4 +1,4 @@
-"""Delayed messages that are published by a relay (`nsqext.delays`)."""
+"""Delayed messages for a relay (`nsqext.delays`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
-    """Return the body of a message that a relay publishes; None for a message that is published now.
+    """Return the body of a message that a relay publishes; None for a message to publish now.
 
     Raises InvalidInput.
     """
@@ -30,7 +30,7 @@ def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
 
 
 def check_way(way: object, delay: float | None, identity: str | None) -> None:
-    """Raise InvalidInput where ``via`` is neither way, or an argument would be ignored."""
+    """Raise InvalidInput for an unknown ``via``, or an argument that would be ignored."""
     if way not in ("consumer", "relay"):
         raise InvalidInput(f"via={way!r} is neither 'consumer' nor 'relay'")
     if identity is not None and (delay is None or way != "relay"):
@@ -38,7 +38,7 @@ def check_way(way: object, delay: float | None, identity: str | None) -> None:
 
 
 def delayed_body(publishing: Publishing, delay: float) -> bytes:
-    """Return the body that makes a relay publish a message after a delay in seconds; raises InvalidInput."""
+    """Return the body that makes a relay publish a message after ``delay`` seconds; raises InvalidInput."""
     from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 
     message, identity = publishing.messages[0], publishing.identity
@@ -57,7 +57,7 @@ def delayed_body(publishing: Publishing, delay: float) -> bytes:
 
 
 def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publishing) -> None:
-    """Check a message that a relay publishes later as a publish to its topic does; raises InvalidInput."""
+    """Check a relayed message as a publish to its topic does; raises InvalidInput."""
     message = publishing.messages[0]
     encode_message(options, meta, message)
     if (message.headers or message.tag is not None or message.header) and not meta.extend_support:

@@ -1,4 +1,4 @@
-"""Publish over HTTP: what the connection pool uses in the place of a TCP connection."""
+"""Publish over HTTP, in place of the connection pool's TCP connections."""
 
 from __future__ import annotations
 
@@ -36,30 +36,29 @@ if TYPE_CHECKING:
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
 _HINTS = {"untrusted": "give the CA certificates of the node: tls=...", "invalid": "is its address right?"}
-_REQUESTS = 16  # requests to a node at the same time; others wait
+_REQUESTS = 16  # concurrent requests to a node; others wait
 _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 
 
 class HttpConnection:
-    """Sends publish commands to one node as HTTP requests, in the place of `nsqext.transport.connection.Connection`.
+    """Sends publish commands to one node as HTTP requests, in place of `nsqext.transport.connection.Connection`.
 
-    A request runs in a task of its own, and ends with its response or ``request_timeout``: a caller that is cancelled,
-    or stops waiting, does not cut it off, because the redesigned server stores what it has received of a message with
-    headers or trace id.
+    A request runs in its own task, and ends with its response or ``request_timeout``: a cancelled caller does not cut
+    it off, because the redesigned server stores the received part of a message with headers or trace id.
     """
 
     def __init__(
         self, address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
     ) -> None:
-        self.error: NsqError | None = None  # why it cannot be used any more; None while it can
-        self.in_flight: int = 0  # number of requests without a response
+        self.error: NsqError | None = None  # why it is unusable
+        self.in_flight: int = 0  # requests without a response
         self.received_at: float = _clock()  # time of the last response
         self.on_request: Callable[[], None] | None = None  # called before each request
-        self.local_address: str = ""  # always empty: requests are sent over several connections
+        self.local_address: str = ""  # empty: requests use several connections
         self._url = url_of(address)
-        self._node = node  # the node, for errors
-        self._start_soon = start_soon  # starts a task of the producer
+        self._node = node  # for errors
+        self._start_soon = start_soon
         self._client = HttpClient(options.request_timeout, most=_MOST_BYTES, tls=options.tls_context)
         self._free = anyio.Semaphore(_REQUESTS)
         self._answered = Waiters()
@@ -75,10 +74,10 @@ class HttpConnection:
         return self.in_flight > 0
 
     def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
-        """Send a publish command, and return an awaitable for the data of its response, as TCP would have it.
+        """Send a publish command; return an awaitable for its response's data, as of TCP.
 
-        ``breaks`` has no effect: no response of HTTP concerns other requests. Raises NotSent, or OperationNotSupported
-        for a command that HTTP does not have.
+        ``breaks`` has no effect: an HTTP response concerns no other request. Raises NotSent, or OperationNotSupported
+        for a command that HTTP lacks.
         """
         del breaks
         if self.error is not None:
@@ -131,10 +130,10 @@ class HttpConnection:
                 reply.wake()
 
     def tick(self) -> None:
-        """Do nothing: requests have timeouts of their own, and there are no heartbeats."""
+        """Do nothing: requests have their own timeouts, and there are no heartbeats."""
 
     def fail(self, error: NsqError) -> None:
-        """Send no further requests; those that were sent still receive their responses."""
+        """Send no further requests; sent requests still receive their responses."""
         self.error = self.error or error
 
     async def drain(self) -> None:
@@ -143,12 +142,12 @@ class HttpConnection:
             await self._answered.wait()
 
     def close(self) -> None:
-        """Send no further requests, and close the HTTP connections once the requests have ended."""
+        """Send no further requests; close the HTTP connections once the requests have ended."""
         self.fail(InvalidState("the connection is closed", node=self._node))
         try:
             self._start_soon(self._close)
         except InvalidState:
-            return  # the producer has ended, and its tasks with it
+            return  # the producer has ended with its tasks
 
     async def _close(self) -> None:
         try:
@@ -157,7 +156,7 @@ class HttpConnection:
             await self._client.aclose()
 
     async def identify(self) -> Negotiated:
-        """Ask the node for its version; raises ConnectionFailed, or ProtocolError if it is not an nsqd."""
+        """Ask the node for its version; raises ConnectionFailed, or ProtocolError if it is no nsqd."""
         try:
             reply = await self._client.request("GET", f"{self._url}/info", headers=_HEADERS)
         except HttpRequestFailed as failure:
@@ -180,9 +179,9 @@ class HttpConnection:
 async def open_http_connection(
     address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
 ) -> tuple[HttpConnection, Negotiated]:
-    """Check that a node responds to HTTP; return a connection and the version of the server.
+    """Check that a node responds to HTTP; return a connection and the server's version.
 
-    Raises ConnectionFailed, NegotiationFailed (its certificate is not trusted), or ProtocolError (it is not an nsqd).
+    Raises ConnectionFailed, NegotiationFailed (untrusted certificate), or ProtocolError (no nsqd).
     """
     connection = HttpConnection(address, node, options, start_soon)
     negotiated: Negotiated | None = None

@@ -1,7 +1,7 @@
-"""Publishes with a key: one after the other; publishes that wait for an earlier publish become one batch.
+"""Publishes with a key: one after another; publishes that wait for an earlier publish become one batch.
 
-Only a batch keeps the order when an attempt fails: it is stored as a whole or not at all. Of commands that are sent
-without waiting, a server may refuse the first and accept the second, while a leader moves.
+Only a batch keeps the order when an attempt fails: it is stored wholly or not at all. Of pipelined commands, a server
+may refuse the first and accept the second, while a leader moves.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class KeyLock:
     """A fair lock for each topic and key; a key without a publish in flight takes no memory.
 
-    A publish takes its place for all of its keys at once and before it waits for anything, such as a lookup. So the
-    order of the places is the order of the calls, and two publishes never wait for each other.
+    A publish takes its place for all its keys at once, before any wait such as a lookup. So the places have the order
+    of the calls, and two publishes never wait for each other.
     """
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ class KeyLock:
         return len(self._rows)
 
     def try_enter(self, key: TopicKey) -> bool:
-        """Acquire the lock of a key if it is free; return whether it was."""
+        """Acquire a key's lock if it is free; return whether it was."""
         if key in self._rows:
             return False
         self._rows[key] = ()  # a deque takes 600 bytes
         return True
 
     def leave(self, key: TopicKey) -> None:
-        """Release the lock of a key for the next place."""
+        """Pass a key's lock to the next place."""
         row = self._rows[key]
         if row:
             row.popleft().grant(key)
@@ -57,7 +57,7 @@ class KeyLock:
             del self._rows[key]
 
     def queue(self, keys: Iterable[TopicKey], place: Place | None = None) -> Place:
-        """Take the last place, without waiting; `Place.enter` waits, `Place.leave` gives it up."""
+        """Take the last place without waiting; `Place.enter` waits, `Place.leave` gives it up."""
         place = place or Place(self)
         for key in keys:
             if self.try_enter(key):
@@ -68,16 +68,16 @@ class KeyLock:
         return place
 
     def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> None:
-        """Remove the places that wait for a key, from the next place to the first that does not join.
+        """Remove the places that wait for a key, up to the first that does not join.
 
-        A place of several keys must not join. A place that joins waits for nothing any more; `Place.wake` continues it.
+        A place of several keys must not join. A joining place waits for nothing any more; `Place.wake` continues it.
         """
         row = self._rows[key]
         while row and joins(row[0]):
             row.popleft().missing.clear()
 
     def is_last(self, place: Place, key: TopicKey) -> bool:
-        """Return whether no other place is behind this one."""
+        """Return whether no place is behind this place."""
         row = self._rows.get(key)
         return row is not None and (row[-1] is place if row else key in place.held)
 
@@ -93,19 +93,19 @@ class KeyLock:
 
 
 class Place:
-    """A place in the queues of one or more keys; `KeyLock.queue` adds it to them."""
+    """A place in the queues of one or more keys, added by `KeyLock.queue`."""
 
     __slots__ = ("_lock", "_woken", "held", "missing", "request")
 
     def __init__(self, lock: KeyLock, request: MessageRequest | None = None) -> None:
-        self.request: MessageRequest | None = request  # what is published with its only key; None for other places
+        self.request: MessageRequest | None = request  # what is published with its only key
         self.held: set[TopicKey] = set()  # keys whose lock it has
         self.missing: set[TopicKey] = set()  # keys that it waits for
         self._lock = lock
         self._woken: anyio.Event | None = None
 
     async def enter(self, timeout: float) -> None:
-        """Wait for all keys; neither this nor cancellation gives up the place. Raises PublishFailed."""
+        """Wait for all keys; an error or cancellation does not give up the place. Raises PublishFailed."""
         if not self.missing:
             return
         await self.sleep(timeout)
@@ -116,25 +116,25 @@ class Place:
             )
 
     async def sleep(self, timeout: float) -> None:
-        """Wait until `wake` is called, or ``timeout`` seconds have passed."""
+        """Wait for `wake`, at most ``timeout`` seconds."""
         self._woken = anyio.Event()
         with anyio.move_on_after(max(0.0, timeout)):
             await self._woken.wait()
 
     def wake(self) -> None:
-        """Continue the task that waits."""
+        """Continue the waiting task."""
         if self._woken is not None:
             self._woken.set()
 
     def grant(self, key: TopicKey) -> None:
-        """Receive the lock of a key."""
+        """Receive a key's lock."""
         self.missing.discard(key)
         self.held.add(key)
         if not self.missing:
             self.wake()
 
     def leave(self) -> None:
-        """Release the keys, and stop waiting for those that are missing."""
+        """Release the keys, and stop waiting for missing keys."""
         while self.missing:
             self._lock.withdraw(self, self.missing.pop())
         while self.held:
@@ -144,7 +144,7 @@ class Place:
 _clock = time.monotonic
 
 Group = tuple["Sequence[MessageRequest]", Batch, "Route", "Target", "PooledConnection"]
-"""Publishes of one batch, and where it is sent to."""
+"""Publishes of one batch, and where it is sent."""
 
 
 @define(eq=False)
@@ -156,7 +156,7 @@ class KeyGroups:
     _start_soon: Callable[..., object]
 
     async def publish(self, request: MessageRequest, key: TopicKey) -> Receipt:
-        """Publish a message when all earlier publishes of its key have ended."""
+        """Publish a message after all earlier publishes of its key."""
         place = Place(self.lock, request)
         request.on_outcome = place.wake
         self.lock.queue((key,), place)
@@ -168,7 +168,7 @@ class KeyGroups:
                 if group is None:
                     return (await self._sender.publish(request))[0]
                 self._start(place, group)
-                leaves = False  # the group releases the key, also when this task is cancelled
+                leaves = False  # the group releases the key, even if this task is cancelled
         finally:
             if leaves:
                 place.leave()
@@ -185,7 +185,7 @@ class KeyGroups:
             raise
 
     def _group(self, first: MessageRequest, key: TopicKey) -> Group | None:
-        """Return a batch of a publish and those behind it; None if it is sent alone."""
+        """Return a batch of a publish and the following publishes; None if it is sent alone."""
         topic = key[0]
         route = self._sender.routes.current(topic)
         late = _clock() - first.started > self._sender.options.timeout / 2  # others must not fail with its timeout
@@ -236,7 +236,7 @@ class KeyGroups:
                 if self._sender.settler is None or not outcome_unknown(failure):
                     await self._publish_alone(members, route, target, failure)
                     return
-                # settled together: a batch is stored as a whole or not at all
+                # settled together: a batch is stored wholly or not at all
                 receipts = await self._sender.publish_again(batch, route, target, failure)
             for member, receipt in zip(members, receipts, strict=True):
                 member.settle(receipt)
@@ -245,15 +245,15 @@ class KeyGroups:
                 member.settle(copy(error))
         finally:
             place.leave()
-            for member in members:  # those that were cut off when the producer closed
+            for member in members:  # cut off when the producer closed
                 cut_off = "the producer was closed before the response to a batch of its key"
                 member.settle(delivery_unknown(cut_off, topic=member.topic))
 
     async def _publish_alone(
         self, members: Sequence[MessageRequest], route: Route, target: Target, failure: NsqError
     ) -> None:
-        """Publish the members of a group that failed one after the other."""
-        counts = failure.retryable or outcome_unknown(failure)  # otherwise it is about the batch, and nothing is stored
+        """Publish the members of a failed group one after another."""
+        counts = failure.retryable or outcome_unknown(failure)  # otherwise it concerns the batch, and nothing is stored
         for member in members:
             try:
                 again = self._sender.publish_again(member, route, target, failure) if counts else None

@@ -30,7 +30,7 @@ _KEY_HASH = "murmur3"
 _MAX_RETRY_WAIT = 1.0
 _MOST_TOPICS = 4096  # topics whose options are kept
 _SETTLE_TIMEOUT = 30.0
-_OVER_HTTP = ("connect_timeout", "request_timeout", "tls")  # settings of connections that HTTP has as well
+_OVER_HTTP = ("connect_timeout", "request_timeout", "tls")  # connection settings that HTTP has, too
 
 
 class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
@@ -38,42 +38,42 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
 
     transport: Literal["tcp", "http"]
     """How messages are sent. ``http`` is for places where TCP does not pass. It sends to the HTTP side of the nodes
-    that lookup lists (``address_map`` leads elsewhere), or with ``nsqd`` to these HTTP addresses,
-    ``https://gateway/path`` too. A batch of messages with headers or trace ids is sent as single messages.
+    from lookup (after ``address_map``), or with ``nsqd`` to these HTTP addresses, also ``https://gateway/path``.
+    Messages with headers or trace ids are sent one by one instead of in batches.
     """
     timeout: float
-    """For one publish with all its attempts. Of a call with many messages, each batch of a partition has it in turn."""
+    """For one publish with all its attempts; in a call with many messages, for each batch of a partition in turn."""
     on_unknown: Literal["retry", "raise", "settle"]
-    """Effect of a publish that was sent and received no response. ``retry`` sends it again, which may store it
-    twice; ``raise`` raises `DeliveryUnknown`. ``settle`` looks for it in the log of the partition, and sends it again
-    only where it is not stored; topics of the redesigned NSQ with ``lookupd`` only. Every message then has a trace id:
-    a given trace id must be unique.
+    """What follows a sent publish without response. ``retry`` sends it again, which may store it twice; ``raise``
+    raises `DeliveryUnknown`. ``settle`` looks for it in the partition's log, and sends it again only if it is not
+    stored; only for topics of the redesigned NSQ with ``lookupd``. Every message then has a trace id: a given trace id
+    must be unique.
     """
     settle_timeout: float
     """How long the log is searched for a publish, beyond ``timeout``, before `DeliveryUnknown` is raised."""
     balance: Literal["round_robin", "least_pending"]
-    """Partition of messages without key. ``round_robin``, or ``least_pending``, which takes of the next two
-    partitions the partition whose node has fewer pending requests.
+    """Partition of messages without key. ``round_robin``, or ``least_pending`` (of the next two
+    partitions, the partition whose node has fewer pending requests).
     """
     key_hash: str | KeyHash
-    """Maps keys to partitions. ``murmur3`` (as users of the Go client do), ``java_string`` and ``java_long`` (as the
-    Java client does with ``setTopicShardingIDString`` and ``setTopicShardingIDLong``; for numbers, give ``key`` an
-    int), or a function of key and number of partitions.
+    """Maps keys to partitions. ``murmur3`` (as users of the Go client), ``java_string`` and ``java_long`` (as the Java
+    client with ``setTopicShardingIDString`` and ``setTopicShardingIDLong``; for numbers, ``key`` is an int), or a
+    function of key and number of partitions.
     """
     key_tags: int | None
-    """Write the bucket of a message's key as its tag, of this number of buckets, so that consumers with
-    ``dispatch="key_failover"`` share the keys on any redesigned NSQ; topics have to support extend headers. All
-    producers of a topic need the same number, and its consumers: 16 where they have none. None and 0 write no tags.
+    """Write the bucket of a message's key, of this number of buckets, as its tag, so that consumers with
+    ``dispatch="key_failover"`` share the keys on any redesigned NSQ; topics must support extend headers. All producers
+    and consumers of a topic need the same number; consumers use 16 by default. None and 0 write no tags.
     """
     compression: Codec | Mapping[str, Codec]
-    """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does;
-    consumers of this package decompress them. Or codecs by topic or pattern, in text ``logs=snappy,events.*=gzip``;
-    other topics are not compressed, and a topic that is named has to have extend support.
+    """``gzip``, ``snappy`` or ``lz4`` compress bodies for topics with extend support, as the Go client does; consumers
+    of this package decompress them. Or codecs by topic or pattern, in text ``logs=snappy,events.*=gzip``; other topics
+    are not compressed, and named topics must have extend support.
     """
     compression_min: int
     """Smallest body that is compressed."""
     max_message_size: int
-    """Largest message that the servers accept, trace id and headers included."""
+    """Largest message that the servers accept, with trace id and headers."""
     max_batch_size: int
     """Largest batch that the servers accept."""
     max_batch_count: int
@@ -85,17 +85,17 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     max_retry_wait: float
     """Longest pause before another attempt."""
     forget_after: float
-    """A topic without a publish for this time (up to twice) is not polled any more until the next publish;
-    connections to nodes that lead no other topic are closed.
+    """A topic without a publish for this time (up to twice) is not polled until the next publish; connections to nodes
+    that lead no other topic are closed.
     """
     lookup_timeout: float
     """How long publishes wait for a lookup service that has not answered since the producer was opened; an address
-    that is not a lookup service fails at once.
+    without a lookup service fails at once.
     """
     delay_via: Literal["consumer", "relay"]
-    """Who delays a message. With ``consumer`` it is published to its topic at once. The original NSQ keeps it, and
+    """Who delays a message. With ``consumer`` it is published to its topic at once; the original NSQ keeps it, and
     consumers of the redesigned NSQ requeue it until it is due. With ``relay`` it is published to ``delay_topic``, and
-    ``nsqext delay run`` publishes it when it is due.
+    ``nsqext delay run`` publishes it when due.
     """
     max_delay: float
     """Longest ``delay`` that servers of the original NSQ accept (their ``-max-req-timeout``)."""
@@ -160,7 +160,7 @@ class ProducerOptions:
         check_groups(self)
 
     def key_function(self) -> KeyHash:
-        """Return the function that maps a key and a number of partitions to a partition; raises InvalidSetting."""
+        """Return the function from key and number of partitions to a partition; raises InvalidSetting."""
         from nsqext.protocol.hashing import key_hash
 
         return key_hash(self.key_hash)
@@ -185,7 +185,7 @@ class ProducerOptions:
 
 
 class TopicOptions:
-    """The options of a producer for single topics, whose compression is one codec."""
+    """The options of a producer for single topics, each with one codec."""
 
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options
@@ -198,8 +198,8 @@ class TopicOptions:
         self._by_topic: dict[str, ProducerOptions] = {}
 
     def of(self, topic: str) -> ProducerOptions:
-        """Return the options for a topic: a codec of its name before the first pattern that matches, else none."""
-        if self._table is None or not isinstance(topic, str):  # which is refused later
+        """Return the options for a topic: a codec of its name precedes the first matching pattern."""
+        if self._table is None or not isinstance(topic, str):  # refused later
             return self._options
         found = self._by_topic.get(topic)
         if found is None:
@@ -211,7 +211,7 @@ class TopicOptions:
         return found
 
     def check(self, topic: str, meta: TopicMeta) -> None:
-        """Raise ExtendNotSupported if ``compression`` names a topic whose messages cannot say so in a header."""
+        """Raise ExtendNotSupported if ``compression`` names a topic without headers to declare it."""
         if self._table is not None and self._table.get(topic, "none") != "none" and not meta.extend_support:
             upgrade = "upgrade the topic (Admin.upgrade_topic), or " if meta.partition_num else ""
             raise ExtendNotSupported(

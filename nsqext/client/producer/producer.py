@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Address, Receipt, TopicMeta
 
-_CLOSE_POLL = 0.01  # seconds between two checks for pending publishes while a producer closes
+_CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close
 _IDLE_TURNS = 3
 """Turns of the event loop without a pending publish before a producer closes.
 
-A publish whose request has failed is not in flight until its task runs and begins the next attempt.
+A publish with a failed request is not in flight until its task begins the next attempt.
 """
 _clock = time.monotonic
 
@@ -56,22 +56,21 @@ class Producer(ProcessBound):
     """Publishes messages to the leaders of their partitions.
 
     Use it as an asynchronous context manager, or call `start` and `aclose`, on asyncio or trio. Closing waits for
-    publishes in flight, ``close_timeout`` seconds at most, and closes the connections. One producer serves any
-    number of topics and tasks of one event loop.
+    publishes in flight, at most ``close_timeout`` seconds, then closes the connections. One producer serves any number
+    of topics and tasks of one event loop.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
-            addresses and settings: ``nsq://lookupd:4161?timeout=5``. Or a `nsqext.Lookup` that is shared with other
-            clients.
-        nsqd: nsqd addresses (TCP) to publish to without lookup; fine for the original NSQ.
-        env: prefix of the environment variables with further settings. Without any address, they are read from
+        lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
+            settings: ``nsq://lookupd:4161?timeout=5``; or a shared `nsqext.Lookup`.
+        nsqd: TCP addresses of nsqd, without lookup; fine for the original NSQ.
+        env: prefix of environment variables with further settings. Without any address, it is ``NSQEXT_``:
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every publish, batchers included; the first is the outermost.
+        middleware: around every publish, also of batchers; the first is the outermost.
         settings: see `ProducerSettings`.
 
     Raises:
         InvalidSetting: no address, both kinds of addresses, or an invalid value.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+        UnknownSetting: unknown setting; the error suggests a known name.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Producer(ProcessBound):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The values of all settings by name, defaults included; secrets are ``***``."""
+        """All settings by name, with defaults; secrets are ``***``."""
         return producer_schema().effective(self._options)
 
     # Opening and closing
@@ -144,9 +143,9 @@ class Producer(ProcessBound):
         """Open the producer, as ``async with`` does; `aclose` closes it, in any task.
 
         Raises:
-            InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
+            InvalidState: it was opened before, or its shared `nsqext.Lookup` is used in another event loop.
             LookupFailed: with ``connect``, no lookup node responds.
-            NsqError: with ``connect``, no node can be reached; the error of the first.
+            NsqError: with ``connect``, no node can be reached; the first node's error.
         """
         await self._tasks.start()
         try:
@@ -164,9 +163,9 @@ class Producer(ProcessBound):
         return self
 
     async def aclose(self) -> None:
-        """Wait for publishes in flight, ``close_timeout`` seconds at most, and close the connections.
+        """Wait for publishes in flight, at most ``close_timeout`` seconds, and close the connections.
 
-        May be called from any task of the event loop, and more than once. Cancellation does not shorten it.
+        Callable from any task of the event loop, repeatedly. Cancellation does not shorten it.
 
         Raises:
             InvalidState: called from another event loop.
@@ -192,7 +191,7 @@ class Producer(ProcessBound):
             await self._metadata.release()
 
     async def _finish(self) -> None:
-        """Wait until no publish is pending, then abort those that still are after ``close_timeout``."""
+        """Wait until no publish is pending; abort the rest after ``close_timeout``."""
         deadline = anyio.current_time() + self._options.close_timeout
         with anyio.CancelScope(deadline=deadline):
             for batcher in tuple(self._batchers):
@@ -224,9 +223,9 @@ class Producer(ProcessBound):
     # Health
 
     async def ping(self) -> None:
-        """Check that lookup responds, and connect to every node that it lists.
+        """Check that lookup responds, and connect to all its nodes.
 
-        Connections to nodes that no published topic needs are closed again later.
+        Connections that no published topic needs are closed later.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -254,8 +253,8 @@ class Producer(ProcessBound):
     async def meta(self, topic: str) -> TopicMeta:
         """Return the number of partitions of a topic, and whether it is ordered and supports extend headers.
 
-        All are 0 or False for a topic of the original NSQ, which may not exist yet. Lookup is asked for a topic that
-        was not used before.
+        All are 0 or False for a topic of the original NSQ, which may not exist yet. Lookup is asked about a topic not
+        used before.
 
         Raises:
             TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
@@ -265,7 +264,7 @@ class Producer(ProcessBound):
         return await self._publisher.meta(topic)
 
     def statistics(self) -> ProducerStatistics:
-        """Return the statistics of this producer; costs nothing per message, and may be called at any time."""
+        """Return the statistics of this producer, at any time and without cost per message."""
         from nsqext.client.producer.statistics import ProducerStatistics
 
         return ProducerStatistics(
@@ -277,10 +276,10 @@ class Producer(ProcessBound):
         )
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
-        """Decorator: call a function when a node is connected or disconnected, or the leader of a partition moves.
+        """Decorator: call a function when a node is connected or disconnected, or a partition's leader moves.
 
-        It is called in the event loop and must not block; its errors are logged. A connection that ended while nothing
-        was published is reported within a second.
+        It is called in the event loop and must not block; its errors are logged. The end of an idle connection is
+        reported within a second.
         """
         self._events.add(callback)
         return callback
@@ -305,20 +304,19 @@ class Producer(ProcessBound):
         """Publish a message and wait until it is stored.
 
         Args:
-            topic: name of the topic.
             body: the body; not empty.
-            headers: extend headers, names and values of text; the topic has to support them.
-            tag: tag for dispatch: consumers with this tag receive the message first; the topic has to support extend
+            headers: extend headers, text names and values; the topic must support them.
+            tag: tag for dispatch: consumers with this tag receive the message first; the topic must support extend
                 headers.
             trace_id: 0 to 2**64 - 1; the receipt then has message id, offset and size.
             key: messages with the same key are stored in one partition, in the order of the calls; text, bytes, or a
-                number, which stands for its decimal digits. On topics with extend support consumers receive it
-                (`Message.key`), in the header ``##key``.
+                number for its decimal digits. On topics with extend support consumers receive it (`Message.key`), in
+                the header ``##key``.
             partition: the partition; otherwise partitions are used in turn.
-            delay: seconds after which handlers receive it. The original NSQ keeps it, without headers. Consumers of the
+            delay: seconds until handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
             via: overrides the setting ``delay_via``. With ``relay``, the receipt names ``delay_topic``.
-            identity: identifies a message that a relay delays, for `cancel_delayed`; of several messages with one
+            identity: identifies a message that a relay delays, for `cancel_delayed`; of messages with the same
                 identity, the relay publishes the first.
             header: the extend header as bytes, which are stored as they are: to publish a message again that was
                 received (`Message.header`). Not together with headers or tag. Its trace id is its ``##trace_id``; a
@@ -328,16 +326,16 @@ class Producer(ProcessBound):
             The receipt, with partition and node.
 
         Raises:
-            InvalidInput: an argument is not valid; nothing was sent.
+            InvalidInput: invalid argument; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
-            TopicNotReady: the topic has no channel yet, so that lookup does not offer it to producers.
-            LookupFailed: no lookup node responds, for ``lookup_timeout`` where none ever did.
+            TopicNotReady: the topic has no channel yet: lookup does not offer it to producers.
+            LookupFailed: no lookup node responds, for ``lookup_timeout`` if none ever did.
             PublishFailed: not stored within ``timeout``, with retries.
             DeliveryUnknown: possibly stored.
-            ServerError: the server rejected it permanently.
+            ServerError: the server refused it permanently.
             InvalidState: the producer is not open, or another event loop opened it.
 
-        When it is cancelled, the message may be stored or not.
+        When cancelled, the message may be stored or not.
         """
         # the fast path of nearly every publish: one coroutine, no request object
         publisher = self._publisher
@@ -384,7 +382,7 @@ class Producer(ProcessBound):
                 return (await self._sender.publish_again(request, self._routes.by_topic.get(topic), target, failure))[0]
             counters = self._counters
             if trace_id is None and response == b"OK":
-                receipt = target.receipt  # as `read_receipt`, without a call: 1 % of what a publish costs
+                receipt = target.receipt  # as `read_receipt`, without a call: 1 % of a publish
             else:
                 try:
                     receipt = read_receipt(target, response, trace_id)
@@ -399,7 +397,7 @@ class Producer(ProcessBound):
                 publisher.keys.lock.leave(turn)
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: bytes | None) -> Target | None:
-        """Return the target of a message if it can be sent immediately; otherwise None, for the slow path."""
+        """Return the target of a message that can be sent immediately; otherwise None, for the slow path."""
         route = self._routes.by_topic.get(topic)
         if (
             route is None
@@ -429,7 +427,7 @@ class Producer(ProcessBound):
         return target
 
     def _target_of_key(self, route: Route, key: bytes) -> Target | None:
-        """Return the target of a key; None if the slow path has to wait or raise an error."""
+        """Return the target of a key; None if the slow path must wait or raise an error."""
         try:
             target = route.partitions.get(route.partition_of(key, self._routes.key_hash))
         except NsqError:
@@ -438,13 +436,13 @@ class Producer(ProcessBound):
         return target
 
     async def cancel_delayed(self, identity: str) -> Receipt:
-        """Ask the relays not to publish a delayed message; a message that was published stays.
+        """Ask the relays not to publish a delayed message; a published message stays.
 
         Args:
-            identity: the identity that was given to `publish`; the message may be published later than this call.
+            identity: the identity given to `publish`, which may follow this call.
 
         Raises:
-            InvalidInput: it is not an identity; nothing was sent.
+            InvalidInput: invalid identity; nothing was sent.
             NsqError: as for `publish`.
         """
         from nsqext.client.producer.delay import cancellation
@@ -460,18 +458,17 @@ class Producer(ProcessBound):
         partition: int | None = None,
         trace_ids: Sequence[int] = (),
     ) -> list[Receipt]:
-        """Publish messages in batches, a batch for each partition (several where a batch would be too large).
+        """Publish messages in batches, one per partition (several where a batch would be too large).
 
-        Messages without key are stored in one partition, in order, unless they are too many for one batch. A batch is
-        stored as a whole or not at all. Where a batch of a key or of a chosen partition fails, later batches of the
-        partition are not sent.
+        Messages without key are stored in one partition, in order, unless too many for one batch. A batch is stored
+        wholly or not at all. After a failed batch of a key or of a chosen partition, later batches of the partition are
+        not sent.
 
         Args:
-            topic: name of the topic.
             messages: bodies, or `OutgoingMessage` objects for messages with headers, tag, trace id or key.
-            key: for all messages without a key of their own.
+            key: for all messages without their own key.
             partition: for all messages; not together with keys.
-            trace_ids: a trace id for each message, where all messages are bodies. Objects would cost twice as much.
+            trace_ids: a trace id per message, if all messages are bodies; costs half of objects.
 
         Returns:
             A receipt for each message, in order.
@@ -480,9 +477,9 @@ class Producer(ProcessBound):
             InvalidInput: a message is invalid, see ``index``; nothing was sent.
             BatchFailed: not all messages were stored; see ``outcomes``.
             NsqError: nothing was sent: TopicNotFound, TopicNotReady, LookupFailed and InvalidState as for `publish`,
-                PublishFailed if lookup knew no node at all for ``timeout``.
+                PublishFailed if lookup knew no node for ``timeout``.
 
-        When it is cancelled, any of the batches may be stored or not.
+        When cancelled, any batch may be stored or not.
         """
         listed = messages if type(messages) is list else _listed(messages, topic)
         if trace_ids and len(trace_ids) != len(listed):
@@ -501,19 +498,18 @@ class Producer(ProcessBound):
         max_bytes: int = 1 << 20,
         max_pending: int = 10_000,
     ) -> Batcher:
-        """Return a batcher, which collects single messages and publishes them in batches in the background.
+        """Return a batcher, which publishes single messages in batches in the background.
 
         Use it as an asynchronous context manager inside the producer's; see `Batcher`.
 
         Args:
-            topic: name of the topic.
-            linger: seconds that a message waits for others to join it.
-            max_count: messages of one batch.
-            max_bytes: bytes of one batch.
-            max_pending: messages that are accepted and not stored yet; `Batcher.add` waits beyond.
+            linger: seconds that a message waits for others.
+            max_count: messages per batch.
+            max_bytes: bytes per batch.
+            max_pending: accepted messages not yet stored; `Batcher.add` waits beyond.
 
         Raises:
-            InvalidInput: a name or a number that is not valid.
+            InvalidInput: invalid name or number.
             InvalidState: the producer is not open.
         """
         publisher = self._publisher

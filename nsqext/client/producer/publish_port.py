@@ -1,4 +1,4 @@
-"""What a producer offers to a thread that publishes by itself, as the blocking producer does."""
+"""The producer's port for threads that publish by themselves, as the blocking producer does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReadyPublish(NamedTuple):
-    """A message that can be sent now, and where to."""
+    """A message that can be sent now, and where."""
 
     request: MessageRequest
     route: Route
@@ -30,11 +30,10 @@ class ReadyPublish(NamedTuple):
 
     @property
     def node(self) -> PooledNode:
-        """The node that stores it."""
         return self.target.node
 
     def give_back(self) -> None:
-        """Leave the partition to the next publish, because this message is not sent."""
+        """Leave the partition to the next publish: this message is not sent."""
         if self.request.partition is None:
             self.route.give_back()
 
@@ -42,21 +41,21 @@ class ReadyPublish(NamedTuple):
 class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
-    `ready` and `attempt` may be called in any thread, by one thread at a time; the others run in the event loop of the
-    producer.
+    `ready` and `attempt` may be called in any thread, one thread at a time; other methods run in the producer's event
+    loop.
     """
 
     def __init__(self, producer: Producer) -> None:
-        self.options: ProducerOptions = producer._options  # the options of the producer
-        # whether nothing is published in threads: middleware and HTTP need the event loop
+        self.options: ProducerOptions = producer._options
+        # nothing is published in threads: middleware and HTTP need the event loop
         self.in_event_loop_only: bool = producer._publisher.around is not None or self.options.transport == "http"
-        self.counters: Counters = Counters()  # of messages that `attempt` stored
+        self.counters: Counters = Counters()  # of messages stored by `attempt`
         self._producer = producer
         self._sender = copy(producer._sender)
         self._sender.counters = self.counters
 
     def ready(self, topic: str, message: OutgoingMessage, partition: int | None) -> ReadyPublish | None:
-        """Return a message without key that can be sent now; None if the event loop has to publish it."""
+        """Return a message without key that can be sent now; None if the event loop must publish it."""
         routes = self._sender.routes
         route = routes.by_topic.get(topic)
         target = self._producer._ready_target(topic, message.body, partition, None)
@@ -66,7 +65,7 @@ class PublishPort:
         return ReadyPublish(request, route, target)
 
     def attempt(self, publish: ReadyPublish, blocking: BlockingConnection) -> Receipt:
-        """Publish once, on a connection of the calling thread; raises the error that `again` needs."""
+        """Publish once, on the calling thread's connection; raises the error for `again`."""
         request, _, target = publish
         try:
             command = request.command(target)
@@ -79,7 +78,7 @@ class PublishPort:
             raise request.refined(error) from error.__cause__
 
     async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
-        """Publish after an attempt that failed, with retries; raises what `nsqext.Producer.publish` raises."""
+        """Publish after a failed attempt, with retries; raises what `nsqext.Producer.publish` raises."""
         return (await self._producer._sender.publish_again(*publish, failure))[0]
 
     def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
@@ -87,6 +86,6 @@ class PublishPort:
         self._producer._tasks.start_soon(function)
 
     def abort(self) -> None:
-        """Cancel publishes that are still running; none is attempted again."""
+        """Cancel running publishes, without further attempts."""
         self._sender.close()
         self._producer._sender.close()

@@ -1,6 +1,6 @@
-"""Publish what cannot be sent at once: single messages, messages with a key, batches, and messages for a relay.
+"""Publish what cannot be sent at once: single and keyed messages, batches, and messages for a relay.
 
-What only some calls need (batches, the order of keys, delayed messages) is loaded with the first of these calls.
+What only some calls need (batches, the order of keys, delayed messages) is loaded with the first such call.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Publisher:
     """Publishes the calls of a producer, through its middleware."""
 
     def __init__(self, sender: Sender, tasks: BackgroundTasks) -> None:
-        self.around: SendNext | None = None  # publishes through the middleware; None without any
-        self.open: bool = False  # whether the producer accepts publishes
+        self.around: SendNext | None = None  # publishes through the middleware
+        self.open: bool = False  # the producer accepts publishes
         self._sender = sender
         self._routes = sender.routes
         self._options = sender.options
@@ -37,7 +37,7 @@ class Publisher:
 
     @cached_property
     def keys(self) -> KeyGroups:
-        """The order of the messages of a key, among all publishes of the producer."""
+        """The order of keys among all publishes of the producer."""
         from nsqext.client.producer.keys import KeyGroups, KeyLock
 
         return KeyGroups(self._sender, KeyLock(), self._tasks.start_soon)
@@ -66,7 +66,7 @@ class Publisher:
         return (await self._sender.wait_for_route(topic)).view.meta
 
     async def publish(self, publishing: Publishing) -> Sequence[Receipt]:
-        """Publish a call through the middleware; return a receipt for each message."""
+        """Publish a call through the middleware; return a receipt per message."""
         return await (self.around or self.send)(publishing)
 
     async def send(self, publishing: Publishing) -> Sequence[Receipt]:
@@ -108,7 +108,7 @@ class Publisher:
             self._batch_calls -= 1
 
     async def _send_message(self, publishing: Publishing) -> Receipt:
-        """Publish a message to its topic, or to the topic of the relays."""
+        """Publish a message to its topic or to the relays' topic."""
         message = publishing.messages[0]
         if publishing.delay is not None or publishing.via is not None or publishing.identity is not None:
             from nsqext.client.producer.delay import check_for_topic, relayed
@@ -131,7 +131,7 @@ class Publisher:
         delay: float | None = None,
         entered: Collection[TopicKey] = (),
     ) -> Receipt:
-        """Publish one message, past the middleware, to its topic; ``delay`` is for its consumers."""
+        """Publish one message to its topic, without middleware; ``delay`` is for its consumers."""
         self.check_open()
         options = self._routes.topic_options.of(topic)
         request = MessageRequest(options, topic, message, key=key, partition=partition, delay=delay)

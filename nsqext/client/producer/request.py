@@ -1,4 +1,4 @@
-"""Publish requests: check and encode messages, write the command for a target, read the response."""
+"""Publish requests: check and encode messages, write a target's command, read the response."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ _UNKNOWN = TopicMeta()
 _EXTEND = TopicMeta(extend_support=True)
 
 TopicKey = tuple[str, bytes]
-"""A topic and a key, whose messages are stored in order."""
+"""A topic and a key, the unit of order."""
 Outcome = Receipt | NsqError
-"""What became of a message."""
+"""How a message ended."""
 Encoded = tuple[bytes, bytes, int | None]
-"""Body, extend header (empty for no header) and trace id of a message, as they are sent."""
+"""Body, extend header (empty for none) and trace id as sent."""
 
 
 @frozen
 class OutgoingMessage:
-    """A message for `Producer.publish_many` and batchers that has more than a body.
+    """A message with more than a body, for `Producer.publish_many` and batchers.
 
-    What a user writes, and what middleware reads and replaces: it knows neither its topic nor what becomes of it.
+    Users write it, middleware reads and replaces it: it has neither topic nor outcome.
     """
 
-    body: bytes  #: the body; not empty
-    headers: Mapping[str, str] | None = None  #: extend headers; the topic has to support them
-    tag: str | None = None  #: tag for dispatch; the topic has to support extend headers
-    trace_id: int | None = None  #: trace id, 0 to 2**64 - 1
+    body: bytes  #: not empty
+    headers: Mapping[str, str] | None = None  #: extend headers; the topic must support them
+    tag: str | None = None  #: for dispatch; the topic must support extend headers
+    trace_id: int | None = None  #: 0 to 2**64 - 1
     #: messages with the same key are stored in one partition, in order; on extend topics consumers receive it
     key: str | bytes | int | None = None
     #: bytes of the extend header, stored as they are, in place of headers and tag; its ``##trace_id`` is the trace id.
@@ -75,32 +75,31 @@ class OutgoingMessage:
 
 @define(eq=False, kw_only=True)
 class Publishing:
-    """A publish in progress: one call, with what concerns all of its messages.
+    """A publish in progress: one call, with what concerns all its messages.
 
-    Middleware receives it, and so do the parts of a producer that a call needs.
+    Middleware and the parts of a producer receive it.
     """
 
-    topic: str  #: name of the topic
-    #: the messages as they were given, bodies among them; `messages` has them as objects
+    topic: str
+    #: messages as given, also bodies; `messages` has objects
     given: Sequence[bytes | OutgoingMessage] = field(alias="messages")
     batch: bool  #: whether `nsqext.Producer.publish_many` was called
-    key: str | bytes | int | None = None  #: key for all messages of a batch without a key of their own
-    partition: int | None = None  #: the partition that the caller chose
-    delay: float | None = None  #: seconds after which handlers receive the message
+    key: str | bytes | int | None = None  #: key for all messages of a batch without their own key
+    partition: int | None = None  #: chosen by the caller
+    delay: float | None = None  #: seconds until handlers receive the message
     via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
     identity: str | None = None  #: see `nsqext.Producer.publish`
-    receipts: Sequence[Receipt] = ()  #: receipts of the messages; empty until they are stored
-    #: functions that are called with the topic's meta when it is known, before the messages are encoded; they may
-    #: replace them
+    receipts: Sequence[Receipt] = ()  #: empty until the messages are stored
+    #: called with the topic's meta when it is known, before the messages are encoded; may replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
-    #: topics and keys whose lock the caller of the middleware has
+    #: topics and keys whose lock the middleware's caller has
     entered: Collection[TopicKey] = field(default=(), repr=False)
-    #: trace ids of the messages that were given as bodies; empty if they have no trace ids
+    #: trace ids of messages given as bodies; empty for none
     trace_ids: Sequence[int] = field(default=(), repr=False)
 
     @property
     def messages(self) -> list[OutgoingMessage]:
-        """The messages; a middleware may replace them, for example to add headers."""
+        """The messages; middleware may replace them, for example to add headers."""
         if type(self.given) is not list or self.trace_ids or bytes in map(type, self.given):
             given, self.trace_ids = with_trace_ids(self.given, self.trace_ids), ()
             self.given = [
@@ -116,7 +115,7 @@ class Publishing:
 def with_trace_ids(
     messages: Sequence[bytes | OutgoingMessage], trace_ids: Sequence[int]
 ) -> Sequence[bytes | OutgoingMessage]:
-    """Return bodies as messages with their trace ids; without trace ids, the messages as they are."""
+    """Return bodies as messages with trace ids; without trace ids, the messages unchanged."""
     if not trace_ids:
         return messages
     return [OutgoingMessage(body, trace_id=trace_id) for body, trace_id in zip(messages, trace_ids, strict=True)]  # type: ignore[arg-type]
@@ -139,7 +138,7 @@ class PublishOptions(TypedDict, total=False):
 def key_bytes(key: str | bytes | int) -> bytes:
     """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
 
-    Empty keys are refused: a header with empty text counts as no key, where servers and consumers read it.
+    Empty keys are refused: servers and consumers read a header with empty text as no key.
 
     Raises InvalidInput.
     """
@@ -162,7 +161,7 @@ def key_bytes(key: str | bytes | int) -> bytes:
 def keys_of(
     messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
 ) -> set[bytes]:
-    """Return the keys that decide partitions: none if ``partition`` is chosen for all messages. Raises InvalidInput."""
+    """Return the keys that decide partitions; empty if ``partition`` is chosen for all. Raises InvalidInput."""
     if partition is not None:
         return set()
     own = [message.key if isinstance(message, OutgoingMessage) else None for message in messages]
@@ -173,7 +172,7 @@ def keys_of(
 
 
 def check_choice(key: object, partition: object) -> None:
-    """Raise when both key and partition are given, or the partition is not a partition number."""
+    """Raise for both key and partition, or an invalid partition number."""
     if partition is not None:
         if key is not None:
             raise InvalidPartition("key and partition were both given", hint="give one of them")
@@ -181,21 +180,21 @@ def check_choice(key: object, partition: object) -> None:
 
 
 def check_delay(delay: float, topic: str) -> float:
-    """Return the delay of a publish in seconds; raises InvalidInput."""
+    """Return a publish's delay in seconds; raises InvalidInput."""
     if not is_delay(delay):
         raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
     return delay
 
 
 def due_after(delay: float) -> int:
-    """Return when a message is due that is published now with a delay in seconds: milliseconds since 1970."""
+    """Return the due time of a message published now with ``delay`` seconds, in milliseconds since 1970."""
     return ceil((time.time() + delay) * 1000)
 
 
 def check_supported(target: Target, *, header: bool) -> None:
-    """Raise where a topic does not accept headers, tag or key, or, without ``header``, a server no trace ids.
+    """Raise where a topic accepts no headers, tag or key, or, without ``header``, a server no trace ids.
 
-    Without metadata of the topic (fixed nodes) a redesigned server decides.
+    Without the topic's metadata (fixed nodes) a redesigned server decides.
     """
     if target.meta.partition_num:
         if header and not target.meta.extend_support:
@@ -213,12 +212,12 @@ def check_supported(target: Target, *, header: bool) -> None:
 
 
 def logs_traces(topic: str, meta: TopicMeta) -> bool:
-    """Return whether the trace log needs the receipts of a topic, so that its messages get the trace id 0."""
+    """Return whether the trace log needs a topic's receipts, so that its messages get trace id 0."""
     return trace_log.active and trace_log.wants(topic) and meta.partition_num > 0
 
 
 def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:
-    """Return the trace id of a message that has none: a random one to settle by, 0 for the trace log, or None.
+    """Return the trace id of a message without one given: random to settle by, 0 for the trace log, or None.
 
     Raises OperationNotSupported.
     """
@@ -242,13 +241,13 @@ def encode_message(
     default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
-    """Check a message and return body, extend header and trace id as they are sent.
+    """Check a message; return body, extend header and trace id as sent.
 
     Args:
-        options: limits and compression, for the topic (`nsqext.client.producer.options.TopicOptions`).
-        meta: meta of the topic; without extend support neither key nor compression adds a header.
-        default_trace: trace id if the message has none; see `default_trace_id`.
-        due: when a delayed message is due, in milliseconds since 1970.
+        options: limits and compression for the topic (`nsqext.client.producer.options.TopicOptions`).
+        meta: without extend support neither key nor compression adds a header.
+        default_trace: trace id of a message without trace id; see `default_trace_id`.
+        due: due time of a delayed message, in milliseconds since 1970.
 
     Raises InvalidInput.
     """
@@ -277,7 +276,7 @@ def encode_parts(
     default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
-    """Do the work of `encode_message` without a message object, which costs as much as all checks."""
+    """Do the work of `encode_message` without a message object, which would cost as much as all checks."""
     limit = options.max_message_size
     header = b""
     if options.key_tags:
@@ -318,7 +317,7 @@ def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
 def _compress(
     options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
 ) -> tuple[bytes, Mapping[str, str] | None]:
-    """Return a compressed body and the headers that say so; unchanged where that is not smaller, or was done before."""
+    """Return a compressed body and the headers that declare it; unchanged if not smaller or already compressed."""
     from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 
     if COMPRESS_HEADER in (headers or {}):
@@ -329,7 +328,7 @@ def _compress(
 
 
 def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> Command:
-    """Return the command that publishes one message, which `encode_message` encoded; raises ExtendNotSupported."""
+    """Return the command for one encoded message; raises ExtendNotSupported."""
     if header:
         if not target.meta.extend_support:
             check_supported(target, header=True)
@@ -353,26 +352,26 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
 
 
 class Known(NamedTuple):
-    """A record that was acknowledged."""
+    """An acknowledged record."""
 
-    number: int  # how many were acknowledged before by this producer
+    number: int  # how many this producer had acknowledged before
     receipt: Receipt  # where it was stored
 
 
 class SentTo(NamedTuple):
-    """Where a publish was sent to."""
+    """Where a publish was sent."""
 
     partition: int | None
     node: str  # ``host:port`` of the node
     connection: PooledConnection
-    since: Known | None  # the record that was acknowledged last before; None if none was
+    since: Known | None  # the record acknowledged last before
 
 
 _clock = time.monotonic
 
 
 class PublishRequest:
-    """One publish command: `MessageRequest` for a message, `nsqext.client.producer.batch.Batch` for many."""
+    """One publish command: `MessageRequest` for one message, `nsqext.client.producer.batch.Batch` for many."""
 
     __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "started", "topic")
 
@@ -380,13 +379,13 @@ class PublishRequest:
         self, topic: str, partition: int | None = None, key: bytes | None = None, started: float | None = None
     ) -> None:
         self.topic: str = topic
-        # when the publish began, in seconds of the monotonic clock; its timeout begins then
+        # begin of the publish and its timeout, in seconds of the monotonic clock
         self.started: float = _clock() if started is None else started
         self.key: bytes | None = key  # decides the partition
-        self.partition: int | None = partition  # the partition that the caller chose
-        self.in_doubt: bool = False  # sent, and no response received yet
+        self.partition: int | None = partition  # chosen by the caller
+        self.in_doubt: bool = False  # sent without response so far
         self.breaks: bool = False  # an error response leaves the stream out of step (captured in pub_ext_on_plain)
-        # where the latest attempt was sent to; set with ``on_unknown="settle"`` only
+        # of the latest attempt; only with ``on_unknown="settle"``
         self.sent_to: SentTo | None = None
 
     @property
@@ -401,7 +400,7 @@ class PublishRequest:
 
     @property
     def trace_ids(self) -> Sequence[int | None]:
-        """Trace id of each message, as it was sent last."""
+        """Trace id of each message as last sent."""
         raise NotImplementedError
 
     @property
@@ -410,9 +409,9 @@ class PublishRequest:
         raise NotImplementedError
 
     def refined(self, error: NsqError) -> NsqError:
-        """Return the error of an attempt as it counts for this request.
+        """Return an attempt's error as it counts for this request.
 
-        The message that is too large may be a message of another client.
+        The too large message may be another client's.
         """
         if isinstance(error, RecordTooLarge) and error.size > self.largest + _RECORD_PARTS:
             return PubRefused(error.code, error.description, node=error.node)
@@ -428,9 +427,9 @@ class PublishRequest:
 
 
 class MessageRequest(PublishRequest):
-    """One message with all that is known of its publish, in a command of its own, or while it waits for a `Batch`.
+    """One message with its publish, in its own command or waiting for a `Batch`.
 
-    The key is given apart; ``message.key`` is ignored. ``delay`` is in seconds. Raises InvalidInput.
+    ``message.key`` is ignored for ``key``. ``delay`` is in seconds. Raises InvalidInput.
     """
 
     __slots__ = ("_default_trace", "_delay", "_due", "_options", "_trace_id", "message", "on_outcome", "outcome")
@@ -448,7 +447,7 @@ class MessageRequest(PublishRequest):
     ) -> None:
         super().__init__(topic, partition, key, started)
         self.message: bytes | OutgoingMessage = message
-        # of a message that another task publishes: what became of it, and a function to call then
+        # of a message that another task publishes: its outcome, and a function to call then
         self.outcome: Outcome | None = None
         self.on_outcome: Callable[[], object] | None = None
         self._options = options
@@ -458,7 +457,7 @@ class MessageRequest(PublishRequest):
         self._default_trace: int | None = None
 
     def check(self) -> None:
-        """Raise InvalidInput where topic or message are not valid, whatever the topic supports."""
+        """Raise InvalidInput for an invalid topic or message, whatever the topic supports."""
         check_topic(self.topic)
         self.size()
 
@@ -468,13 +467,13 @@ class MessageRequest(PublishRequest):
         return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     def settle(self, outcome: Outcome) -> None:
-        """Set the outcome, if it is not set."""
+        """Set the outcome unless it is set."""
         self.outcome = self.outcome or outcome
         if self.on_outcome is not None:
             self.on_outcome()
 
     def result(self) -> Receipt:
-        """Return the receipt of a message that was settled; raises its error."""
+        """Return the receipt of a settled message; raises its error."""
         if isinstance(self.outcome, Receipt):
             return self.outcome
         raise self.outcome or InvalidState("the message is not published yet", topic=self.topic)
@@ -487,7 +486,7 @@ class MessageRequest(PublishRequest):
 
     def encoded(self, meta: TopicMeta) -> Encoded:
         """Return body, extend header and trace id for a topic; see `encode_message`. Raises InvalidInput."""
-        if not self._default_trace:  # all attempts have the same, by which they are settled
+        if not self._default_trace:  # the same for all attempts, which are settled by it
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace
         return encode_message(self._options, meta, self.message, self.key, default_trace=default, due=self._due)
@@ -518,7 +517,7 @@ class MessageRequest(PublishRequest):
     def _deferred_command(self, target: Target, delay: float) -> Command:
         """Return the delayed publish of the original NSQ.
 
-        A delay that it refuses would end the connection, and leave the outcome of other publishes unknown.
+        A refused delay would end the connection, and leave other publishes' outcomes unknown.
         """
         if delay > self._options.max_delay:
             raise DelayNotSupported(

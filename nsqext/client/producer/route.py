@@ -1,4 +1,4 @@
-"""The routes of topics: the node and the command lines for each partition, kept up to date with lookup."""
+"""The routes of topics: node and command lines for each partition, kept up to date with lookup."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from nsqext.protocol.hashing import KeyHash
     from nsqext.types import Address
 
-_REST = 0.5  # seconds for which a target that refused a publish is avoided
+_REST = 0.5  # seconds for which a target is avoided after it refused a publish
 _pack = Struct(">I").pack
 _clock = time.monotonic
 
 
 class Target:
-    """A partition and the node that leads it, with the command lines for it."""
+    """A partition with its leader and command lines."""
 
     __slots__ = ("_lines", "_pub", "meta", "node", "partition", "receipt", "rest_until", "topic")
 
     def __init__(self, topic: str, partition: int | None, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
-        self.meta: TopicMeta = meta  # metadata of the topic
+        self.meta: TopicMeta = meta
         self.partition: int | None = partition  # None on a server without partitions
         self.node: PooledNode = node
         self.receipt: Receipt = Receipt(topic, partition, node.node)  # of an untraced publish
-        # a target that refused a publish is avoided until then, in seconds of the monotonic clock; 0 for never
+        # avoided until then after a refusal, in seconds of the monotonic clock; 0 for never
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
         self._pub = self.line("PUB")
@@ -68,21 +68,21 @@ class Target:
         return line
 
     def pub(self, body: bytes) -> Command:
-        """Return the command that publishes one message without headers and trace id."""
+        """Return the command for one message without headers and trace id."""
         if len(body) >= LARGE:
             return LargeCommand(self._pub + _pack(len(body)), body)
         return b"%b%b%b" % (self._pub, _pack(len(body)), body)
 
     def refused(self) -> None:
-        """Avoid the target for a while, because the node refused a publish."""
+        """Avoid the target for a while: the node refused a publish."""
         self.rest_until = _clock() + _REST
 
 
 class Route:
     """Targets of one topic, made from one partition map.
 
-    The round robin of the previous route continues. The first route starts at random: partitions get the same load from
-    many producers that each publish a single message.
+    The round robin of the previous route continues. The first route starts at random: many producers with a single
+    message each load all partitions equally.
     """
 
     __slots__ = ("_key_partitions", "_least_pending", "_next", "meta", "partitions", "targets", "topic", "used", "view")
@@ -105,11 +105,11 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
-        # targets of messages without key; without partitions that lookup does not list at the moment, unless there are
-        # no others
+        # targets of messages without key; without partitions that lookup does not list at the moment, unless no others
+        # exist
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
-        self.used: bool = True  # something was published since this was last set to False
-        # of the next two targets, a message without key is sent to the target with fewer pending requests
+        self.used: bool = True  # something was published since this was set to False
+        # of the next two targets, a message without key goes to the target with fewer pending requests
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else random.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0
@@ -118,7 +118,7 @@ class Route:
         self._key_partitions: int = view.partition_num if placed else before
 
     def next(self) -> Target:
-        """Return the next target of the round robin, usable or not; raises InvalidSetting or PartitionUnavailable."""
+        """Return the round robin's next target, usable or not; raises InvalidSetting or PartitionUnavailable."""
         targets = self.targets
         count = len(targets)
         if not count:
@@ -140,13 +140,13 @@ class Route:
         return target
 
     def give_back(self) -> None:
-        """Undo the last `next`, whose target was not used."""
+        """Undo the last `next`; its target was not used."""
         self._next -= 1
 
     def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the best of the next targets of the round robin; raises InvalidSetting or PartitionUnavailable.
+        """Return the best of the round robin's next targets; raises InvalidSetting or PartitionUnavailable.
 
-        In order of importance, it was not tried, it is not avoided, its node is reachable, its node was not tried.
+        Preferred, in this order: not tried, not avoided, with a reachable node, with an untried node.
         """
         first = self.next()
         if not tried and not first.rest_until and not first.node.rest_until:
@@ -166,15 +166,15 @@ class Route:
         return best
 
     def all_targets(self) -> Sequence[Target]:
-        """Return all targets, including those that lookup does not list at the moment."""
+        """Return all targets, even if lookup does not list them at the moment."""
         return (*self.targets, *self.partitions.values())
 
     def untried(self, tried: Collection[Target]) -> bool:
-        """Return whether a partition (a node, where there are no partitions) is not among these."""
+        """Return whether any partition (any node, without partitions) is untried."""
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key; added partitions count when each has had a leader. Raises InvalidPartition."""
+        """Return the partition of a key; added partitions count once each has had a leader. Raises InvalidPartition."""
         count = self._key_partitions
         if count <= 0:
             raise InvalidPartition(
@@ -224,9 +224,9 @@ class Route:
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _PROVISIONAL = 0.5
-"""Seconds for which any nodes are used for a topic that lookup does not know, before lookup is asked again."""
+"""Seconds for which any nodes serve a topic unknown to lookup, before lookup is asked again."""
 _UPGRADE_CHECK = 1.0
-"""Seconds after lookup said that a topic has no extend support, during which it is not asked about that again."""
+"""Seconds after lookup reported no extend support, in which it is not asked again."""
 
 
 class RouteTable:
@@ -236,10 +236,10 @@ class RouteTable:
         self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
     ) -> None:
         self.by_topic: dict[str, Route] = {}
-        # run the refreshes in the background; None before the producer is open
+        # for background refreshes; None before the producer is open
         self.tasks: BackgroundTasks | None = None
-        self.topic_options: TopicOptions = TopicOptions(options)  # the options for single topics
-        self.asks_lookup: bool = metadata.has_lookup  # whether there is a lookup service, rather than fixed nodes
+        self.topic_options: TopicOptions = TopicOptions(options)  # options for single topics
+        self.asks_lookup: bool = metadata.has_lookup  # lookup service, not fixed nodes
         self._options = options
         self._metadata = metadata
         self._pool = pool
@@ -261,15 +261,15 @@ class RouteTable:
         return self._options.key_function()
 
     def current(self, topic: str) -> Route | None:
-        """Return the route of a topic if it is up to date."""
+        """Return a topic's route if it is up to date."""
         route = self.by_topic.get(topic)
         return route if route is not None and route.view is self._metadata.cached(topic, "w") else None
 
     async def find(self, topic: str) -> Route:
-        """Return the route of a topic, asking lookup where it is unknown.
+        """Return a topic's route; ask lookup if it is unknown.
 
-        Raises TopicNotFound, TopicNotReady, LookupFailed, PartitionUnavailable, or ExtendNotSupported where
-        ``compression`` names a topic that does not support it.
+        Raises TopicNotFound, TopicNotReady, LookupFailed, PartitionUnavailable, or ExtendNotSupported if
+        ``compression`` names a topic without support.
         """
         view = self._metadata.cached(topic, "w")
         if view is None or not view.known:
@@ -310,7 +310,7 @@ class RouteTable:
         return found
 
     async def _any_nodes(self, topic: str) -> PartitionMap | None:
-        """Return all nodes of the original NSQ, which creates a topic at its first publish; None if any is redesigned.
+        """Return all nodes of the original NSQ, which creates topics at their first publish; None if any is redesigned.
 
         Raises PartitionUnavailable or LookupFailed.
         """
@@ -335,7 +335,7 @@ class RouteTable:
         return self._metadata.of_nodes(topic, nodes)
 
     def waits_for_lookup(self, error: LookupFailed) -> bool:
-        """Return whether a publish waits for lookup to answer: for ``lookup_timeout`` while it has never answered."""
+        """Return whether a publish waits for lookup: for ``lookup_timeout`` while it has never answered."""
         if not error.retryable:
             return False
         if self._answered:
@@ -351,9 +351,9 @@ class RouteTable:
         return now < self._waiting_since + self._options.lookup_timeout
 
     async def upgraded(self, topic: str, partitions: int = 0) -> bool:
-        """Query lookup whether an administrator has added extend support to a topic, or partitions up to a number.
+        """Ask lookup whether a topic got extend support, or partitions up to a number.
 
-        After a negative answer it is not asked for a second, and False is returned.
+        After a negative answer it is not asked for one second; the result is False.
         """
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False
@@ -373,14 +373,14 @@ class RouteTable:
         return False
 
     async def lacks_channel(self, topic: str, partition: int | None) -> bool:
-        """Return whether lookup does not offer a partition to producers because it has no channel."""
+        """Return whether lookup hides a partition from producers for lack of a channel."""
         try:
             return partition is not None and await self._metadata.lacks_channel(topic, partition)
         except NsqError:
             return False
 
     async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
-        """Wait for an answer of lookup that is newer than a partition map; see `MetadataCache.refresh`."""
+        """Wait for a lookup answer newer than a partition map; see `MetadataCache.refresh`."""
         await self._metadata.refresh(topic, "w", failed=view, partition=partition)
 
     def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
@@ -420,7 +420,7 @@ class RouteTable:
         self._keep_nodes()
 
     def _view_changed(self, view: PartitionMap) -> None:
-        """Report leaders that moved; the next publish compares the partition map itself."""
+        """Report moved leaders; the next publish compares the partition map itself."""
         before, self._leaders[view.topic] = self._leaders.get(view.topic, {}), view.leaders
         for partition, node in view.leaders.items():
             known = before.get(partition, node)

@@ -1,4 +1,4 @@
-"""Send publish requests, count them, and retry them until they are stored, permanently refused, or timed out."""
+"""Send and count publish requests; retry them until they are stored, permanently refused, or timed out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Counters:
-    """The numbers that publishes count; see `nsqext.client.producer.statistics.ProducerStatistics`."""
+    """Counts of publishes; see `nsqext.client.producer.statistics.ProducerStatistics`."""
 
     def __init__(self) -> None:
         self.stored: int = 0
@@ -53,11 +53,11 @@ class Counters:
         self.bytes_sent: int = 0
 
 
-_PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has pauses of its own
+_PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has its own pauses
 _KEPT_FIRST = 4
-_KEPT_LAST = 16  # errors of attempts that are kept: the first 4 and the last 16
-_EXPLAINED = 8  # failed attempts of a publish, until lookup is asked again why it does not offer the partition
-_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried
+_KEPT_LAST = 16  # kept errors of attempts: the first 4 and the last 16
+_EXPLAINED = 8  # failed attempts until lookup is asked again why it does not offer the partition
+_MOVES = 3  # failures after which even a publish for any partition pauses before a retry
 
 _clock = time.monotonic
 
@@ -70,13 +70,13 @@ def outcome_unknown(error: NsqError) -> bool:
 
 
 def delivery_unknown(reason: str, **where: Any) -> DeliveryUnknown:
-    """Return the error of a publish that was sent, with the reason why its outcome is unknown."""
+    """Return the error of a sent publish, with the reason why its outcome is unknown."""
     hint = "publishing it again may store it twice"
     return DeliveryUnknown(f"the message may have been stored: {reason}", **{"hint": hint, **where})
 
 
 class AttemptErrors:
-    """The errors of the attempts of one publish decide whether and when it is attempted again, and what it raises.
+    """The errors of one publish's attempts: they decide whether and when it is retried, and what it raises.
 
     Memory is bounded.
     """
@@ -87,8 +87,8 @@ class AttemptErrors:
         self._options = options
         self._first: list[NsqError] = []
         self._last: deque[NsqError] = deque(maxlen=_KEPT_LAST)
-        self.count: int = 0  # number of failed attempts
-        self.unknown: bool = False  # the outcome of an attempt is unknown
+        self.count: int = 0  # failed attempts
+        self.unknown: bool = False  # an attempt's outcome is unknown
         for error in errors:
             self.add(error)
 
@@ -100,7 +100,7 @@ class AttemptErrors:
 
     @property
     def kept(self) -> tuple[NsqError, ...]:
-        """The errors that were kept, oldest first."""
+        """The kept errors, oldest first."""
         return (*self._first, *self._last)
 
     @property
@@ -122,7 +122,7 @@ class AttemptErrors:
         return min(pause, _PACED) if paced else pause
 
     def refusal(self) -> NsqError:
-        """Return the error of a publish whose last error is not retried."""
+        """Return the error of a publish whose last error is final."""
         last = self.last
         if self.unknown and not isinstance(last, DeliveryUnknown):
             return self._unknown(last.message)
@@ -160,14 +160,14 @@ class Sender:
         self.options: ProducerOptions = options
         self.routes: RouteTable = routes
         self.pool: ConnectionPool = pool
-        self.counters: Counters = Counters()  # what was published
+        self.counters: Counters = Counters()
         self.settler: Settler | None = None  # with ``on_unknown="settle"``
-        # cancel scopes of publishes that are not on the fast path, and of waits for the lookup service
+        # of publishes off the fast path, and of waits for the lookup service
         self.attempts: set[anyio.CancelScope] = set()
-        self.closed: bool = False  # whether the producer was closed; no further request is sent
+        self.closed: bool = False  # the producer was closed; no further request is sent
 
     async def publish(self, request: PublishRequest) -> list[Receipt]:
-        """Publish, and return a receipt for each message."""
+        """Publish; return a receipt per message."""
         if self.closed:
             self.counters.failed += request.count
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
@@ -188,7 +188,7 @@ class Sender:
     async def publish_again(
         self, request: PublishRequest, route: Route | None, target: Target, failure: NsqError
     ) -> list[Receipt]:
-        """Publish after an attempt that failed, and return a receipt for each message; see `publish`."""
+        """Publish after a failed attempt; return a receipt per message; see `publish`."""
         return await PublishAttempt(self, request).run(route, target, failure)
 
     def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
@@ -200,7 +200,7 @@ class Sender:
         return route.any(tried)
 
     async def send(self, request: PublishRequest, target: Target, connection: PooledConnection) -> list[Receipt]:
-        """Send a request once, wait for the response, and return the receipts; raises DeliveryUnknown."""
+        """Send a request once, and return the receipts of its response; raises DeliveryUnknown."""
         if self.settler is not None:
             self.settler.sending(request, target, connection)
         command = request.command(target)
@@ -217,7 +217,7 @@ class Sender:
     def receipts(
         self, request: PublishRequest, target: Target, connection: PooledConnection, response: bytes, size: int
     ) -> list[Receipt]:
-        """Read the response to a request, and count it; raises DeliveryUnknown."""
+        """Parse and count the response to a request; raises DeliveryUnknown."""
         try:
             receipts = request.receipts(target, response)
         except ProtocolError as error:
@@ -238,7 +238,7 @@ class Sender:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
     async def wait_for_route(self, topic: str, started: float | None = None) -> Route:
-        """Return the route of a topic, waiting while lookup does not respond or knows no node.
+        """Return a topic's route; wait while lookup does not respond or knows no node.
 
         Raises TopicNotFound, TopicNotReady, LookupFailed or PublishFailed.
         """
@@ -247,7 +247,7 @@ class Sender:
     async def wait_for_lookup(
         self, ask: Callable[[], Awaitable[T]], started: float | None = None, *, retry: bool = True
     ) -> T:
-        """Return the result of a lookup request, waiting while lookup does not respond or knows no node.
+        """Return a lookup request's result; wait while lookup does not respond or knows no node.
 
         ``timeout`` began at ``started``, by default now; without ``retry`` the first error is raised.
 
@@ -273,20 +273,20 @@ class Sender:
         raise errors.given_up(self.time_over())
 
     def time_over(self) -> str:
-        """Return why a publish is not attempted again, for the text of its error."""
+        """Return why a publish is not attempted again, for its error."""
         return "before the producer was closed" if self.closed else f"within {self.options.timeout:g} s"
 
     # Closing
 
     def close(self) -> None:
-        """Cancel the publishes that are still running."""
+        """Cancel running publishes."""
         self.closed = True
         for scope in self.attempts:
             scope.cancel()
 
 
 class PublishAttempt:
-    """All attempts of one publish request, after a failure on the fast path or without a ready connection."""
+    """All attempts of a publish request, after a failure on the fast path or without a ready connection."""
 
     __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_tried")
 
@@ -301,7 +301,7 @@ class PublishAttempt:
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
-        """Publish, and return the receipts; after an attempt on the fast path, with its route, target and error."""
+        """Publish, and return the receipts; continue a failed attempt of the fast path, if given."""
         sender, request = self._sender, self._request
         self._route = route
         try:
@@ -336,7 +336,7 @@ class PublishAttempt:
             self._errors = AttemptErrors(sender.options)
 
     async def _settled(self, unknown: DeliveryUnknown) -> list[Receipt] | None:
-        """Return the receipts of messages that were stored; None if they were not. Raises DeliveryUnknown."""
+        """Return the receipts of stored messages; None if they were not stored. Raises DeliveryUnknown."""
         sender = self._sender
         if sender.settler is None or sender.closed:
             raise unknown
@@ -355,7 +355,7 @@ class PublishAttempt:
         sender.attempts.add(self._scope)
         try:
             with self._scope:
-                if sender.closed:  # which broke the connection: there is an outcome to report, and no retry
+                if sender.closed:  # the close broke the connection: there is an outcome to report, and no retry
                     self._scope.cancel()
                 self._scope.deadline = anyio.current_time() + max(0.0, left)
                 return await self._attempt_until_stored(target, failure)
@@ -380,7 +380,7 @@ class PublishAttempt:
         raise refusal from refusal.__cause__
 
     async def _retries(self) -> bool:
-        """Return whether the publish is retried, after the pause and the refresh that the latest error requires."""
+        """Return whether the publish is retried, after the pause and refresh that its latest error requires."""
         sender, errors, topic = self._sender, self._errors, self._request.topic
         last = errors.last
         if isinstance(last, ExtendNotSupported):
@@ -438,7 +438,7 @@ class PublishAttempt:
             raise
 
     async def _explained(self, error: PartitionUnavailable) -> PartitionUnavailable:
-        """Return the error of a partition that lookup does not offer; it says so if the partition has no channel."""
+        """Return the error of a partition without offer from lookup, with the reason if it has no channel."""
         topic, partition = self._request.topic, error.partition
         if self._errors.count % _EXPLAINED == 1:
             self._lacks_channel = await self._sender.routes.lacks_channel(topic, partition)
@@ -461,7 +461,7 @@ class PublishAttempt:
 
 
 def out_of_step(target: Target, connection: PooledConnection, error: ProtocolError) -> DeliveryUnknown:
-    """Close a connection whose responses do not belong to the commands; return the error to raise."""
+    """Close a connection whose responses do not match the commands; return the error to raise."""
     error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     connection.fail(error)
     hint = "the server's responses do not match the commands; publishing again may store it twice"

@@ -1,8 +1,7 @@
-"""Settle publishes whose outcome is unknown: look for the messages in the log of the partition.
+"""Settle publishes with unknown outcome: look for the messages in the partition's log.
 
-With ``on_unknown="settle"`` every message has a trace id of its own: receipts have offsets, and the log identifies
-messages. A publish of unknown outcome is looked for from the last offset that was acknowledged before it was sent. The
-end of the log is searched on an ephemeral channel of its own.
+With ``on_unknown="settle"`` every message has its own trace id: receipts have offsets, and the log identifies messages.
+The search begins at the last offset acknowledged before the publish was sent, on a separate ephemeral channel.
 """
 
 from __future__ import annotations
@@ -44,32 +43,32 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 _clock = time.monotonic
 
 _GRACE = 0.5
-"""Seconds from a leader's response until it has executed or dropped commands of connections that had ended before."""
+"""Seconds from a leader's response until it has executed or dropped commands of ended connections."""
 _TICK = 0.25
 _STALL = 2.0
-"""Seconds without progress after which the channel is opened again: a server may lose the move of a channel."""
+"""Seconds without progress until the channel is opened again, because a server may lose the move of a channel."""
 _READY = 2000
 _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer_timeout=0.01)
 
 
 class LogSearch:
-    """Reads the log of a partition from a record to its end.
+    """Reads a partition's log from a record to its end.
 
-    Each connection reads the last known record once more. Another record in its place means that the topic was deleted
-    and created again; the new log is read from its begin.
+    Each connection reads the last known record again. Another record in its place means that the topic was deleted and
+    created again; the new log is read from its begin.
     """
 
     def __init__(
         self, metadata: MetadataCache, connection: ConnectionOptions, topic: str, partition: int, since: Receipt | None
     ) -> None:
-        self.found: dict[int, Receipt] = {}  # receipts of the messages with trace id, by trace id
-        self.node: str = ""  # the leader that responded last; empty before
-        self.error: NsqError | None = None  # why the last pass ended early; None where none did
+        self.found: dict[int, Receipt] = {}  # by trace id
+        self.node: str = ""  # the leader that responded last
+        self.error: NsqError | None = None  # why the last pass ended early
         self._metadata = metadata
         self._options = evolve(_CONSUMER, connection=connection)
         self._topic = topic
         self._partition = partition
-        self._last = since  # an acknowledged record to begin with; None for the first retained record
+        self._last = since  # acknowledged record to begin with; None for the first retained record
         self._checked = False
         self._replaced = False
         self._next = 0
@@ -80,10 +79,10 @@ class LogSearch:
         self._raw = RawMessage()
 
     async def run(self, wanted: Collection[int]) -> None:
-        """Read until all wanted trace ids are found, or the end is reached; raises DataLoss.
+        """Read until all wanted trace ids are found, or to the end; raises DataLoss.
 
-        Errors of servers are retried without limit; the caller cancels. Nothing is added to ``wanted`` while
-        connections that sent its messages are open.
+        Server errors are retried without limit; the caller cancels. Nothing is added to ``wanted`` while connections
+        that sent its messages are open.
         """
         self._wanted = set(wanted)
         await self._read_to_end()
@@ -113,7 +112,7 @@ class LogSearch:
             await self._metadata.refresh(self._topic, "r", view, self._partition)
 
     async def _pass(self, view: PartitionMap) -> None:
-        """Read with one connection; return at the end. Raises DataLoss."""
+        """Read to the end on one connection. Raises DataLoss."""
         leader = view.leaders.get(self._partition)
         http = None if leader is None else view.http.get(leader)
         if leader is None or http is None:
@@ -134,7 +133,7 @@ class LogSearch:
             reader.end()
 
     def _begin(self, start: int) -> int:
-        """Return the offset to begin with at a leader, whose log begins at ``start``; the end if nothing is new."""
+        """Return the offset to begin with at a leader whose log begins at ``start``; the end if nothing is new."""
         last = self._last
         if last is None or last.offset is None or last.size is None:
             return start
@@ -177,7 +176,7 @@ class LogSearch:
         return not self._wanted or self._next >= self._end
 
     async def _watch(self, reader: PartitionReader, http: Address) -> None:
-        """Answer heartbeats until the end is reached; follow an end that moves back, where a write was undone."""
+        """Answer heartbeats until the end is reached; follow an end that an undone write moves back."""
         while not self._done.is_set():
             with anyio.move_on_after(_TICK):
                 await self._done.wait()
@@ -229,18 +228,18 @@ def _replaced(reason: str) -> NsqError:
     return PartitionUnavailable(f"the log was replaced while it was searched: {reason}")
 
 
-_PAUSE = 0.5  # seconds until the log is searched again for a publish whose connection is still open
+_PAUSE = 0.5  # seconds until the next search for a publish whose connection is open
 
 
 @mutable
 class _Searches:
     """Searches of one partition, one at a time."""
 
-    lock: anyio.Lock = field(factory=anyio.Lock)  # held by the task that searches
-    # by publish, the trace ids that are looked for, and since which record
+    lock: anyio.Lock = field(factory=anyio.Lock)  # held by the searching task
+    # by publish, the wanted trace ids, and since which record
     waiting: dict[PublishRequest, tuple[Sequence[int], Known | None]] = field(factory=dict)
     latest: LogSearch | None = None  # the last search that ended
-    searched: frozenset[PublishRequest] = frozenset()  # the publishes that it looked for
+    searched: frozenset[PublishRequest] = frozenset()  # its publishes
 
 
 class Settler:
@@ -254,21 +253,21 @@ class Settler:
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
 
     def sending(self, request: PublishRequest, target: Target, connection: PooledConnection) -> None:
-        """Remember where a request is sent to."""
+        """Remember where a request is sent."""
         since = self._acknowledged.get((request.topic, target.partition))
         request.sent_to = SentTo(target.partition, target.node.node, connection, since)
 
     def stored(self, receipts: Iterable[Receipt]) -> None:
-        """Remember the last message of each partition that was acknowledged.
+        """Remember the last acknowledged message of each partition.
 
-        Not the message with the largest offset: a topic that is deleted and created again begins with offset 0.
+        Not the largest offset: a topic that is created again begins with offset 0.
         """
         for receipt in receipts:
             if receipt.offset is not None:
                 self._acknowledged[receipt.topic, receipt.partition] = Known(next(self._count), receipt)
 
     async def settle(self, request: PublishRequest, unknown: DeliveryUnknown) -> list[Receipt] | None:
-        """Look for the messages of a request in the log; return their receipts, None if they never will be stored.
+        """Look for a request's messages in the log; return their receipts, None if they will never be stored.
 
         Cancellation ends the search. Raises DeliveryUnknown.
         """
@@ -299,7 +298,7 @@ class Settler:
         raise _still_unknown(unknown, reason, searches.latest) from unknown
 
     async def _search(self, searches: _Searches, request: PublishRequest, partition: int) -> LogSearch:
-        """Return a search that began after this call, and looked for a request; waiting publishes share it."""
+        """Return a search for a request that began after this call; waiting publishes share it."""
         searches.searched -= {request}
         async with searches.lock:
             if searches.latest is not None and request in searches.searched:
@@ -316,7 +315,7 @@ class Settler:
 
 
 def _ended(unknown: DeliveryUnknown) -> bool:
-    """Return whether no server can still execute the publish: its connection has ended, or it was refused."""
+    """Return whether no server can still execute the publish: its connection ended, or it was refused."""
     cause = unknown.__cause__
     return cause is not None and not isinstance(cause, RequestTimeout)
 

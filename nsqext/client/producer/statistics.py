@@ -9,12 +9,12 @@ from attrs import frozen
 class ProducerStatistics:
     """Numbers of a producer since it was opened; a snapshot."""
 
-    connections: int  #: connections to nodes at the moment
-    pending: int  #: commands that were sent and have received no response so far
-    stored: int  #: messages that were stored
-    failed: int  #: messages that were not stored, and whose publish raised an error other than `InvalidInput`
+    connections: int  #: connections to nodes now
+    pending: int  #: sent commands without response
+    stored: int  #: stored messages
+    failed: int  #: messages not stored, whose publish raised another error than `InvalidInput`
     unknown: int  #: messages whose publish raised `DeliveryUnknown`
-    retries: int  #: attempts after the first of a publish
-    bytes_sent: int  #: bytes of publish commands that received a response
-    lookup_age: float | None  #: seconds since lookup last answered; None where it never did, or there is no lookup
-    lookup_failures: int  #: rounds in a row in which no lookup node returned a usable response
+    retries: int  #: attempts after a publish's first
+    bytes_sent: int  #: bytes of publish commands with a response
+    lookup_age: float | None  #: seconds since lookup's last answer; None before, and without lookup
+    lookup_failures: int  #: consecutive rounds without a usable response from lookup

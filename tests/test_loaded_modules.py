@@ -17,7 +17,7 @@ _LOADED = """
     client client.events client.pulse client.settings client.tasks client.trace_log
     client.consumer client.consumer.consumer client.consumer.message client.consumer.options
     client.consumer.handlers client.consumer.handlers.dispatcher client.consumer.handlers.workers
-    client.consumer.subscriptions client.consumer.subscriptions.assignment
+    client.consumer.subscriptions client.consumer.subscriptions.assignment client.consumer.subscriptions.backoff
     client.consumer.subscriptions.partition_reader client.consumer.subscriptions.rdy_distributor
     client.consumer.subscriptions.subscriber client.consumer.subscriptions.subscription
     client.consumer.subscriptions.subscription_group client.consumer.subscriptions.topics

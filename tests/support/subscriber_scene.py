@@ -12,7 +12,7 @@ import anyio
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscriber as module
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.errors import ConnectionLost, NsqError
 from nsqext.lookup.partition_map import PartitionMap

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.transport.options import ConnectionOptions

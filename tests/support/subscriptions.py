@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.protocol.identify import Negotiated

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
-    from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+    from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware

@@ -9,6 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from nsqext import Consumer
+from nsqext.client.consumer.subscriptions import subscription_group
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, NsqError, ProtocolError
 from tests.support.subscription_bench import Connection, ready
 
@@ -50,24 +51,37 @@ def test_a_consumer_is_starved_when_a_connection_has_used_up_most_of_its_rdy() -
     assert not consumer_of().is_starved
 
 
-async def test_the_total_may_be_changed_and_paused() -> None:
+async def test_the_total_may_be_changed_and_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(subscription_group, "_clock", lambda: now[0])
     one, other = Connection(), Connection("u", 1)
     consumer = consumer_of(one, other)
+
+    def settle() -> None:
+        for _ in range(3):
+            now[0] += 0.3
+            consumer._group.rebalance()
+
+    settle()
     assert ready(one, other) == [5, 5]
     consumer.max_in_flight = 4
+    settle()
     assert (ready(one, other), consumer.max_in_flight) == ([2, 2], 4)
     consumer.max_in_flight = 1
+    settle()
     assert sum(ready(one, other)) == 1
     consumer.max_in_flight = 4
     with pytest.raises(InvalidSetting):
         consumer.max_in_flight = 0
     consumer.pause("t")
+    settle()
     assert (ready(one, other), consumer.paused, consumer.paused_topics) == ([0, 4], False, frozenset({"t"}))
     consumer.pause()
     assert (ready(one, other), consumer.paused) == ([0, 0], True)
     consumer.resume("t")
     assert (ready(one, other), consumer.paused, consumer.paused_topics) == ([0, 0], True, frozenset())
     consumer.resume()
+    settle()
     assert (ready(one, other), consumer.paused) == ([2, 2], False)
     for call in (consumer.pause, consumer.resume):
         with pytest.raises(InvalidName):

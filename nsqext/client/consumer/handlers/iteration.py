@@ -190,10 +190,11 @@ class MessageIteration:
         group.grow()
         group.flush()
         subscriptions = group.subscriptions
-        full = sum(0 < subscription.ready <= subscription.in_flight for subscription in subscriptions)
+        full = any(subscription.ready <= subscription.in_flight > 0 for subscription in subscriptions)
         if not full and group.backoff.state == "running" and not group.flow.paused:
             return inf
-        ready = sum(subscription.ready for subscription in subscriptions)
+        # a connection whose turn has ended has messages in flight, and RDY 0
+        ready = sum(max(subscription.ready, subscription.in_flight) for subscription in subscriptions)
         # the counters of the subscriptions include messages that timed out
         return _FULL_WAIT if self._count_in_flight() < ready else 0.0
 

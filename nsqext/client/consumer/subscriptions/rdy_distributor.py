@@ -1,99 +1,29 @@
-"""How many messages each connection may have in flight (RDY): arithmetic without I/O, given the time.
-
-Backoff while handlers fail is a state machine without I/O and clock:
-
-::
-
-    running ──failure──▶ waiting (RDY 0) ──time is over──▶ probing (RDY 1)
-       ▲                     ▲                                │
-       └──── success at level 1 ◀─────────────────────────────┤
-                             └── failure: one level up, or success: one level down
-
-The pause of level n is ``base * 2**n``, as in the Go clients. Outcomes during a pause change nothing, so
-that many messages that fail together count once.
-"""
+"""How many messages each connection may have in flight (RDY): arithmetic without I/O, given the time."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import define
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqext.client.consumer.options import BackoffOptions
-
-
-@define(eq=False)
-class Backoff:
-    """The state of one consumer, or of one of its connections."""
-
-    _options: BackoffOptions
-    _chance: Callable[[], float] = random.random  # returns the share of a pause to wait, 0 to 1, with jitter
-    level: int = 0  # 0 while handlers succeed
-    until: float = 0.0  # end of the pause, on the clock of the caller; 0 without one
-
-    @property
-    def state(self) -> Literal["running", "waiting", "probing"]:
-        """Whether messages are received at full speed, not at all, or one at a time."""
-        if not self.level:
-            return "running"
-        return "waiting" if self.until else "probing"
-
-    def failed(self, now: float) -> bool:
-        """Record a failed message; return whether the state changed."""
-        if self.until or self._options.mode == "off":
-            return False
-        if self._pause(self.level + 1) <= self._options.max_wait:
-            self.level += 1
-        self._wait(now)
-        return True
-
-    def succeeded(self, now: float) -> bool:
-        """Record a handled message; return whether the state changed."""
-        if self.until or not self.level:
-            return False
-        self.level -= 1
-        if self.level:
-            self._wait(now)
-        return True
-
-    def passed(self, now: float) -> bool:
-        """Record a requeue without backoff; return whether the state changed."""
-        if self.until or not self.level:
-            return False
-        self._wait(now)
-        return True
-
-    def tick(self, now: float) -> bool:
-        """End the pause if its time has passed; return whether it ended."""
-        if not self.until or now < self.until:
-            return False
-        self.until = 0.0
-        return True
-
-    def _pause(self, level: int) -> float:
-        return self._options.base * 2.0**level
-
-    def _wait(self, now: float) -> None:
-        pause = self._pause(self.level)
-        self.until = now + (pause * self._chance() if self._options.jitter else pause)
-
-    def __repr__(self) -> str:
-        return f"<Backoff {self.state} level={self.level}>"
-
+    from nsqext.client.consumer.subscriptions.backoff import Backoff
 
 K = TypeVar("K", bound=Hashable)
+_NOTHING: Mapping[Any, int] = {}
 
 IDLE = 10.0
 """Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
-_TURN = 5.0  # longest turn of a busy connection while others wait for one
-IDLE_TURN = 1.0
-"""Longest turn of a connection that receives nothing."""
+TURN = 5.0
+"""Seconds after which a connection that receives messages ends its turn while others wait for one."""
+IDLE_TURN = 0.25
+"""Seconds after which a connection that receives nothing ends its turn."""
+SETTLED = 0.25
+"""Seconds within which a server has read a command that was sent, such as a lower RDY count or an answer."""
 _TURNOVER = 0.05  # seconds within which a window was exhausted if as many messages were received
+_PROBE = 0.25  # seconds without a message after which a backoff asks further connections
+_PROBES = 8  # factor by which it then asks more connections
 
 
 @define(eq=False)
@@ -107,33 +37,68 @@ class _Member:
     initial: int  # its first window, and that after it was idle
     sole: bool  # no other consumer receives its messages, so it never has to wait for a turn
     share: int = 0  # its current RDY count
+    claim: int = 0  # messages that may be in flight by the server's count: RDY, or more after RDY was lowered
+    lowered_at: float = 0.0  # when its RDY count was lowered
+    lower: int = 0  # the claim as soon as the server has read what was sent
+    lower_since: float | None = None  # when that was seen first; None while the claim is not to be lowered
     size: float = 0.0  # bytes of a message: a moving average, which a larger message raises at once
     recent: int = 0  # messages received since ``recent_since``
     recent_since: float = 0.0
     turn: float | None = None  # when its turn began; None while it has no turn
     order: int = 0  # number of its last turn: the member with the lowest one has waited longest
     paused: bool = False  # while True, its RDY count is 0
+    retired: bool = False  # whether it receives nothing any more, and is about to be closed
 
     @property
     def most(self) -> int:
-        if self.paused:
+        if self.paused or self.retired:
             return 0
         state = self.backoff.state
         return min(self.limit, self.window) if state == "running" else 0 if state == "waiting" else 1
+
+    def set_share(self, count: int, now: float) -> None:
+        """Set the RDY count."""
+        if count < self.share:
+            self.lowered_at, self.lower_since = now, None
+        self.share = count
+        self.claim = max(self.claim, count)
+
+    def settle(self, in_flight: int, now: float) -> None:
+        """Lower the claim to what was in flight while the server read all answers that were sent before.
+
+        Messages that were sent with a larger RDY count may arrive until the server has read the lower one.
+        """
+        used = max(self.share, in_flight)
+        if used >= self.claim:
+            self.claim, self.lower_since = used, None
+        elif now < self.lowered_at + SETTLED:
+            return
+        elif self.lower_since is None:
+            self.lower, self.lower_since = used, now
+        else:
+            self.lower = max(self.lower, used)
+            if now >= self.lower_since + SETTLED:
+                self.claim, self.lower_since = self.lower, None
 
 
 class RdyDistributor(Generic[K]):
     """Distribute ``max_in_flight`` among connections as RDY counts.
 
-    Their sum is never larger. The window of a connection starts at ``initial_ready`` (seed 004: 1) and
+    The messages in flight over all connections are never more. A lower RDY count takes no message back: what a
+    connection gives up, another one gets when its messages are answered, and the server must have read the RDY count.
+
+    The window of a connection starts at ``initial_ready`` (seed 004: 1) and
     doubles while it limits the consumer: it was exhausted, and a handler or the caller waits for messages. So a
     consumer with slow handlers keeps few messages that others could handle, and one with fast handlers reaches its
     share within milliseconds.
 
     Connections that have received nothing for a while give way to busier ones. With more connections than messages
-    that may be in flight, and while a backoff allows only one message, they take turns, longest waiting first, so that
-    none starves; an idle connection ends its turn early. Buckets of keys do not: the server delivers nothing of
-    a partition behind a message whose bucket requests none.
+    that may be in flight they take turns, longest waiting first, so that none starves; an idle connection ends its turn
+    early. Buckets of keys do not: the server delivers nothing of a partition behind a message whose bucket requests
+    none.
+
+    After a pause of the backoff, the connection that received a message last is asked first, and more connections while
+    it has no message.
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
@@ -151,6 +116,7 @@ class RdyDistributor(Generic[K]):
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
+        self._probing_since: float | None = None  # when the backoff began to ask for a message; None while it does not
 
     def __len__(self) -> int:
         return len(self._members)
@@ -159,6 +125,11 @@ class RdyDistributor(Generic[K]):
     def takes_turns(self) -> bool:
         """Whether there are more connections than messages that may be in flight."""
         return len(self._members) > max(self.max_in_flight, self._sole)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether connections may have more in flight than their RDY count, which others get later."""
+        return any(member.claim > member.share for member in self._members.values())
 
     def add(self, member: K, limit: int, backoff: Backoff, now: float, *, sole: bool = False) -> None:
         """Add a connection, with the largest RDY count that its server accepts.
@@ -177,6 +148,13 @@ class RdyDistributor(Generic[K]):
         found = self._members.get(member)
         if found is not None:
             found.paused = paused
+
+    def retire(self, member: K) -> None:
+        """Give a connection no messages until it is removed; one that is unknown is ignored."""
+        found = self._members.get(member)
+        if found is not None:
+            found.retired = True
+            self.exhausted.pop(found, None)
 
     def remove(self, member: K) -> None:
         """Remove a connection; one that is unknown is ignored."""
@@ -199,7 +177,7 @@ class RdyDistributor(Generic[K]):
         found = self._members.get(member)
         if found is None:
             return False
-        changed = now - found.received > IDLE
+        changed = now - found.received > IDLE or self._probing_since is not None
         found.received = now
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
@@ -217,8 +195,9 @@ class RdyDistributor(Generic[K]):
         return changed
 
     def limits(self, member: K) -> bool:
-        """Return whether the window of a connection limits the consumer, so that each read has to be recorded."""
-        return self._limits(self._members[member])
+        """Return whether each read of a connection has to be recorded: it is asked by the backoff, or its window
+        limits the consumer."""
+        return self._probing_since is not None or self._limits(self._members[member])
 
     def _limits(self, member: _Member) -> bool:
         if self._backoff.level or member.backoff.level:
@@ -231,16 +210,35 @@ class RdyDistributor(Generic[K]):
             _grow(member)
         self.exhausted.clear()
 
-    def shares(self, now: float) -> Mapping[K, int]:
-        """Return the RDY count of each connection."""
-        shares = dict.fromkeys(self._members, 0) | self._shares(now)
-        for key, member in self._members.items():
-            member.share = shares[key]
-        return shares
+    def shares(self, now: float, in_flight: Mapping[K, int] = _NOTHING) -> Mapping[K, int]:
+        """Return the RDY count of each connection.
 
-    def _shares(self, now: float) -> dict[K, int]:
-        """Return the RDY counts that are not 0."""
-        most = self._most()
+        Args:
+            in_flight: messages of each connection that are not answered.
+        """
+        for key, member in self._members.items():
+            member.settle(in_flight.get(key, 0), now)
+        self._grant(self._wanted(in_flight, now), now)
+        return {key: member.share for key, member in self._members.items()}
+
+    def _grant(self, wanted: Mapping[K, int], now: float) -> None:
+        """Lower RDY counts at once; raise them by what no connection may have in flight."""
+        free = max(self.max_in_flight + self._extra, self._sole)
+        missing: dict[K, int] = {}
+        for key, member in self._members.items():
+            count = wanted.get(key, 0)
+            free -= member.claim
+            member.set_share(min(count, member.claim), now)
+            if count > member.claim:
+                missing[key] = count - member.claim
+        granted = _share_out(max(0, free), missing, dict.fromkeys(missing, 0))
+        for key in missing:
+            member = self._members[key]
+            member.set_share(max(member.claim + granted[key], int(member.sole)), now)
+
+    def _wanted(self, in_flight: Mapping[K, int], now: float) -> dict[K, int]:
+        """Return the RDY counts that are not 0, as if no connection had more in flight."""
+        most = self._most(in_flight, now)
         able = {key: member for key, member in self._members.items() if member.most > 0} if most else {}
         if len(able) > most:
             self._take_turns(able, most, now)
@@ -263,24 +261,52 @@ class RdyDistributor(Generic[K]):
             return member.most
         return min(member.most, max(1, int(self._max_bytes / members / member.size)))
 
-    def _most(self) -> int:
+    def _most(self, in_flight: Mapping[K, int], now: float) -> int:
         state = self._backoff.state
+        if state != "probing":
+            self._probing_since = None
         if self.paused or state == "waiting":
             return 0
-        return max(self.max_in_flight + self._extra, self._sole) if state == "running" else 1
+        most = max(self.max_in_flight + self._extra, self._sole)
+        return most if state == "running" else min(most, self._probes(in_flight, now))
+
+    def _probes(self, in_flight: Mapping[K, int], now: float) -> int:
+        """Return how many connections are asked for a message after a pause of the backoff."""
+        since = self._probing_since
+        if since is None:
+            self._probing_since = since = now
+            for member in self._members.values():
+                member.turn = None
+        last = max(self._members.items(), key=lambda item: item[1].received, default=None)
+        if last is not None and last[1].received >= since:
+            key, member = last
+            if in_flight.get(key, 0) or now - member.received <= IDLE_TURN:
+                return 1
+            self._probing_since = since = now  # it was neither handled nor did it fail: it was not due, or lost
+        return int(_PROBES ** int((now - since) / _PROBE))
 
     def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
+        """Give ``most`` connections a turn, longest waiting first; the last one that received, if the backoff asks."""
         for member in self._members.values():
             if member.turn is not None:
                 quiet = now - max(member.received, member.turn)
-                over = now - member.turn > _TURN or quiet > IDLE_TURN
+                over = now - member.turn > TURN or quiet > IDLE_TURN
                 if over or not member.most:
                     member.turn = None
+        probing = self._probing_since is not None
         having = [member for member in able.values() if member.turn is not None]
-        for member in sorted(having, key=lambda member: member.order)[most:]:
+        for member in sorted(having, key=lambda member: -member.received if probing else member.order)[most:]:
             member.turn = None
         waiting = sorted((member for member in able.values() if member.turn is None), key=lambda member: member.order)
+        if probing and not having:
+            waiting.sort(key=lambda member: -member.received)
+        free = max(self.max_in_flight + self._extra, self._sole) - sum(
+            max(member.claim, member.turn is not None) for member in self._members.values()
+        )
         for member in waiting[: max(0, most - len(having))]:
+            if not member.claim and free <= 0:
+                break  # what it waits for is not given to a connection behind it
+            free -= not member.claim
             self._turns += 1
             member.turn, member.order = now, self._turns
 

@@ -13,8 +13,8 @@ from attrs import evolve
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import (
     DataLoss,

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-    from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
     from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.protocol.identify import Negotiated
     from nsqext.transport.connection import Connection

@@ -11,7 +11,8 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.client.consumer.message import KeySharing
-from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, Backoff, RdyDistributor
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
 from nsqext.waits import Waiters
 
@@ -150,8 +151,8 @@ class SubscriptionGroup:
     def retire(self, subscriptions: Iterable[Subscription]) -> None:
         """Request no further messages of subscriptions that are about to be closed."""
         for subscription in subscriptions:
-            self.flow.remove(subscription)
-            subscription.set_ready(0)
+            self.flow.retire(subscription)
+            subscription.set_ready(0)  # also where it was never added
         self.rebalance()
 
     def connections(self) -> tuple[ConsumerConnection, ...]:
@@ -270,10 +271,14 @@ class SubscriptionGroup:
         now = _clock()
         for subscription in self.live:
             self._record(subscription)
-        for subscription, share in self.flow.shares(now).items():
+        in_flight = {subscription: subscription.in_flight for subscription in self.live}
+        for subscription, share in self.flow.shares(now, in_flight).items():
             subscription.set_ready(share)
             subscription.limited = self.flow.limits(subscription)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
+            self.wake_timer()
+        if self.idle and self.flow.unsettled:
+            self.idle = False
             self.wake_timer()
 
     def _note_backoffs(self) -> bool:
@@ -384,7 +389,8 @@ class SubscriptionGroup:
         A consumer that finishes its messages immediately counts as busy for one more tick, so that not every read
         wakes the timer.
         """
-        busy = now - self._received_at < _TICK or any(subscription.busy for subscription in self.live)
+        busy = now - self._received_at < _TICK or self.flow.unsettled
+        busy = busy or any(subscription.busy for subscription in self.live)
         self.idle = not (busy or any(backoff.level for backoff in self._backoffs()))
         return self._rest(now) if self.idle else _TICK
 

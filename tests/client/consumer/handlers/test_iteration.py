@@ -14,7 +14,8 @@ from nsqext.client.consumer.handlers import iteration as module
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidState, ProtocolError
@@ -197,7 +198,7 @@ async def test_how_a_loop_over_batches_ends() -> None:
         ([], "running", False, float("inf")),
         ([(2, 1), (2, 0)], "running", False, float("inf")),
         ([(0, 0)], "running", False, float("inf")),
-        ([(0, 1)], "running", False, float("inf")),
+        ([(0, 1)], "running", False, 0.0),
         ([(1, 1), (2, 0)], "running", False, 0.005),
         ([(2, 2)], "running", False, 0.005),
         ([(1, 1)], "running", False, 0.0),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 
 
 def test_pauses_double_and_stop_growing_at_the_longest() -> None:

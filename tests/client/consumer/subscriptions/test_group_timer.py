@@ -13,7 +13,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff
+from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
@@ -136,6 +136,10 @@ def test_how_long_the_timer_rests(now: list[float]) -> None:
     group = bench.group
     assert (group._pause(_NOW), group.idle) == (60.0, True)
     bench.add(one, two)
+    assert group._pause(_NOW) == 0.25, "what the first gave up is given to the second"
+    for step in (0.0, 0.3, 0.6):
+        now[0] = _NOW + step
+        group.rebalance()
     assert group._pause(_NOW) == 60.0
     for busy in (one, two):
         busy.busy = True
@@ -155,7 +159,20 @@ def test_how_long_the_timer_rests(now: list[float]) -> None:
     assert group._pause(_NOW + 20.0) == 30.0
     assert group._pause(_NOW + 49.9) == 0.25
     bench.flow.max_in_flight = 1
-    assert group._pause(_NOW + 20.0) == pytest.approx(1.01), "the turn of an idle connection ends"
+    assert group._pause(_NOW + 20.0) == pytest.approx(0.26), "the turn of an idle connection ends"
+
+
+def test_what_a_connection_gave_up_wakes_the_timer_which_gives_it_to_others(now: list[float]) -> None:
+    bench, one = Bench(10), Connection()
+    group = bench.group
+    bench.add(one)
+    group.idle, group._due_at = True, inf
+    group.rebalance()
+    assert (group.idle, group._due_at) == (True, inf)
+    bench.flow.pause(cast("Subscription", one), paused=True)
+    group.rebalance()
+    assert (group.idle, group._due_at) == (False, _NOW)
+    assert group._pause(_NOW) == 0.25
 
 
 @pytest.mark.parametrize(

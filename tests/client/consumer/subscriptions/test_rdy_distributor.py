@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from heapq import heappop, heappush
+from math import ceil
+from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backoff, RdyDistributor, _share_out
+from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.rdy_distributor import SETTLED, TURN, RdyDistributor, _share_out
 
 
 def make(total: int, *limits: int) -> RdyDistributor[int]:
@@ -23,6 +29,13 @@ def add(flow: RdyDistributor[int], number: int, limit: int, backoff: Backoff | N
     """Add a connection whose window is open."""
     flow.add(number, limit, backoff or Backoff(BackoffOptions()), now)
     flow._members[number].window = limit
+
+
+def settled(flow: RdyDistributor[int], now: float) -> Mapping[int, int]:
+    """Return the counts at a time at which servers have read all that was sent before."""
+    for steps in (3, 2, 1):
+        flow.shares(now - steps * SETTLED)
+    return flow.shares(now)
 
 
 def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, size: int = 1) -> bool:
@@ -42,11 +55,48 @@ def test_messages_beyond_one_consumers_capacity_are_delivered_to_others() -> Non
 
 def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
     flow = make(10, 2500)
+    assert flow.shares(0) == {0: 10}
     add(flow, 1, 2500)
-    assert flow.shares(0) == {0: 5, 1: 5}
+    for now in (0.0, 0.2, 0.3):
+        assert flow.shares(now) == {0: 5, 1: 0}, "the server of the first may not have read its lower count"
+    assert flow.shares(0.6) == {0: 5, 1: 5}
     flow.remove(0)
-    assert flow.shares(0) == {1: 10}
+    assert flow.shares(0.6) == {1: 10}
     assert len(flow) == 1
+
+
+def test_what_a_connection_gives_up_is_given_away_when_its_messages_are_answered() -> None:
+    flow = make(10, 2500)
+    flow.shares(0.0)
+    add(flow, 1, 2500)
+    for now, first, granted in (
+        (0.0, 8, 0),
+        (0.3, 8, 0),
+        (0.5, 8, 0),
+        (0.6, 8, 2),
+        (5.0, 8, 2),
+        (6.0, 6, 2),
+        (6.2, 6, 2),
+        (6.3, 6, 4),
+        (7.0, 5, 4),
+        (7.3, 0, 5),
+    ):
+        assert flow.shares(now, {0: first}) == {0: 5, 1: granted}, now
+    assert not flow.unsettled
+
+
+def test_a_connection_that_is_about_to_be_closed_keeps_what_it_has_in_flight() -> None:
+    flow = make(4, 2500, 2500)
+    assert flow.shares(0.0) == {0: 2, 1: 2}
+    flow.retire(0)
+    flow.retire(7)
+    assert flow.shares(0.0, {0: 2}) == {0: 0, 1: 2}
+    flow.pause(0, paused=False)
+    for now in (1.0, 1.3, 1.6):
+        flow.shares(now, {0: 1})
+    assert flow.shares(1.6, {0: 1}) == {0: 0, 1: 3}
+    flow.remove(0)
+    assert flow.shares(1.6) == {1: 4}
 
 
 def test_the_rest_of_a_division_stays_where_it_is() -> None:
@@ -67,7 +117,7 @@ def test_idle_connections_yield_until_a_message_is_received() -> None:
     assert receive(flow, 1, 12.0)
     assert flow.shares(12.0) == {0: 98, 1: 1, 2: 1}, "its window starts again"
     flow._members[1].window = 2500
-    assert flow.shares(12.0) == {0: 50, 1: 49, 2: 1}
+    assert settled(flow, 12.75) == {0: 50, 1: 49, 2: 1}
     assert sorted(flow.shares(60.0).values()) == [1, 1, 1], "the windows of idle connections start again"
     assert not receive(flow, 99, 60.0)
 
@@ -85,14 +135,38 @@ def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> N
         add(flow, number, 2500, backoff)
     backoff.failed(0.0)
     assert flow.shares(1.0) == {0: 0, 1: 0, 2: 0}
+    receive(flow, 1, 1.5)
     backoff.tick(2.0)
-    probes = Counter[int]()
-    for step in range(30):
-        now = 2.0 + step * 0.5
-        shares = flow.shares(now)
-        assert sorted(shares.values()) == [0, 0, 1]
-        probes[max(shares, key=shares.__getitem__)] += 1
-    assert set(probes) == {0, 1, 2}, "no message is received, so they take turns"
+    assert flow.shares(2.0) == {0: 0, 1: 1, 2: 0}, "it received a message last"
+    assert flow.shares(2.2) == {0: 0, 1: 1, 2: 0}
+    assert flow.shares(2.3) == {0: 1, 1: 1, 2: 1}, "it receives nothing"
+    assert all(map(flow.limits, range(3)))
+    assert receive(flow, 2, 2.4)
+    for now in (2.4, 3.0, 5.0):
+        assert flow.shares(now, {2: 1}) == {0: 0, 1: 0, 2: 1}, "its message is tried"
+    assert flow.shares(5.1) == {0: 0, 1: 0, 2: 1}, "it was answered without an outcome"
+    assert flow.shares(5.4) == {0: 1, 1: 1, 2: 1}, "and no other one came"
+    backoff.succeeded(6.0)
+    assert sorted(settled(flow, 7.0).values()) == [33, 33, 34]
+
+
+@given(st.integers(1, 254), st.integers(0, 253), st.sampled_from([1, 2, 50, 200, 254, 500]))
+def test_after_a_pause_the_connection_that_has_messages_is_asked_soon(count: int, number: int, total: int) -> None:
+    backoff = Backoff(BackoffOptions())
+    flow = RdyDistributor[int](total, backoff)
+    for member in range(count):
+        add(flow, member, 2500, backoff)
+    busy = number % count
+    flow.shares(0.0)
+    receive(flow, busy, 0.5)
+    backoff.failed(1.0)
+    flow.shares(1.0)
+    flow.shares(2.0)
+    backoff.tick(3.0)
+    assert flow.shares(3.0)[busy] == 1, "it failed last"
+    other = (busy + 1) % count
+    if total >= count:
+        assert any(flow.shares(3.0 + 0.25 * step)[other] for step in range(5)), "within a second"
 
 
 def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
@@ -102,7 +176,8 @@ def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
     own.failed(0.0)
     assert flow.shares(0.0) == {0: 10, 1: 0}
     own.tick(2.0)
-    assert flow.shares(2.0) == {0: 9, 1: 1}
+    assert flow.shares(2.0) == {0: 9, 1: 0}
+    assert settled(flow, 2.75) == {0: 9, 1: 1}
 
 
 def test_busy_connections_keep_their_turn_for_a_while_and_are_not_pinned() -> None:
@@ -233,9 +308,9 @@ def test_large_messages_lower_the_counts() -> None:
         add(flow, number, 2500)
     assert flow.shares(0.0) == {0: 50, 1: 50}
     receive(flow, 0, 0.0, 1, size=100)
-    assert flow.shares(0.0) == {0: 5, 1: 95}
-    receive(flow, 1, 0.0, 1, size=10_000)
-    assert flow.shares(0.0) == {0: 5, 1: 1}, "each may have one message"
+    assert settled(flow, 0.75) == {0: 5, 1: 95}
+    receive(flow, 1, 0.75, 1, size=10_000)
+    assert flow.shares(0.75) == {0: 5, 1: 1}, "each may have one message"
 
 
 def test_small_messages_raise_the_counts_again_after_large_ones() -> None:
@@ -327,9 +402,9 @@ def test_idle_connections_yield_to_busy_ones_only() -> None:
     assert flow.shares(11.0) == {0: 8, 1: 8, 2: 8}, "all are idle"
     receive(flow, 0, 11.0)
     flow._members[0].window = 2500
-    assert flow.shares(11.0) == {0: 28, 1: 1, 2: 1}
+    assert settled(flow, 11.75) == {0: 28, 1: 1, 2: 1}
     flow.pause(0, paused=True)
-    assert flow.shares(11.0) == {0: 0, 1: 8, 2: 8}, "those that may receive are idle"
+    assert settled(flow, 12.5) == {0: 0, 1: 8, 2: 8}, "those that may receive are idle"
 
 
 def test_a_turn_ends_after_a_while_and_earlier_without_messages() -> None:
@@ -343,12 +418,143 @@ def test_a_turn_ends_after_a_while_and_earlier_without_messages() -> None:
         receive(flow, first, begun)
         begun += 0.5
         assert begun < 1100.0
-    assert flow.shares(begun) == {first: 0, 1 - first: 1}
-    assert flow.shares(begun + 0.9)[1 - first] == 1
-    assert flow.shares(begun + 1.1) == {first: 1, 1 - first: 0}, "it received nothing"
+    for now in (begun, begun + 60.0):
+        assert flow.shares(now, {first: 1}) == {first: 0, 1 - first: 0}, "its message is in flight"
+    begun += 60.0
+    for now, other in ((0.1, 0), (0.3, 0), (0.4, 1), (0.6, 1), (0.7, 0)):
+        assert flow.shares(begun + now) == {first: 0, 1 - first: other}, "it received nothing"
+    assert [flow.shares(begun + now)[first] for now in (0.9, 1.0, 1.3)] == [0, 0, 1]
 
 
 def test_no_share_is_above_its_limit() -> None:
     assert _share_out(7, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 4}
     assert _share_out(6, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 3}
     assert _share_out(9, {0: 3, 1: 3}, {0: 3, 1: 0}) == {0: 3, 1: 3}
+
+
+class Servers:
+    """Servers that read commands late, with messages for all connections, and handlers that take some time.
+
+    Attributes:
+        waited: the longest time without a message of a connection that has some.
+    """
+
+    def __init__(self, flow: RdyDistributor[int], chance: Random, busy: set[int], handling: float) -> None:
+        self.flow = flow
+        self.chance = chance
+        self.busy = busy
+        self.handling = handling
+        self.now = 0.0
+        self.ready: Counter[int] = Counter()
+        self.in_flight: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = 0
+        self.read_at: dict[int, float] = {}
+        self.last: dict[int, float] = {}
+        self.sent: dict[int, int] = {}
+        self.waited = 0.0
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        self.number += 1
+        heappush(self.events, (when, self.number, act))
+
+    def send(self, key: int, act: Callable[[], None]) -> None:
+        """Let a server read a command, in order, after less than `SETTLED`."""
+        due = max(self.read_at.get(key, 0.0), self.now + self.chance.random() * SETTLED * 0.99)
+        self.read_at[key] = due
+        self.at(due, act)
+
+    def rebalance(self) -> None:
+        for key, share in self.flow.shares(self.now, self.received).items():
+            if self.sent.get(key) != share:
+                self.sent[key] = share
+                self.send(key, partial(self.set_ready, key, share))
+
+    def set_ready(self, key: int, share: int) -> None:
+        self.ready[key] = share
+        self.pump(key)
+
+    def pump(self, key: int) -> None:
+        while key in self.busy and self.in_flight[key] < self.ready[key]:
+            self.in_flight[key] += 1
+            self.waited = max(self.waited, self.now - self.last.get(key, 0.0))
+            self.last[key] = self.now
+            self.at(self.now + self.chance.random() * 0.01, partial(self.receive, key))
+
+    def receive(self, key: int) -> None:
+        self.received[key] += 1
+        if self.flow.received(key, 1, 1, self.received[key], self.now):
+            self.rebalance()
+        self.flow.grow()
+        self.at(self.now + self.chance.random() * self.handling, partial(self.answer, key))
+
+    def answer(self, key: int) -> None:
+        self.received[key] -= 1
+        self.send(key, partial(self.finish, key))
+
+    def finish(self, key: int) -> None:
+        self.in_flight[key] -= 1
+        self.pump(key)
+
+    def run(self, seconds: float, check: Callable[[], None]) -> None:
+        """Run for some seconds, with a tick each quarter of a second."""
+        end = self.now + seconds
+        for tick in range(int(seconds * 4)):
+            self.at(self.now + tick / 4, self.rebalance)
+        while self.events and self.events[0][0] < end:
+            self.now, _, act = heappop(self.events)
+            act()
+            check()
+        self.now = end
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 20), st.sampled_from([0.001, 0.5, 20.0]))
+def test_the_messages_in_flight_by_the_count_of_the_servers_are_never_more(
+    seed: int, total: int, count: int, handling: float
+) -> None:
+    chance, backoff = Random(seed), Backoff(BackoffOptions())
+    flow = RdyDistributor[int](total, backoff)
+    servers = Servers(flow, chance, set(), handling)
+
+    def check() -> None:
+        assert sum(servers.in_flight.values()) <= total
+
+    for number in range(count):
+        flow.add(number, 2500, backoff, servers.now)
+        servers.busy.add(number)
+        servers.rebalance()
+        if chance.random() < 0.3:
+            servers.run(2.0, check)
+    for _ in range(6):
+        chosen = chance.randrange(count)
+        what = chance.choice(["pause", "busy", "backoff", "retire"])
+        if what == "pause":
+            flow.pause(chosen, paused=chance.random() < 0.5)
+        elif what == "busy":
+            servers.busy ^= {chosen}
+        elif what == "retire" and chance.random() < 0.2:
+            flow.retire(chosen)
+        else:
+            backoff.failed(servers.now)
+        servers.rebalance()
+        servers.run(chance.random() * 8, check)
+        backoff.tick(servers.now)
+        if chance.random() < 0.5:
+            backoff.level, backoff.until = 0, 0.0
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0.01, 1.0, 8.0]))
+def test_no_connection_with_messages_starves(seed: int, total: int, count: int, handling: float) -> None:
+    backoff = Backoff(BackoffOptions())
+    flow = RdyDistributor[int](total, backoff)
+    servers = Servers(flow, Random(seed), set(range(0, count, 2)) | {count - 1}, handling)
+    for number in range(count):
+        flow.add(number, 2500, backoff, 0.0)
+    bound = ceil(count / total) * (TURN + handling + 4 * SETTLED)
+    servers.run(3 * bound, lambda: None)
+    assert servers.last.keys() == servers.busy
+    assert servers.waited <= bound
+    assert min(servers.last.values()) >= 2 * bound

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -18,6 +19,9 @@ from nsqext.testing.simulation import KINDS, Fault, run_seed
 from nsqext.testing.simulation.cluster import COORDINATOR
 from nsqext.testing.simulation.faults import draw_faults
 from tests.simulation.__main__ import run_one
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
 
@@ -47,25 +51,26 @@ async def orders(world: World) -> None:
                 await anyio.sleep(0.5)
 
 
-def traces() -> list[str]:
-    """Return the traces of a scenario and of a schedule, for two seeds each."""
-    scenarios = [run_seed(orders, seed, draw_faults(seed, FaultOptions(), NODES, LOOKUPDS)) for seed in (3, 4)]
-    return [run.trace for run in (*scenarios, run_one(7), run_one(8))]
+def traces(seeds: Sequence[int]) -> list[str]:
+    """Return the traces of a scenario and of a schedule for each seed, sorted."""
+    runs = []
+    for seed in seeds:
+        scenario = run_seed(orders, seed, draw_faults(seed, FaultOptions(), NODES, LOOKUPDS))
+        runs += [scenario, run_one(seed)]
+    return sorted(run.trace for run in runs)
 
 
-PROGRAM = "from tests.simulation.test_simulate import traces; print(*traces())"
-
-
-def test_a_seed_repeats_its_trace_in_another_process() -> None:
+def test_a_seed_repeats_its_trace_in_another_process_after_others() -> None:
     found = []
-    for seed in ("4711", "4712"):  # sets of texts have another order
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for hash_seed, seeds in (("4711", (0, 7, 50)), ("4712", (50, 7, 0))):  # sets of texts have another order
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        program = f"from tests.simulation.test_simulate import traces; print(*traces({seeds}))"
         ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=100
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=100
         )
         found.append(ended.stdout.split())
     assert found[0] == found[1]
-    assert len(set(found[0])) == 4
+    assert len(set(found[0])) == 6
 
 
 def test_a_seed_repeats_its_trace_in_one_process() -> None:

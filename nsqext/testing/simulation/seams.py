@@ -12,11 +12,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the start of every simulation."""
 
-# loaded before the first simulation: an import within it would take names from the replaced modules
+# loaded before the first simulation, so that its trace does not depend on what was loaded
 _PRODUCT = (
     "nsqext",
     "nsqext.admin",
@@ -99,10 +99,13 @@ def simulated_machine(
     before = random.getstate()
     collecting = gc.isenabled()
     _running[0] = network
+    loaded = set(sys.modules)
+    functions: list[Replacement] = []
     try:
         with ExitStack() as stack:
+            functions += _functions_of_the_machine(clock, random.Random(f"entropy {seed}"))
             for replacements in (
-                _functions_of_the_machine(clock, random.Random(f"entropy {seed}")),
+                functions,
                 ((import_module(user), "make_socket", network.socket) for user in _SOCKET_USERS),
                 private_parts(),
                 () if disk is None else _files(disk),
@@ -114,6 +117,7 @@ def simulated_machine(
             yield
     finally:
         _running[0] = None
+        _restore(loaded, functions)
         random.setstate(before)
         if collecting:
             gc.enable()
@@ -138,6 +142,16 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
         yield module, name, chosen
         for user, attribute in captured[real]:
             yield user, attribute, chosen
+
+
+def _restore(loaded: set[str], functions: Sequence[Replacement]) -> None:
+    """Bind the real functions in modules that were imported meanwhile: the next simulation replaces them again."""
+    real = {replacement: getattr(owner, name) for owner, name, replacement in functions}
+    for path in sys.modules.keys() - loaded:
+        module = sys.modules[path]
+        for name, value in tuple(vars(module).items()):
+            if isinstance(value, FunctionType) and value in real:
+                setattr(module, name, real[value])
 
 
 def _files(disk: SimulatedDisk) -> Iterator[Replacement]:

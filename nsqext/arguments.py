@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from types import NoneType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeGuard, get_args, get_origin, get_type_hints
 
 import attrs
 
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting, UnknownSetting
 
 if TYPE_CHECKING:
     from attrs import AttrsInstance
@@ -34,6 +34,16 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
     ends = inside[-1:] or [one for one in names if one.endswith(f"_{wanted}")]
     found = get_close_matches(wanted, names, 1, 0.6)
     return ends[0] if len(ends) == 1 else (found[0] if found else None)
+
+
+def refuse_unknown(function: Callable[..., object], unknown: Iterable[str]) -> NoReturn:
+    """Raise UnknownSetting for keyword arguments that a function does not have; it suggests the right one."""
+    kinds = inspect.signature(function).parameters.values()
+    known = [one.name for one in kinds if one.name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
+    name = next(iter(unknown))
+    found = suggest(name, known)
+    hint = f"its arguments are {', '.join(known)}" if found is None else f"did you mean {found}?"
+    raise UnknownSetting(f"{function.__qualname__}: unknown argument {name!r}", hint=hint)
 
 
 def check_groups(options: AttrsInstance) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from attrs import field, frozen
 
-__all__ = ("Address", "RawJson", "Receipt", "TopicMeta")
+__all__ = ("Address", "ProcessBound", "RawJson", "Receipt", "TopicMeta")
 
 
 @frozen(order=True)
@@ -20,6 +20,16 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ProcessBound:
+    """A client whose connections and tasks belong to its process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled or copied, because its connections belong to this process: pass its addresses "
+            "and settings, and create it there"
+        )
 
 
 class RawJson(str):

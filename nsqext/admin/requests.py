@@ -26,11 +26,11 @@ from nsqext.lookup.partition_map import PartitionMap, failure, merged
 from nsqext.lookup.responses import NodeInfo, unwrap
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.settings import build
+from nsqext.types import Address, ProcessBound
 from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
-    from nsqext.types import Address
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -312,7 +312,7 @@ def unsupported(operation: str, reason: str, topic: str) -> NsqError:
 _REQUEST_TIMEOUT = 15.0  # seconds, default of `lookup_request_timeout`
 
 
-class AdminBase:
+class AdminBase(ProcessBound):
     """Shared base of `nsqext.Admin`'s method groups; see there for arguments."""
 
     def __init__(
@@ -326,6 +326,9 @@ class AdminBase:
         self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
         self._closed = False
         self._loop: object = None  # event loop of the first call, which has the connections
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({','.join(map(str, self._requests.client.addresses))!r})"
 
     @property
     def settings(self) -> Mapping[str, object]:

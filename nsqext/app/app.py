@@ -17,6 +17,7 @@ from nsqext.app.router import HandlerSpec, Router
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
+from nsqext.client.consumer.handlers.workers import stand_in
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings, FailureOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.options import ProducerSettings
@@ -199,7 +200,10 @@ class App(Router, Runnable):
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return a message handler: middleware, decoding, the function, publishing of the result."""
-        return surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
+        handler = surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
+        if self.publishers.get(spec.function):
+            stand_in(handler, spec.function, published=True)
+        return handler
 
     def _call_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler without its middleware."""
@@ -399,6 +403,7 @@ class App(Router, Runnable):
                     await stack.enter_async_context(lifespan(self))
                 await self.start_middleware()
                 self._warn_of_drops()
+                self._check_dead_letters_once()
                 if not self._stopping.is_set():
                     await self._check_published_topics()
                     await self._consume()
@@ -425,6 +430,14 @@ class App(Router, Runnable):
                 by_options.setdefault(self._consumer_options(spec.settings).failure, []).append(_name(consumer))
         for options, places in by_options.items():
             warn_of_drops(places, options)
+
+    def _check_dead_letters_once(self) -> None:
+        """Make one consumer of each topic of dead letters check that it can be published to."""
+        checked: set[object] = set()
+        for consumer, spec in zip(self._consumers, self.specs, strict=True):
+            topic = self._consumer_options(spec.settings).failure.dead_letter
+            consumer.warns_of_dead_letters = topic not in checked
+            checked.add(topic)
 
     async def _check_published_topics(self) -> None:
         """Warn about unwritable topics of publishers."""
@@ -528,6 +541,8 @@ def _reason(consumer: Consumer) -> str | None:
         statistics = consumer.statistics()
     except InvalidState:
         return f"{name}: not started"
+    if statistics.blocked:
+        return f"{name}: {statistics.blocked[0]}"
     if statistics.connections and consumer.subscribed:
         return None
     state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"

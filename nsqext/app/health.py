@@ -18,7 +18,8 @@ class Health:
     """The state of an app."""
 
     live: bool  #: False if a consumer failed; restart the process
-    #: whether the app runs, and every consumer has subscribed to all partitions once and has a connection
+    #: whether the app runs, every consumer has subscribed to all partitions once and has a connection, and no
+    #: message above ``max_frame_size`` blocks a partition
     ready: bool
     reasons: tuple[str, ...] = ()  #: why the app is not ready
 

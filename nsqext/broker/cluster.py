@@ -15,6 +15,7 @@ from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.names import MAX_PARTITIONS, check_channel, check_topic
+from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -39,7 +40,7 @@ class ClusterNode:
     http: str
 
 
-class Cluster:
+class Cluster(ProcessBound):
     """An NSQ cluster in its own thread.
 
     Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Each method blocks until

@@ -125,8 +125,9 @@ def _unknown(name: str) -> NoReturn:
 
 
 def _fail(text: str) -> NoReturn:
-    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    print(f"nsqext: {shown}", file=sys.stderr)
+    from nsqext.errors.outside_text import escaped
+
+    print(f"nsqext: {escaped(text)}", file=sys.stderr)
     raise SystemExit(2)
 
 

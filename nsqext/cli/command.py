@@ -18,8 +18,9 @@ import attrs
 import typer
 from typer.models import ArgumentInfo
 
-from nsqext.cli.connection import Connection, complete_topics, confirm, printable
+from nsqext.cli.connection import Connection, complete_topics, confirm
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors.outside_text import escaped
 
 if TYPE_CHECKING:
     from nsqext import Position
@@ -28,7 +29,7 @@ _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Channel = Annotated[str, typer.Argument(help="The channel.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
 UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")]
 
 
@@ -150,18 +151,25 @@ Result = str | tuple[Mapping[str, Any], str] | None
 """What a change has done (a word, or a record and a text); None for the decorator's word."""
 
 
-def changes(done: str = "", question: str = "") -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
+def changes(
+    done: str = "", question: str = "", *, reads_without: str | None = None
+) -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
     """Decorate a command that changes the cluster: as `command`, with an open `Admin` as the first argument.
+
+    It adds --yes, without which the command is refused where there is no terminal; see `confirm`.
 
     Args:
         done: printed about the topic or channel.
-        question: asked before the change, with the arguments in its braces; adds --yes.
+        question: of a change that cannot be undone: asked at a terminal, with the arguments in its braces.
+        reads_without: name of the argument without which the command changes nothing.
     """
 
     def decorate(function: Callable[..., Awaitable[Result]]) -> Callable[..., None]:
+        summary = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].rstrip(".")
+
         def run(connection: Connection, *, yes: bool = False, **values: Any) -> None:
-            if question:
-                confirm(question.format(**values), yes=yes)
+            if reads_without is None or values[reads_without] is not None:
+                confirm(question.format(**values) or summary, yes=yes, ask=bool(question))
 
             async def act() -> None:
                 async with connection.admin() as admin:
@@ -176,8 +184,7 @@ def changes(done: str = "", question: str = "") -> Callable[[Callable[..., Await
 
         # Admin is not imported for --help
         _, *own = inspect.signature(function, eval_str=True, locals={"Admin": object}).parameters.values()
-        added = {"yes": Yes, "connection": Connection} if question else {"connection": Connection}
-        for name, kind in added.items():
+        for name, kind in {"yes": Yes, "connection": Connection}.items():
             own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind))
         run.__doc__, run.__module__ = function.__doc__, function.__module__
         run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
@@ -190,7 +197,7 @@ class _SafeFormatter(logging.Formatter):
     """Escapes control characters: log messages may quote text from servers."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        return "\n".join(map(escaped, super().format(record).split("\n")))
 
 
 def perform(command: Callable[[], Awaitable[None]]) -> None:

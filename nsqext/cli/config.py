@@ -6,8 +6,17 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import examples
-from nsqext.cli.connection import Connection, Contexts, Json, contexts_file, load_contexts, load_settings, save_contexts
+from nsqext.cli.command import Yes, examples
+from nsqext.cli.connection import (
+    Connection,
+    Contexts,
+    Json,
+    confirm,
+    contexts_file,
+    load_contexts,
+    load_settings,
+    save_contexts,
+)
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.settings import redact_url
@@ -24,13 +33,18 @@ def _shown(url: str) -> str:
 @app.command("set")
 @examples("nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?tls=true'", "nsqext topic list --context prod")
 def set_context(
-    name: Name, url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")]
+    name: Name,
+    url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")],
+    yes: Yes = False,
 ) -> None:
     """Add or replace a context; the first becomes the current context."""
     found = load_settings(url, environ={})
     if not found.lookupd and not found.nsqd:
         raise InvalidSetting("the URL has no address", hint="write nsq://HOST:PORT")
     contexts = load_contexts()
+    before = contexts.urls.get(name, url)
+    if before != url:
+        confirm(f"Replace the context {name}, which is {_shown(before)}?", yes=yes)
     save_contexts(Contexts({**contexts.urls, name: url}, contexts.current or name))
     Connection().show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
 
@@ -60,11 +74,11 @@ def use(name: Name) -> None:
 
 
 @app.command("delete")
-@examples("nsqext config delete prod")
-def delete(name: Name) -> None:
+@examples("nsqext config delete prod --yes")
+def delete(name: Name, yes: Yes = False) -> None:
     """Delete a context."""
     contexts = load_contexts()
-    contexts.url(name)  # raises if unknown
+    confirm(f"Delete the context {name}, which is {_shown(contexts.url(name))}?", yes=yes)
     urls = {other: url for other, url in contexts.urls.items() if other != name}
     save_contexts(Contexts(urls, None if contexts.current == name else contexts.current))
     Connection().show({"context": name, "deleted": True}, f"context {name} is deleted")

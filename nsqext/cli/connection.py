@@ -23,7 +23,7 @@ import typer
 from attrs import define, field, frozen
 
 from nsqext.arguments import is_number
-from nsqext.cli.waiting import waits
+from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -33,6 +33,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
 )
+from nsqext.errors.outside_text import escaped
 from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     """Print a result as a line of JSON, or as text with escaped control characters."""
     waits.spoke()
     if not json:
-        print("\n".join(map(printable, text.split("\n"))), flush=True)
+        print("\n".join(map(escaped, text.split("\n"))), flush=True)
         return
     line = msgspec.json.encode(record, enc_hook=str).decode()  # numbers of headers may have more than 64 bits
     if sys.stdout.isatty() and not line.isprintable():
@@ -118,11 +119,6 @@ def _json_escape(character: str) -> str:
     """Return the JSON escape of a control character."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
-
-
-def printable(text: str) -> str:
-    r"""Escape control characters and separators, such as \x1b, which terminals would interpret."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
 
 
 def counted(number: int, noun: str) -> str:
@@ -154,12 +150,12 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, (list, tuple)):
-        return printable(", ".join(map(str, value)))
-    return printable(str(value))
+        return escaped(", ".join(map(str, value)))
+    return escaped(str(value))
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation at a terminal.
+def confirm(change: str, *, yes: bool, ask: bool = True) -> None:
+    """Ask for confirmation of a change at a terminal, if ``ask``; without a terminal the change needs ``--yes``.
 
     Raises:
         InvalidState: neither a terminal nor ``--yes``.
@@ -167,8 +163,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidState(f"not done without a confirmation: {question}", hint="there is no terminal: give --yes")
-    typer.confirm(question, abort=True, err=True)
+        raise InvalidState(f"not done without a confirmation: {change}", hint="there is no terminal: give --yes")
+    if ask:
+        typer.confirm(change, abort=True, err=True)
 
 
 T = TypeVar("T")
@@ -386,18 +383,6 @@ class Connection:
 
         with Live(auto_refresh=False) as live:
             yield lambda value: live.update(table(value), refresh=True)
-
-
-def wait_of(consumer: Consumer) -> Callable[[], str]:
-    """Return what a command with a consumer waits for."""
-
-    def text() -> str:
-        topics = ", ".join(consumer.topics)
-        if not consumer.connections:
-            return f"a partition of {topics} to consume: no node is connected"
-        return f"messages of {topics}, channel {consumer.channel}"
-
-    return text
 
 
 def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:

@@ -7,8 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, Timer
+from typing import TYPE_CHECKING
 
-What = str | Callable[[], str] | None
+from nsqext.errors.outside_text import escaped
+
+if TYPE_CHECKING:
+    from nsqext import App, Consumer
+
+What = str | Callable[[], str | None] | None
 """Text behind "waiting for", or a function that returns it; None for an intended pause."""
 
 _SILENCE = 2.0
@@ -64,9 +70,32 @@ class Waits:
         text = what() if callable(what) else what
         if text is not None and text not in self._said:
             self._said.add(text)
-            shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-            print(f"nsqext: waiting for {shown}", file=sys.stderr, flush=True)
+            print(f"nsqext: waiting for {escaped(text)}", file=sys.stderr, flush=True)
 
 
 waits: Waits = Waits()
 """The waits of this process."""
+
+
+def wait_of(consumer: Consumer) -> Callable[[], str]:
+    """Return what a command with a consumer waits for."""
+
+    def text() -> str:
+        topics = ", ".join(consumer.topics)
+        if not consumer.connections:
+            return f"a partition of {topics} to consume: no node is connected"
+        return f"messages of {topics}, channel {consumer.channel}"
+
+    return text
+
+
+def wait_of_app(app: App) -> Callable[[], str | None]:
+    """Return what an app waits for until it is ready."""
+
+    def text() -> str | None:
+        for consumer in app.consumers:
+            if not consumer.subscribed:
+                return wait_of(consumer)()
+        return None if app.health().ready else "the lifespans of the app to start"
+
+    return text

@@ -140,11 +140,13 @@ def _surrounded(
     around = [one for one in middleware if type(one).handle is not Middleware.handle]
     if not around:
         return handler
+    from nsqext.client.consumer.handlers.workers import stand_in  # not at the import of a producer
+
     for one in reversed(around):
         call = partial(one.handle, call_next=call)
 
     async def handle(handled: object) -> object:  # of this type for `message_handler`, which reads the annotation
         return await call(handling_of(handled))
 
-    handle.__qualname__ = getattr(handler, "__qualname__", type(handler).__qualname__)
+    stand_in(handle, handler)
     return handle

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from inspect import ismethod
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakMethod, WeakSet
 
 import anyio
@@ -20,6 +20,7 @@ from anyio.lowlevel import current_token
 
 from nsqext.errors import InvalidState
 from nsqext.transport.event_loop import AsyncioLoop, call_soon, current_loop
+from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -360,16 +361,6 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _signals.remove(stop)
-
-
-class ProcessBound:
-    """A client whose connections and tasks belong to its process."""
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be pickled or copied, because its connections belong to this process: pass its addresses "
-            "and settings, and create it there"
-        )
 
 
 class Runnable(ProcessBound):

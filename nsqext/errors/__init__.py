@@ -8,13 +8,14 @@
     │   ├── InvalidHeader                name, value or size of extend headers
     │   ├── InvalidBody                  empty, too large, not bytes
     │   ├── InvalidSetting               the value of a keyword, a URL or an environment variable
-    │   │   └── UnknownSetting (TypeError)   a name that no setting has
+    │   │   └── UnknownSetting (TypeError)   a name that no setting or argument has
     │   ├── InvalidPartition             a partition or key that the topic does not support
     │   ├── OperationNotSupported        an operation that this generation of NSQ does not have
     │   ├── ExtendNotSupported           headers or a tag for a topic without extend support
     │   └── DelayNotSupported            a delayed publish that the topic or the server cannot delay
     ├── InvalidState                     used before it was opened, or after it was closed
     ├── ProtocolError                    received bytes that are not the NSQ protocol
+    │   └── FrameTooLarge                a message above max_frame_size
     ├── ConnectionFailed                 no connection to a node
     │   └── NegotiationFailed            TLS or compression is not offered by the node, or failed
     ├── ConnectionLost                   a connection failed while it was used
@@ -55,6 +56,7 @@ __all__ = (
     "DelayNotSupported",
     "DeliveryUnknown",
     "ExtendNotSupported",
+    "FrameTooLarge",
     "HeartbeatMissed",
     "InvalidBody",
     "InvalidHeader",
@@ -177,7 +179,7 @@ class InvalidSetting(InvalidInput):
 
 
 class UnknownSetting(InvalidSetting, TypeError):
-    """A setting that the client does not have; the error suggests a known name."""
+    """A setting or keyword argument that does not exist; the error suggests a known name."""
 
 
 class InvalidPartition(InvalidInput):
@@ -204,6 +206,10 @@ class ProtocolError(NsqError):
     """Received bytes that are not the NSQ protocol; the connection is closed."""
 
     closes_connection = True
+
+
+class FrameTooLarge(ProtocolError):
+    """Received a message above ``max_frame_size``; the connection is closed, and the server sends it again."""
 
 
 class ConnectionFailed(NsqError):

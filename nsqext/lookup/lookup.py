@@ -12,6 +12,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions, LookupSettings
 from nsqext.settings import Given, Schema, build, settings_of
+from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -34,7 +35,7 @@ def lookup_schema() -> Schema:
     return Schema("Lookup", settings_of(_shared_options()), direct=False)
 
 
-class Lookup:
+class Lookup(ProcessBound):
     """A lookup client that producers and consumers share; pass it to them instead of lookup addresses.
 
     Clients that share a `Lookup` have one list of lookup nodes, one poll per topic, and one pool of HTTP connections;

@@ -15,6 +15,7 @@ import anyio
 from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.handlers.workers import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.client.tasks import stopping_on_signals, takes_signals
@@ -102,8 +103,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
             in_thread = self._in_thread(function)
 
             @functools.wraps(function)  # keeps the annotations, which select the arguments
-            async def handle(*arguments: object, **named: object) -> None:
-                await in_thread(
+            async def handle(*arguments: object, **named: object) -> object:
+                return await in_thread(
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
                 )
 
@@ -121,8 +122,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
             in_thread = self._in_thread(function)
 
             @functools.wraps(function)
-            async def handle(batch: AsyncMessageBatch) -> None:
-                await in_thread(MessageBatch(batch, self._opened()))
+            async def handle(batch: AsyncMessageBatch) -> object:
+                return await in_thread(MessageBatch(batch, self._opened()))
 
             decorate(handle)
             return function
@@ -133,7 +134,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """Return a handler's argument, with a message replaced by its blocking form."""
         return Message(argument, self._opened()) if isinstance(argument, AsyncMessage) else argument
 
-    def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, None]]:
+    def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, object]]:
         """Return a coroutine function that calls a handler in a worker thread."""
         if not callable(function):
             raise InvalidSetting(f"the handler {function!r} is not a function", hint="declare it with 'def'")
@@ -141,13 +142,13 @@ class Consumer(BlockingClient[AsyncConsumer]):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
         limiter: list[anyio.CapacityLimiter] = []
 
-        async def handle(*arguments: object, **named: object) -> None:
+        async def handle(*arguments: object, **named: object) -> object:
             if not limiter:
                 # the consumer limits the number of concurrent calls
                 limiter.append(anyio.CapacityLimiter(float("inf")))
             # a thread cannot be cancelled: after `close_timeout` it is abandoned
             call = functools.partial(function, *arguments, **named)
-            await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter[0])
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter[0])
 
         return handle
 
@@ -157,11 +158,15 @@ class Consumer(BlockingClient[AsyncConsumer]):
         A hand-over to the thread per message would cost twenty times an empty handler.
         """
 
+        unused = UnusedResult(function)
+
         def handle(slot: Slot, queue: MessageQueue) -> None:
             answers, context = self._opened(), copy_context()
             message = slot.message
             while message is not None:
-                context.copy().run(function, Message(message, answers))
+                result = context.copy().run(function, Message(message, answers))
+                if result is not None:
+                    unused(result)
                 if not (message.answered or auto_finish):
                     return
                 following = queue.take_ready()

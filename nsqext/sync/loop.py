@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, S
 
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
-from nsqext.client.tasks import ProcessBound
 from nsqext.errors import InvalidState
-from nsqext.transport.event_loop import current_loop
+from nsqext.transport.event_loop import AsyncioLoop, current_loop
+from nsqext.types import ProcessBound
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
@@ -187,7 +187,13 @@ class BlockingClient(ProcessBound, Generic[C]):
         self._original: C = original
         self._portal: BlockingPortal | None = None
         self._closing = ExitStack()
-        if current_loop() is not None:
+        loop = current_loop()
+        if loop is not None and not isinstance(loop.native_token, AsyncioLoop):
+            raise InvalidState(
+                f"a blocking {self._what} cannot be made in an event loop of trio",
+                hint="use the asynchronous one of nsqext there, or make and use this one in a thread",
+            )
+        if loop is not None:
             logger.warning(
                 "a blocking %s was made in a running event loop, which stops while it waits: use the asynchronous one "
                 "of nsqext, or make it in a thread",

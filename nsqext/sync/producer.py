@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self, Unpack
 
+from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.batcher import Batcher as AsyncBatcher
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.request import OutgoingMessage
@@ -109,12 +110,15 @@ class Producer(BlockingClient[AsyncProducer]):
         via: Literal["consumer", "relay"] | None = None,
         identity: str | None = None,
         header: bytes | None = None,
+        **unknown: Never,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
         Parameters and errors: see `nsqext.Producer.publish`. After an exception in the waiting thread, such as
         KeyboardInterrupt, the message may be stored or not.
         """
+        if unknown:
+            refuse_unknown(Producer.publish, unknown)
         direct = self._direct
         rare = delay is not None or via is not None or identity is not None or header is not None
         if direct is not None and key is None and not rare:
@@ -144,11 +148,14 @@ class Producer(BlockingClient[AsyncProducer]):
         key: str | bytes | int | None = None,
         partition: int | None = None,
         trace_ids: Sequence[int] = (),
+        **unknown: Never,
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`.
 
         Much faster than single publishes: the two threads hand over only once.
         """
+        if unknown:
+            refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
         listed = list(messages)
         return self._run(self._original.publish_many, topic, listed, key=key, partition=partition, trace_ids=trace_ids)

@@ -6,11 +6,12 @@ import inspect
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 from zlib import crc32
 
 import orjson
 
+from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.request import key_bytes
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
 from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
@@ -46,6 +47,7 @@ class Outbox:
         key: str | bytes | int | None = None,
         tag: str | None = None,
         identity: str | None = None,
+        **unknown: Never,
     ) -> str:
         """Add a message in the transaction of a blocking connection.
 
@@ -72,6 +74,8 @@ class Outbox:
             InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
             Exception: those of the database.
         """
+        if unknown:
+            refuse_unknown(Outbox.add, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
         for statement in _statements(connection, values):
             found = connection.execute(*statement)
@@ -91,8 +95,11 @@ class Outbox:
         key: str | bytes | int | None = None,
         tag: str | None = None,
         identity: str | None = None,
+        **unknown: Never,
     ) -> str:
         """Add a message in the transaction of an asynchronous session or connection; otherwise as `add`."""
+        if unknown:
+            refuse_unknown(Outbox.add_async, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
         for statement in _statements(connection, values):
             found = connection.execute(*statement)

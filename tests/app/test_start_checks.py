@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
 
-from nsqext import App, Consumer, Message, Producer, Reject, sync
-from nsqext.errors import ExtendNotSupported, InvalidSetting
+from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
+from nsqext.errors import ExtendNotSupported, InvalidSetting, InvalidState
+from nsqext.middleware import CallNext, Handling, Middleware
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -194,19 +195,178 @@ async def test_reject_on_an_ordered_topic_names_reject_ordered(
     assert "set reject_ordered=True" in found
 
 
-async def test_a_blocking_client_in_an_event_loop_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    clients: list[tuple[str, Callable[[], object]]] = [
-        ("producer", lambda: sync.Producer(NOWHERE)),
-        ("consumer", lambda: sync.Consumer("orders", "ch", NOWHERE)),
-    ]
-    for name, make in clients:
-        caplog.clear()
-        make()
+BLOCKING: dict[str, Callable[[], object]] = {
+    "producer": lambda: sync.Producer(NOWHERE),
+    "consumer": lambda: sync.Consumer("orders", "ch", NOWHERE),
+    "admin client": lambda: sync.Admin(NOWHERE),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_blocking_client_in_an_event_loop_of_asyncio_is_one_warning(
+    caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    async def make() -> None:
+        BLOCKING[name]()
         (found,) = warnings(caplog, "running event loop")
         assert found.startswith(f"a blocking {name} ")
         caplog.clear()
-        await anyio.to_thread.run_sync(make)
+        await anyio.to_thread.run_sync(BLOCKING[name])
         assert not warnings(caplog, "running event loop")
+
+    anyio.run(make)
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_a_blocking_client_in_an_event_loop_of_trio_is_refused(name: str) -> None:
+    async def make() -> None:
+        with pytest.raises(InvalidState, match=f"a blocking {name} cannot be made in an event loop of trio.*thread"):
+            BLOCKING[name]()
+        await anyio.to_thread.run_sync(BLOCKING[name])
+
+    anyio.run(make, backend="trio")
+
+
+async def test_a_missing_dead_letter_topic_of_several_handlers_is_one_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, dead = f"t_{token_hex(4)}", f"dead_{token_hex(4)}"
+    cluster.create_topic(name, channels=["a", "b", "c"])
+    app = App(cluster.lookupd, max_attempts=3)
+    for channel in ("a", "b"):
+        app.handler(name, channel, dead_letter=dead)(nothing)
+    app.handler(name, "c", dead_letter=f"{dead}_other")(nothing)
+    async with app:
+        await logged(caplog, f"{dead}_other")
+        await logged(caplog, f"topic {dead}, ")
+        await anyio.sleep(0.2)  # for a second warning, which has no event
+    found = warnings(caplog, "dead letters cannot be published")
+    assert len(found) == 2, found
+
+
+async def returns_text(message: Message) -> str:
+    """Return what is not used."""
+    return "done"
+
+
+async def returns_without_annotation(message: Message):  # type: ignore[no-untyped-def]
+    """Return what is not used."""
+    return {"done": True}
+
+
+async def returns_despite_annotation(message: Message) -> None:
+    """Return a value, against the annotation."""
+    return cast("None", message.body)
+
+
+async def returns_of_body(body: str) -> int:
+    """Return what is not used, after decoding."""
+    return len(body)
+
+
+@pytest.mark.parametrize(
+    ("handler", "warned"),
+    [
+        (returns_text, "str"),
+        (returns_without_annotation, "dict"),
+        (returns_of_body, "int"),
+        (returns_despite_annotation, ""),
+        (nothing, ""),
+    ],
+)
+@pytest.mark.parametrize("where", ["app", "middleware", "consumer", "published"])
+async def test_a_result_that_nothing_uses_is_one_warning_that_names_the_handler(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture, handler: Any, warned: str, where: str
+) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [b"one", b"two"])
+    subject: App | Consumer
+    if where == "consumer":
+        subject = Consumer(topic, "ch", cluster.lookupd)
+        subject.handler(handler)
+        consumer = subject
+    else:
+        subject = App(cluster.lookupd, middleware=[Around()] if where == "middleware" else ())
+        subject.handler(topic, "ch")(handler)
+        if where == "published":
+            cluster.create_topic(f"{topic}_results", channels=["ch"])
+            subject.publisher(f"{topic}_results")(handler)
+        (consumer,) = subject.consumers
+    async with subject:
+        with anyio.fail_after(25):
+            while consumer.statistics().finished < 2:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.01)
+    found = warnings(caplog, "is not used")
+    if not warned or where == "published":
+        assert not found
+    else:
+        (text,) = found
+        assert f"the handler {handler.__qualname__} returned a value ({warned})" in text
+        assert "@app.publisher(TOPIC)" in text
+
+
+async def test_a_result_of_a_batch_handler_or_a_blocking_handler_is_one_warning(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish_many(topic, [b"one", b"two"])
+        batches = Consumer(topic, "ch", cluster.lookupd)
+
+        @batches.batch_handler()
+        async def handle_batch(batch: MessageBatch) -> int:
+            batches.stop()
+            return len(batch)
+
+        with anyio.fail_after(25):
+            await batches.serve()
+        await producer.publish_many(topic, [b"one", b"two"])
+    blocking = await anyio.to_thread.run_sync(lambda: sync.Consumer(topic, "ch", cluster.lookupd))
+    handled: list[bytes] = []
+
+    @blocking.handler
+    def handle_one(message: sync.Message) -> str:
+        handled.append(message.body)
+        if len(handled) == 2:
+            blocking.stop()
+        return "done"
+
+    await anyio.to_thread.run_sync(blocking.run)
+    for name, kind in (("handle_batch", "int"), ("handle_one", "str")):
+        assert len(warnings(caplog, f"{name} returned a value ({kind}), which is not used")) == 1
+
+
+class Around(Middleware):
+    """A middleware that changes nothing."""
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler."""
+        return await call_next(handling)
+
+
+async def test_a_message_above_max_frame_size_makes_an_app_not_ready_and_says_why(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(cluster.lookupd, max_frame_size=1000, reconnect_wait=0.01, max_reconnect_wait=0.05)
+    app.handler(topic, "ch")(nothing)
+    async with app:
+        assert app.health().ready
+        async with Producer(cluster.lookupd) as producer:
+            receipt = await producer.publish(topic, b"x" * 2000)
+        with anyio.fail_after(25):
+            while app.health().ready:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.01)
+        (consumer,) = app.consumers
+        with anyio.fail_after(25):
+            while consumer.statistics().reconnects < 3:
+                assert not app.health().ready
+                await anyio.sleep(0.001)
+        (reason,) = app.health().reasons
+        assert consumer.statistics().blocked == (reason.removeprefix(f"{topic}/ch: "),)
+    (text, *_) = warnings(caplog, "subscription ended")
+    for shown in (reason, text):
+        assert "bytes is larger than max_frame_size, 1000: nothing behind this message is received" in shown
+        assert f"topic {topic}, partition {receipt.partition}, node {receipt.node}" in shown
+        assert "raise the setting max_frame_size" in shown
 
 
 async def test_an_app_is_not_ready_while_lookup_is_down(cluster: Cluster, topic: str) -> None:

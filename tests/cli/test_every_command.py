@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from secrets import token_hex
 from subprocess import CompletedProcess
@@ -50,33 +52,33 @@ ENDING = {
     "topic show": ("topic show {topic}", "1 partition, 1 replica"),
     "topic create": ("topic create {topic}_made", "_made is created"),
     "topic delete": ("topic delete {topic} --yes", "is deleted"),
-    "topic upgrade": ("topic upgrade {topic}", "is upgraded"),
-    "topic expand": ("topic expand {topic} --partitions 1", "is expanded"),
-    "topic set": ("topic set {topic} --retention-days 7", "is changed"),
-    "topic trace": ("topic trace {topic} --channel ch", "is traced"),
-    "topic tombstone": ("topic tombstone {topic} {http}", "is hidden"),
+    "topic upgrade": ("topic upgrade {topic} --yes", "is upgraded"),
+    "topic expand": ("topic expand {topic} --partitions 1 --yes", "is expanded"),
+    "topic set": ("topic set {topic} --retention-days 7 --yes", "is changed"),
+    "topic trace": ("topic trace {topic} --channel ch --yes", "is traced"),
+    "topic tombstone": ("topic tombstone {topic} {http} --yes", "is hidden"),
     "node list": ("node list", "reachable"),
     "node disable-writes": ("node disable-writes --ordered-only --yes", "writes are disabled"),
-    "node enable-writes": ("node enable-writes", "writes are enabled"),
-    "node log-level": ("node log-level debug", "the log level is debug"),
+    "node enable-writes": ("node enable-writes --yes", "writes are enabled"),
+    "node log-level": ("node log-level debug --yes", "the log level is debug"),
     "node option": ("node option {node} msg_timeout", "60000000000"),
     "topic empty": ("topic empty {topic} --yes", "is emptied"),
-    "topic pause": ("topic pause orders --lookupd {original}", "is paused"),
-    "topic unpause": ("topic unpause orders --lookupd {original}", "is unpaused"),
+    "topic pause": ("topic pause orders --lookupd {original} --yes", "is paused"),
+    "topic unpause": ("topic unpause orders --lookupd {original} --yes", "is unpaused"),
     "channel list": ("channel list {topic}", "in flight"),
     "channel create": ("channel create {topic} more", "is created"),
     "channel delete": ("channel delete {topic} ch --yes", "is deleted"),
-    "channel set": ("channel set {topic} ch --rate-limit-kib 1024", "is changed"),
-    "channel limit-consumers": ("channel limit-consumers {topic} ch 10", "is limited"),
-    "channel redeliver": ("channel redeliver {topic} ch", "is redelivered"),
+    "channel set": ("channel set {topic} ch --rate-limit-kib 1024 --yes", "is changed"),
+    "channel limit-consumers": ("channel limit-consumers {topic} ch 10 --yes", "is limited"),
+    "channel redeliver": ("channel redeliver {topic} ch --yes", "is redelivered"),
     "channel empty-delayed": ("channel empty-delayed {topic} ch --yes", "is emptied"),
-    "channel deliver-delayed": ("channel deliver-delayed {topic} ch", "is delivered"),
-    "channel pause": ("channel pause {topic} ch", "is paused"),
-    "channel unpause": ("channel unpause {topic} ch", "is unpaused"),
+    "channel deliver-delayed": ("channel deliver-delayed {topic} ch --yes", "is delivered"),
+    "channel pause": ("channel pause {topic} ch --yes", "is paused"),
+    "channel unpause": ("channel unpause {topic} ch --yes", "is unpaused"),
     "channel empty": ("channel empty {topic} ch --yes", "is emptied"),
     "channel skip": ("channel skip {topic} ch --yes", "is skipped"),
-    "channel unskip": ("channel unskip {topic} ch", "is unskipped"),
-    "channel seek": ("channel seek {topic} ch earliest", "is moved"),
+    "channel unskip": ("channel unskip {topic} ch --yes", "is unskipped"),
+    "channel seek": ("channel seek {topic} ch earliest --yes", "is moved"),
     "pub": ("pub {topic} hello", "stored in {topic}[0]"),
     "tail": ("tail {topic} --channel ch --count 1", "{topic}[0] key=k"),
     "record": ("record {topic} --to {folder} --channel ch --until-end", "1 message of {topic} recorded"),
@@ -88,14 +90,14 @@ ENDING = {
     "lookup": ("lookup {topic}", "partition 0:"),
     "relay": ("relay {topic} --channel ch --to {other} --until-end", "1 message of {topic} relayed"),
     "delay list": ("delay list --store {folder}/delayed", "order-17"),
-    "delay cancel": ("delay cancel order-17 --store {folder}/delayed", "order-17 cancelled"),
+    "delay cancel": ("delay cancel order-17 --store {folder}/delayed --yes", "order-17 cancelled"),
     "outbox status": ("outbox status --database sqlite:///{folder}/shop.db", "0 messages waiting"),
     "trace": ("trace {topic} 7", "trace id 7: one"),
     "deadletters replay": ("deadletters replay {other} --channel ch --idle 0.1", "0 dead letters of {other}"),
     "config set": ("config set made nsq://127.0.0.1:1", "context made is nsq://127.0.0.1:1"),
     "config list": ("config list", "current"),
     "config use": ("config use here", "here is the current context"),
-    "config delete": ("config delete here", "context here is deleted"),
+    "config delete": ("config delete here --yes", "context here is deleted"),
     "key-ranges": ("key-ranges {topic} keyed --once", "no consumer"),
     "bench": ("bench {topic} --channel ch --count 20", "consume: 20 messages"),
     "spark": ("spark anchors list {topic}", "{topic}[0] ch: at"),
@@ -120,19 +122,35 @@ RUNNING = {
 }
 """Arguments of commands that run until a signal, their output once they run, and their exit code."""
 
-DESTRUCTIVE = {
-    "topic delete": "topic delete orders",
-    "topic empty": "topic empty orders",
-    "channel delete": "channel delete orders billing",
-    "channel empty": "channel empty orders billing",
-    "channel empty-delayed": "channel empty-delayed orders billing",
-    "channel skip": "channel skip orders billing",
-    "node remove": "node remove 127.0.0.1:4150",
-    "node disable-writes": "node disable-writes",
-    "outbox status": "outbox status --database sqlite:///kept.db --discard 0",
-    "spark": "spark anchors delete orders --channel query",
+CONFIRMED = {
+    "channel finish": "channel finish orders billing 0000000000000002000000000000002a --yes",
+    "node remove": "node remove 127.0.0.1:4150 --yes",
+    "topic move": "topic move orders 0 127.0.0.1:4150 127.0.0.1:4152 --yes",
+    "node option": "node option 127.0.0.1:4150 verbose --set true --yes",
+    "config set": "config set here nsq://127.0.0.1:2 --yes",
+    "spark": "spark anchors delete orders --channel query --yes",
+    "outbox status": "outbox status --database sqlite:///kept.db --discard 0 --yes",
 }
-"""Arguments of commands that ask for a confirmation."""
+"""Arguments of commands that change something, where those of ENDING change nothing or are missing."""
+
+UNCONFIRMED = {
+    *("topic list", "topic show", "topic create", "channel list", "channel create", "node list", "stats", "lag", "top"),
+    *("doctor", "check", "lookup", "trace", "key-ranges", "pub", "tail", "record", "replay", "relay"),
+    *("deadletters replay", "delay run", "delay list", "outbox relay", "outbox sql", "config list", "config use"),
+    *("bench", "demo", "broker", "web", "run"),
+}
+"""Commands that read, add, publish, consume or serve. Every other command changes or deletes something."""
+
+CHANGING = sorted({name for name, _ in commands()} - UNCONFIRMED)
+
+REVERSIBLE = {
+    *("topic set", "topic move", "topic trace", "topic tombstone", "topic pause", "topic unpause"),
+    *("channel set", "channel limit-consumers", "channel pause", "channel unpause", "channel unskip"),
+    *("node enable-writes", "node log-level", "node option"),
+}
+"""Commands that do not ask at a terminal: another call undoes them, and no message is lost."""
+
+IRREVERSIBLE = [name for name in CHANGING if name not in REVERSIBLE]
 
 ELSEWHERE = {"channel finish", "node remove", "topic move"}
 """Commands that need a consumer or two nodes: tests/cli/admin."""
@@ -255,29 +273,83 @@ def test_a_command_runs_in_a_pipe_until_sigterm(name: str, place: Place) -> None
     assert (process.wait(), b"Traceback" in output + errors) == (code, False)
 
 
-def test_every_command_that_asks_has_arguments_for_it() -> None:
+def test_every_command_that_changes_or_deletes_something_has_the_option_yes() -> None:
     asking = {name for name, command in commands() if any("--yes" in one.opts for one in command.params)}
-    assert asking == DESTRUCTIVE.keys()
+    assert asking == {*CHANGING}
 
 
-@pytest.mark.parametrize("name", DESTRUCTIVE)
-def test_without_a_terminal_a_command_that_asks_is_refused_and_names_yes(name: str, tmp_path: Path) -> None:
-    OutboxStore(f"sqlite:///{tmp_path}/kept.db", create=True).close()
-    done = run(*DESTRUCTIVE[name].split(), cwd=tmp_path, NSQEXT_LOOKUPD="127.0.0.1:1")  # before it connects
+def nowhere(name: str, folder: Path, address: str = "127.0.0.1:1") -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of a command and its environment, in which no server responds."""
+    folder.mkdir(exist_ok=True)
+    OutboxStore(f"sqlite:///{folder}/kept.db", create=True).close()
+    OutboxStore(f"sqlite:///{folder}/shop.db", create=True).close()
+    with DelayStore(folder / "delayed") as store:
+        store.add([(DelayedMessage(identity="order-17", topic="orders", due=2**42), b"later")])
+    (folder / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
+    (folder / "one.jsonl").write_text('{"body": "one"}\n')
+    (folder / "service.py").write_text(SERVICE.format(topic="orders"))
+    place = Place(address, address, address, address, "orders", "other", folder)
+    return prepared(CONFIRMED.get(name) or (ENDING | TABLES | RUNNING)[name][0], place)
+
+
+def unconfirmed(name: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of a command without --yes, and its environment; see `nowhere`."""
+    words, variables = nowhere(name, folder)
+    return [word for word in words if word != "--yes"], variables
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_without_a_terminal_a_command_that_changes_something_is_refused_and_names_yes(
+    name: str, tmp_path: Path
+) -> None:
+    words, variables = unconfirmed(name, tmp_path)
+    done = run(*words, stdin=b"", cwd=tmp_path, limit=50.0, **variables)  # before it connects
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"not done without a confirmation" in done.stderr
     assert b"give --yes" in done.stderr
+    with DelayStore(tmp_path / "delayed") as store:
+        assert store.count() == 1
+    assert (tmp_path / "contexts.toml").read_text() == '[contexts]\n"here" = "nsq://127.0.0.1:1"\n'
 
 
-@pytest.mark.parametrize("name", DESTRUCTIVE)
-def test_at_a_terminal_a_command_that_asks_does_nothing_after_a_no(name: str, tmp_path: Path) -> None:
-    OutboxStore(f"sqlite:///{tmp_path}/kept.db", create=True).close()
-    words = DESTRUCTIVE[name].split()
-    with Terminal(*words, cwd=tmp_path, NSQEXT_LOOKUPD="127.0.0.1:1") as terminal:
+def test_a_retry_of_what_an_outbox_set_aside_needs_yes_too(tmp_path: Path) -> None:
+    words, variables = unconfirmed("outbox status", tmp_path)
+    done = run(*words[:-2], "--retry", stdin=b"", cwd=tmp_path, limit=50.0, **variables)
+    assert (done.returncode, b"give --yes" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", IRREVERSIBLE)
+def test_at_a_terminal_a_change_that_cannot_be_undone_is_not_done_after_a_no(name: str, tmp_path: Path) -> None:
+    words, variables = unconfirmed(name, tmp_path)
+    with Terminal(*words, cwd=tmp_path, **variables) as terminal:
         terminal.wait_for("[y/N]")
         terminal.type("n\n")
         assert terminal.end() == 1
     assert "Aborted" in terminal.shown
+
+
+ALONE = {
+    *("delay list", "delay cancel", "outbox sql", "outbox status", "config set", "config list", "config use"),
+    *("config delete", "demo", "broker", "web", "top"),
+}
+"""Commands that wait for no other server, here; `top` shows errors in its table."""
+
+
+def test_each_other_command_says_what_it_waits_for_while_no_server_responds(tmp_path: Path) -> None:
+    waiting = [name for name, _ in commands() if name not in ALONE]
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for first in range(0, len(waiting), 8):
+            with ExitStack() as stack:
+                running = {}
+                for name in waiting[first : first + 8]:
+                    folder = tmp_path / name
+                    words, variables = nowhere(name, folder, address)
+                    running[name] = stack.enter_context(started(*words, cwd=folder, **variables))
+                for name, process in running.items():
+                    assert process.stderr is not None
+                    assert any(line.startswith(b"nsqext: waiting for ") for line in process.stderr), name
+                    process.kill()
 
 
 def test_top_refuses_a_pipe(place: Place) -> None:

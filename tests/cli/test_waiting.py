@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
+from nsqext.broker import Cluster
 from nsqext.cli.waiting import Waits
 from tests.support.command_line import lines, run, started
 
 if TYPE_CHECKING:
     import pytest
-
-    from nsqext.broker import Cluster
-
-COMMANDS = (
-    "topic list",
-    "topic create orders",
-    "topic delete orders --yes",
-    "channel list orders",
-    "node list",
-    "stats orders",
-    "lag orders",
-    "key-ranges orders billing",
-    "lookup",
-    "doctor",
-    "check orders billing",
-    "spark anchors list orders",
-    "pub orders hello",
-    "tail orders",
-    "trace orders 7",
-    "record orders --to backup",
-    "replay one.jsonl --topic orders",
-    "relay orders --to copies",
-    "deadletters replay orders_dead",
-    "bench orders --count 1",
-    "delay run --store delayed",
-)
-
-
-def test_each_command_says_what_it_waits_for_while_lookup_does_not_respond(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text('{"body": "one"}\n')
-    with ExitStack() as stack:
-        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        running = {
-            text: stack.enter_context(started(*text.split(), cwd=tmp_path, NSQEXT_LOOKUPD=address)) for text in COMMANDS
-        }
-        for text, process in running.items():
-            assert process.stderr is not None
-            assert any(line.startswith(b"nsqext: waiting for ") for line in process.stderr), text
-            process.kill()
 
 
 def test_tail_says_that_it_waits_for_messages(nsq_cluster: Cluster, nsq_topic: str) -> None:
@@ -68,6 +27,33 @@ def test_bench_creates_its_channel_and_refuses_a_missing_topic(nsq_cluster: Clus
     assert modes == ["publish", "consume"]
     missing = run("bench", f"{nsq_topic}_missing", "--count", "5", *where)
     assert (missing.returncode, b"_missing" in missing.stderr) == (2, True)
+
+
+def test_bench_creates_topic_and_channel_without_lookup() -> None:
+    with Cluster(nodes=1, generation="nsq") as cluster:
+        (node,) = cluster.nodes.values()
+        where = ("--channel", "absent", "--count", "5", "--nsqd", node.tcp)
+        assert [one["mode"] for one in lines("bench", "new", *where)] == ["publish", "consume"]
+
+
+def waiting_text(*words: str, **variables: str) -> str:
+    """Return the first line that says what a command waits for."""
+    with started(*words, cwd=None, **variables) as process:
+        assert process.stderr is not None
+        found = next(line for line in process.stderr if line.startswith(b"nsqext: waiting for "))
+        process.kill()
+    return found.decode().removeprefix("nsqext: waiting for ").strip()
+
+
+def test_demo_says_that_it_waits_for_a_running_cluster() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert waiting_text("demo", "--lookupd", address).startswith(f"a response of lookup at {address}")
+
+
+def test_pub_says_that_it_waits_for_messages_to_read(nsq_cluster: Cluster, nsq_topic: str) -> None:
+    text = waiting_text("pub", nsq_topic, NSQEXT_LOOKUPD=nsq_cluster.lookupd[0])
+    assert text == "messages to read"
 
 
 def test_a_text_is_said_once_and_not_after_output_or_in_a_pause(

@@ -12,7 +12,7 @@ from pkgutil import walk_packages
 
 import pytest
 
-from nsqext import App, Consumer, Producer, client, sync
+from nsqext import Admin, App, Consumer, Lookup, Producer, client, sync
 from nsqext.broker import Cluster
 
 _MOST = 5
@@ -71,9 +71,18 @@ def test_a_cluster_shows_its_addresses_and_state() -> None:
         assert repr(cluster) == f"Cluster(1 nodes, generation 'ha', running, lookupd='{cluster.lookupd[0]}')"
 
 
-@pytest.mark.parametrize("shown", _SHOWN)
+_BOUND: dict[str, Callable[[], object]] = {
+    **_SHOWN,
+    "Admin('l:4161')": lambda: Admin("l:4161"),
+    "Lookup('l:4161')": lambda: Lookup("l:4161"),
+    "sync.Admin('l:4161')": lambda: sync.Admin("l:4161"),
+    "Cluster(1 nodes, generation 'ha', not running)": lambda: Cluster(1),
+}
+
+
+@pytest.mark.parametrize("shown", _BOUND)
 def test_a_client_that_is_pickled_or_copied_is_named_in_the_error(shown: str) -> None:
-    client_of_this_process = _SHOWN[shown]()
+    client_of_this_process = _BOUND[shown]()
     for duplicate in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match=re.escape(f"{shown} cannot be pickled or copied")):
             duplicate(client_of_this_process)

@@ -19,8 +19,9 @@ import nsqext.sync
 from nsqext import Admin, App, Consumer, OutgoingMessage, Producer, Router
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, UnknownSetting
 from nsqext.lookup.options import LookupOptions
+from nsqext.transactions import Outbox
 from nsqext.transport.options import ConnectionOptions
 from tests.support.blocking_client import eventually
 
@@ -126,6 +127,66 @@ def test_a_bad_argument_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         refused_arguments()[name]()
     assert caught.value.hint or "seconds" in str(caught.value)
+
+
+def _outbox_add(**given: Any) -> object:
+    return Outbox().add(anything, "orders", b"x", **given)
+
+
+MISSPELT: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "Producer.publish": (lambda **given: Producer(NOWHERE).publish("t", b"x", **given), "heders", "headers"),
+    "Producer.publish, trace": (lambda **given: Producer(NOWHERE).publish("t", b"x", **given), "traceid", "trace_id"),
+    "Producer.publish_many": (lambda **given: Producer(NOWHERE).publish_many("t", [b"x"], **given), "kye", "key"),
+    "App.publish": (lambda **given: App(NOWHERE).publish("t", b"x", **given), "partitions", "partition"),
+    "sync.Producer.publish": (
+        lambda **given: nsqext.sync.Producer(NOWHERE).publish("t", b"x", **given),
+        "dely",
+        "delay",
+    ),
+    "sync.Producer.publish_many": (
+        lambda **given: nsqext.sync.Producer(NOWHERE).publish_many("t", [b"x"], **given),
+        "trace_id",
+        "trace_ids",
+    ),
+    "Outbox.add": (_outbox_add, "idenity", "identity"),
+    "Outbox.add_async": (
+        lambda **given: Outbox().add_async(anything, "orders", b"x", **given),
+        "tags",
+        "tag",
+    ),
+    "Producer": (lambda **given: Producer(NOWHERE, **given), "time_out", "timeout"),
+    "Consumer": (lambda **given: Consumer("t", "ch", NOWHERE, **given), "max_inflight", "max_in_flight"),
+}
+
+
+@pytest.mark.parametrize("what", MISSPELT)
+async def test_a_misspelt_argument_is_refused_with_the_right_one(what: str) -> None:
+    call, wrong, right = MISSPELT[what]
+
+    async def run() -> None:
+        result = call(**{wrong: 1})
+        if hasattr(result, "__await__"):
+            await result
+
+    with pytest.raises(UnknownSetting, match=rf"unknown (setting|argument) '{wrong}'.*did you mean {right}\?"):
+        await anyio.to_thread.run_sync(run_blocking, run) if what.startswith("sync.") else await run()
+    assert issubclass(UnknownSetting, TypeError)
+
+
+def run_blocking(function: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine function that awaits nothing in a thread without an event loop."""
+    with suppress(StopIteration):
+        function().__await__().__next__()
+
+
+async def test_an_argument_that_is_like_no_other_is_refused_with_all_of_them() -> None:
+    with pytest.raises(UnknownSetting, match="unknown argument 'zzz': its arguments are topic, body, headers, tag"):
+        await Producer(NOWHERE).publish("t", b"x", **anything_named("zzz"))
+
+
+def anything_named(name: str) -> Any:
+    """Return keyword arguments that type checkers do not know."""
+    return {name: 1}
 
 
 def test_auto_finish_of_text_is_refused() -> None:

@@ -72,7 +72,9 @@ async def create(
 
 
 @app.command("set")
-@examples("nsqext channel set orders billing --rate-limit-kib 1024", "nsqext channel set orders billing --ordered")
+@examples(
+    "nsqext channel set orders billing --rate-limit-kib 1024 --yes", "nsqext channel set orders billing --ordered --yes"
+)
 @changes("changed")
 async def set_channel(
     admin: Admin,
@@ -90,7 +92,7 @@ async def set_channel(
 
 
 @app.command("limit-consumers")
-@examples("nsqext channel limit-consumers orders billing 10 --address-prefix 10.0.0.7:")
+@examples("nsqext channel limit-consumers orders billing 10 --address-prefix 10.0.0.7: --yes")
 @changes("limited")
 async def limit_consumers(
     admin: Admin,
@@ -104,8 +106,8 @@ async def limit_consumers(
 
 
 @app.command("finish")
-@examples("nsqext channel finish orders billing 0000000000000002000000000000002a")
-@changes("finished")
+@examples("nsqext channel finish orders billing 0000000000000002000000000000002a --yes")
+@changes("finished", "Finish the message {message} of {topic}, channel {channel}, without delivery?")
 async def finish(
     admin: Admin,
     topic: Topic,
@@ -139,7 +141,7 @@ async def empty(admin: Admin, topic: Topic, channel: Channel) -> None:
 
 def _add_switch(name: str, done: str, summary: str, method: str, question: str = "") -> None:
     """Add a command that changes a channel without options."""
-    example = f"nsqext channel {name} orders billing{' --yes' if question else ''}"
+    example = f"nsqext channel {name} orders billing --yes"
 
     async def switch(admin: Admin, topic: Topic, channel: Channel) -> None:
         await getattr(admin, method)(topic, channel)
@@ -163,6 +165,7 @@ _add_switch(
     "redelivered",
     "Make a channel of the redesigned NSQ that is stuck read again from its confirmed position.",
     "redeliver_unfinished",
+    "Read the channel {channel} of {topic} again from its confirmed position? Messages may be delivered twice.",
 )
 
 
@@ -175,8 +178,8 @@ async def empty_delayed(admin: Admin, topic: Topic, channel: Channel) -> None:
 
 
 @app.command("deliver-delayed")
-@examples("nsqext channel deliver-delayed orders billing --within-hours 24")
-@changes("delivered")
+@examples("nsqext channel deliver-delayed orders billing --within-hours 24 --yes")
+@changes("delivered", "Deliver delayed messages of the channel {channel} of {topic} now, before they are due?")
 async def deliver_delayed(
     admin: Admin,
     topic: Topic,
@@ -189,11 +192,11 @@ async def deliver_delayed(
 
 @app.command("seek")
 @examples(
-    "nsqext channel seek orders billing earliest",
-    "nsqext channel seek orders billing 2026-05-01T12:00:00+02:00",
-    "nsqext channel seek orders billing message:1000 --partition 0",
+    "nsqext channel seek orders billing earliest --yes",
+    "nsqext channel seek orders billing 2026-05-01T12:00:00+02:00 --yes",
+    "nsqext channel seek orders billing message:1000 --partition 0 --yes",
 )
-@changes("moved")
+@changes("moved", "Move the channel {channel} of {topic} to {position}? It skips messages, or delivers them again.")
 async def seek(
     admin: Admin,
     topic: Topic,

@@ -15,9 +15,10 @@ from anyio import to_thread
 from attrs import asdict, frozen
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, counted, printable
+from nsqext.cli.connection import Connection, counted
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors.outside_text import escaped
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupUrl, is_loopback, parse_lookup_addresses, url_of
@@ -63,8 +64,8 @@ async def run(
     if database is not None:
         findings.append(await to_thread.run_sync(_examine_outbox, database))
     for finding in findings:
-        hint = f"\n    {printable(finding.hint)}" if finding.hint else ""
-        found = printable(f"{finding.subject}: {finding.text}")
+        hint = f"\n    {escaped(finding.hint)}" if finding.hint else ""
+        found = escaped(f"{finding.subject}: {finding.text}")
         connection.show(asdict(finding), f"{_MARKS[finding.status]} {found}{hint}")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(1)

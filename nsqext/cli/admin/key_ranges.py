@@ -15,9 +15,10 @@ from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.command import Topic, command, examples
-from nsqext.cli.connection import Connection, printable
+from nsqext.cli.connection import Connection
 from nsqext.cli.waiting import waits
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
+from nsqext.errors.outside_text import escaped
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 
@@ -128,7 +129,7 @@ def make_table(name: str, found: Sequence[PartitionRanges], width: int) -> Table
         if one.error or not one.ranges:
             table.add_row(str(one.partition), "", "", "", escape(one.error) or "no consumer", "", str(one.replay))
         for place, line in enumerate(one.ranges):
-            consumer = escape(printable(f"{line.client} (tag {line.tag})" if line.tag else line.client))
+            consumer = escape(escaped(f"{line.client} (tag {line.tag})" if line.tag else line.client))
             colour = colours[line.client]
             table.add_row(
                 "" if place else str(one.partition),

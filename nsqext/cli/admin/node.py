@@ -65,7 +65,7 @@ async def disable_writes(
 
 
 @app.command("enable-writes")
-@examples("nsqext node enable-writes")
+@examples("nsqext node enable-writes --yes")
 @changes()
 async def enable_writes(admin: Admin) -> Result:
     """Make all nodes accept publishes again."""
@@ -74,7 +74,7 @@ async def enable_writes(admin: Admin) -> Result:
 
 
 @app.command("log-level")
-@examples("nsqext node log-level debug")
+@examples("nsqext node log-level debug --yes")
 @changes()
 async def log_level(
     admin: Admin, level: Annotated[Literal["error", "warning", "info", "debug"], typer.Argument(help="The level.")]
@@ -85,8 +85,8 @@ async def log_level(
 
 
 @app.command("option")
-@examples("nsqext node option 127.0.0.1:4150 msg_timeout", "nsqext node option 127.0.0.1:4150 verbose --set true")
-@changes()
+@examples("nsqext node option 127.0.0.1:4150 msg_timeout", "nsqext node option 127.0.0.1:4150 verbose --set true --yes")
+@changes(reads_without="value")
 async def option(
     admin: Admin,
     node: Node,

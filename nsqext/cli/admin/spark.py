@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from nsqext.admin import PartitionChannelStats
-from nsqext.cli.command import command, examples, perform
+from nsqext.cli.command import Yes, command, examples, perform
 from nsqext.cli.connection import Connection, confirm
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
@@ -29,7 +29,7 @@ def run(
     channel: Annotated[
         str | None, typer.Option(help="The option channel of the query. (list: all channels by default)")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation. (delete)")] = False,
+    yes: Yes = False,
 ) -> None:
     """List the channels of a topic that can be anchors, or delete the anchor channel of an ended query.
 

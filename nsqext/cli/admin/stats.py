@@ -18,9 +18,10 @@ from attrs import define
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, make_table, printable
+from nsqext.cli.connection import Connection, make_table
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors.outside_text import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +144,7 @@ class View:
 
         help_line = "  ".join(f"{key}: {column.replace('_', ' ')}" for key, column in KEYS.items())
         found = make_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
-        return Group(found, Text(printable(self.error), style="red"), Text(f"{help_line}  q: quit", style="dim"))
+        return Group(found, Text(escaped(self.error), style="red"), Text(f"{help_line}  q: quit", style="dim"))
 
 
 @contextmanager

@@ -142,8 +142,8 @@ async def delete(
 
 
 @app.command("expand")
-@examples("nsqext topic expand orders --partitions 8")
-@changes("expanded")
+@examples("nsqext topic expand orders --partitions 8 --yes")
+@changes("expanded", "Give {topic} {partitions} partitions? It cannot be undone.")
 async def expand(
     admin: Admin, topic: Topic, partitions: Annotated[int, typer.Option(help="The new number of partitions.")]
 ) -> None:
@@ -152,7 +152,7 @@ async def expand(
 
 
 @app.command("set")
-@examples("nsqext topic set orders --retention-days 7 --replicas 2")
+@examples("nsqext topic set orders --retention-days 7 --replicas 2 --yes")
 @changes("changed")
 async def set_topic(
     admin: Admin,
@@ -176,7 +176,7 @@ async def set_topic(
 
 
 @app.command("move")
-@examples("nsqext topic move orders 0 127.0.0.1:4150 127.0.0.1:4152")
+@examples("nsqext topic move orders 0 127.0.0.1:4150 127.0.0.1:4152 --yes")
 @changes("moved")
 async def move(
     admin: Admin,
@@ -190,7 +190,7 @@ async def move(
 
 
 @app.command("trace")
-@examples("nsqext topic trace orders --channel billing", "nsqext topic trace orders --off")
+@examples("nsqext topic trace orders --channel billing --yes", "nsqext topic trace orders --off --yes")
 @changes("traced")
 async def trace(
     admin: Admin,
@@ -204,7 +204,9 @@ async def trace(
 
 
 @app.command("tombstone")
-@examples("nsqext topic tombstone orders 127.0.0.1:4151", "nsqext topic tombstone orders 127.0.0.1:4151 --restore")
+@examples(
+    "nsqext topic tombstone orders 127.0.0.1:4151 --yes", "nsqext topic tombstone orders 127.0.0.1:4151 --restore --yes"
+)
 @changes("hidden")
 async def tombstone(
     admin: Admin,
@@ -225,17 +227,22 @@ async def empty(admin: Admin, topic: Topic) -> None:
     await admin.empty_topic(topic)
 
 
-def _add_switch(name: str, done: str, summary: str) -> None:
+def _add_switch(name: str, done: str, summary: str, question: str = "") -> None:
     """Add a command that changes a topic without options."""
 
     async def switch(admin: Admin, topic: Topic) -> None:
         await getattr(admin, f"{name}_topic")(topic)
 
     switch.__doc__ = summary
-    app.command(name)(examples(f"nsqext topic {name} orders")(changes(done)(switch)))
+    app.command(name)(examples(f"nsqext topic {name} orders --yes")(changes(done, question)(switch)))
 
 
-_add_switch("upgrade", "upgraded", "Give a topic extend support: headers, tags and keys. It cannot be undone.")
+_add_switch(
+    "upgrade",
+    "upgraded",
+    "Give a topic extend support: headers, tags and keys. It cannot be undone.",
+    "Give {topic} extend support? It cannot be undone, and ends the connections of its clients.",
+)
 _add_switch("pause", "paused", "Stop a topic of the original NSQ from passing messages to its channels.")
 _add_switch("unpause", "unpaused", "Make a paused topic pass messages to its channels again.")
 

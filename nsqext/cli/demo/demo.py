@@ -22,6 +22,7 @@ from rich.table import Table
 
 from nsqext import Admin, Consumer, Producer
 from nsqext.cli.command import examples, perform
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight
 from nsqext.types import Receipt
 
@@ -76,14 +77,16 @@ async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str,
     progress.console.print(f"topic {topic} at {lookupd}, deleted at the end", highlight=False)
     async with Admin(lookupd) as admin:
         try:
+            responses = waits.waiting(f"a response of lookup at {lookupd}, or for the partitions of {topic}")
             line = progress.add_task("partitions ready (up to 2 min)", total=partitions)
-            await admin.create_topic(
-                topic, partitions=partitions, extend=True, multipart=True, channels=[_CHANNEL], wait=150
-            )
+            with responses:
+                await admin.create_topic(
+                    topic, partitions=partitions, extend=True, multipart=True, channels=[_CHANNEL], wait=150
+                )
             progress.advance(line, partitions)
             await _publish_and_consume(check, topic, lookupd, progress)
         finally:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), waits.waiting(f"{topic} to be deleted"):
                 await admin.delete_topic(topic, missing_ok=True)
 
 
@@ -92,7 +95,12 @@ async def _publish_and_consume(
 ) -> None:
     """Consumers subscribe first: without a consumer of its tag, the other consumer receives a tagged message."""
     count = len(check.flights)
+
+    def wait() -> str:
+        return f"messages of {topic}: {len(check.receipts)} of {count} stored, {len(check.deliveries)} received"
+
     async with AsyncExitStack() as stack:
+        stack.enter_context(waits.waiting(wait))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         consumers = []
         received = progress.add_task("received", total=count)

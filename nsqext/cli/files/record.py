@@ -13,9 +13,9 @@ from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.command import Topic, UntilEnd, command, examples
-from nsqext.cli.connection import Connection, counted, wait_of
+from nsqext.cli.connection import Connection, counted
 from nsqext.cli.message_files import MessageFiles, exact_record
-from nsqext.cli.waiting import waits
+from nsqext.cli.waiting import wait_of, waits
 from nsqext.client.tasks import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 

@@ -14,9 +14,10 @@ from attrs import define, field
 from nsqext import Consumer, Message, Producer
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import Connection
-from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting
+from nsqext.cli.waiting import wait_of, waits
+from nsqext.errors import InvalidSetting, InvalidState
 
+_STARTUP = 60.0  # seconds in which every node has to accept the subscription
 _clock = time.perf_counter
 
 
@@ -64,6 +65,23 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
         record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
         text += f"; one call {cuts[49] * 1e3:.2f} ms (median), {cuts[98] * 1e3:.2f} ms (99 %)"
     Connection().show(record, text)
+
+
+async def _create_channel(cluster: Connection, load: _Load) -> None:
+    """Create the channel: one that is created later does not receive the messages that were stored before."""
+    if cluster.load().lookupd:
+        async with cluster.admin() as admin:
+            await admin.create_channel(load.topic, load.channel)
+        return
+    subscribed = cluster.consumer(load.topic, load.channel, max_in_flight=1, start_timeout=_STARTUP)
+    with waits.waiting(wait_of(subscribed)):
+        async with subscribed:
+            if not subscribed.subscribed:
+                raise InvalidState(
+                    f"not every node has the channel {load.channel} after {_STARTUP:g} s",
+                    topic=load.topic,
+                    hint="check the addresses of --nsqd",
+                )
 
 
 async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
@@ -121,9 +139,7 @@ def run(
         consumer = cluster.consumer(load.topic, load.channel, max_in_flight=2500)
 
         async def run() -> None:
-            if cluster.load().lookupd:
-                async with cluster.admin() as admin:  # without the channel, messages would be stored before it exists
-                    await admin.create_channel(load.topic, load.channel)
+            await _create_channel(cluster, load)
             await _measure(load, producer, consumer)
 
         perform(run)

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.command import Yes, command, examples
+from nsqext.cli.connection import Connection, confirm, counted
+from nsqext.cli.waiting import wait_of_app, waits
 
 _STORE = "delayed.sqlite"
 
@@ -54,7 +55,8 @@ async def run(
             connection.show({"topic": topic, "store": str(store), "waiting": waiting}, text)
             yield
 
-        await service.serve(signals=True)
+        with waits.waiting(wait_of_app(service)):
+            await service.serve(signals=True)
 
 
 @app.command("list")
@@ -98,15 +100,17 @@ def _time(seconds: float) -> str:
 
 
 @app.command("cancel")
-@examples("nsqext delay cancel order-17-reminder")
+@examples("nsqext delay cancel order-17-reminder --yes")
 def cancel(
     identity: Annotated[str, typer.Argument(help="Identity of the message.")],
     store: Store = Path(_STORE),
+    yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
     """Cancel a message in the store of a relay; exit with 1 if it does not wait there or is being published."""
     from nsqext.delays import Cancellation, DelayStore
 
+    confirm(f"Cancel the message {identity} in {store}?", yes=yes)
     with DelayStore(store, create=False) as opened:
         result = opened.cancel(identity)
     text = {

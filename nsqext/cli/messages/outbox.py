@@ -10,6 +10,7 @@ import typer
 
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import Connection, confirm, counted
+from nsqext.cli.waiting import waits
 
 Database = Annotated[str, typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
 
@@ -34,7 +35,14 @@ async def relay(
     from nsqext.transactions import OutboxRelay, OutboxStore
 
     service = connection.app()
-    with OutboxStore(database) as store:
+
+    def wait() -> str:
+        found = service.producer.statistics()
+        if not found.pending and found.lookup_failures == 0:
+            return "messages in the outbox"
+        return "a node to store messages of the outbox"
+
+    with waits.waiting("the database of the outbox"), OutboxStore(database) as store, waits.waiting(wait):
         OutboxRelay(store, batch=batch, poll=poll).attach(service)
 
         @service.lifespan
@@ -73,8 +81,10 @@ def status(
 
     if discard is not None:
         confirm(f"Delete the messages of the outbox that were set aside and are older than {discard:g} days?", yes=yes)
+    if retry:
+        confirm("Publish the messages of the outbox that were set aside", yes=yes, ask=False)
     now = time.time()
-    with OutboxStore(database) as store:
+    with waits.waiting("the database of the outbox"), OutboxStore(database) as store:
         discarded = 0 if discard is None else store.discard_refused(now - discard * 86_400.0)
         again = store.retry_refused() if retry else 0
         found = store.summary(now)

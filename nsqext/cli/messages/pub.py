@@ -281,17 +281,25 @@ async def _publish_input(
     sending: Sending,
     given: dict[str, Any],
 ) -> None:
-    pace, count = Pace(sending.rate), 0
+    pace, count, reading = Pace(sending.rate), 0, True
+
+    def wait() -> str:
+        return "messages to read" if reading else f"{topic} to store messages"
+
     async with sending.producer(connection) as producer, _progress() as progress:
         batcher: Batcher
         try:
-            async with producer.batcher(topic) as batcher:
-                async for message in messages:
-                    await pace.wait()
-                    with waits.waiting(f"{topic} to store messages"):
-                        await batcher.add(_with_options(message, given))
-                    count += 1
-                    progress(count - batcher.pending)
+            with waits.waiting(wait):
+                async with producer.batcher(topic) as batcher:
+                    async for message in messages:
+                        if sending.rate:
+                            with waits.waiting(None):
+                                await pace.wait()
+                        with waits.waiting(f"{topic} to store messages"):
+                            await batcher.add(_with_options(message, given))
+                        count += 1
+                        progress(count - batcher.pending)
+                    reading = False
         except BatchFailed as error:
             failed = sum(1 for outcome in error.outcomes if isinstance(outcome, Exception))
             record = {"topic": topic, "published": count - failed, "failed": failed}

@@ -22,10 +22,11 @@ from nsqext.cli.command import (
     parse_position,
     parse_time,
 )
-from nsqext.cli.connection import Connection, printable
+from nsqext.cli.connection import Connection
 from nsqext.cli.message_files import message_record
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, OperationNotSupported
+from nsqext.errors.outside_text import escaped
 from nsqext.protocol.headers import header_json
 from nsqext.protocol.names import topic_and_partition
 
@@ -111,7 +112,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
     terminal = sys.stdout.isatty()
 
     def print_line(text: str) -> None:
-        print(printable(text) if terminal else text, flush=True)
+        print(escaped(text) if terminal else text, flush=True)
 
     def print_raw(message: Message, record: dict[str, Any]) -> None:
         if terminal:
@@ -131,7 +132,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
         marks = "".join(f" {name}={record[name]}" for name in ("key", "tag") if record[name] is not None)
         text = message.body.decode(errors="backslashreplace")
         place = topic_and_partition(message.topic, message.partition)
-        connection.show(record, printable(f"{place}{marks}{headers} {text}"))
+        connection.show(record, escaped(f"{place}{marks}{headers} {text}"))
 
     if output.raw:
         return print_raw
@@ -250,7 +251,7 @@ async def trace(
         text = record.get("body", record.get("body_base64"))
         by_channel = "".join(f"\n  channel {name}: {state}" for name, state in states.items())
         ids = f"id {record['id']} trace id {record['trace_id']}"
-        connection.show(record, f"{place} {ids}: {printable(str(text))}{by_channel}")
+        connection.show(record, f"{place} {ids}: {escaped(str(text))}{by_channel}")
     if not found:
         typer.echo(f"{topic} stores no message with the id {wanted}", err=True)
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,6 +15,7 @@ from attrs import frozen
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.servers.web import WEB_PORT, web_options
+from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.names import DEFAULT_CHANNEL
 from nsqext.types import Address
@@ -146,12 +147,13 @@ def run(
     page_options = web_options("127.0.0.1", write=True) if page.web else None
     ending: SimpleQueue[None] = SimpleQueue()  # not an Event: a signal may arrive while `wait` holds the lock of `set`
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # for a second ^C
-    with (
-        stopping_on_signals(partial(ending.put, None)),
-        Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options) as cluster,
-    ):
-        for name, arguments in topics.items():
-            cluster.create_topic(name, **arguments)
+    with stopping_on_signals(partial(ending.put, None)), ExitStack() as stack:
+        with waits.waiting("the nodes to start"):
+            cluster = stack.enter_context(
+                Cluster(nodes, lookupds=lookupds, generation=generation, data_path=data_path, options=options)
+            )
+            for name, arguments in topics.items():
+                cluster.create_topic(name, **arguments)
         kept = f"messages in {data_path}" if data_path else "messages in memory"
         with _served_page(cluster, page_options, page.web_port) as url:
             print(banner_of(cluster, f"{_GENERATIONS[generation]}, {kept}", list(topics), url), flush=True)

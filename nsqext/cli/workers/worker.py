@@ -17,6 +17,7 @@ import anyio
 import orjson
 
 from nsqext import App, Consumer, Producer
+from nsqext.cli.waiting import wait_of_app, waits
 from nsqext.client.tasks import first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.protocol.identify import KEY_FAILOVER
@@ -48,10 +49,18 @@ async def _serve(app: App, status: int) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, app.stop, logger)
         tasks.start_soon(_answer_supervisor, app, status)
+        tasks.start_soon(_say_what_is_missing, app)
         await app.start()
         tasks.start_soon(_report_readiness, app, status)
         await app.wait()
         tasks.cancel_scope.cancel()
+
+
+async def _say_what_is_missing(app: App) -> None:
+    """Say what the app waits for until it is ready for the first time."""
+    with waits.waiting(wait_of_app(app)):
+        while not app.health().ready:  # noqa: ASYNC110 - an app has no event for it
+            await anyio.sleep(_START_INTERVAL)
 
 
 async def _report_readiness(app: App, status: int) -> None:

@@ -13,7 +13,7 @@ import anyio
 
 from nsqext.arguments import check_handler_function, check_number, check_time
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
+from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler, UnusedResult
 from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
@@ -113,6 +113,8 @@ class Consumer(Runnable):
         self.backoff: Backoff = self._group.backoff
         #: Whether its start warns of ``max_attempts`` without ``dead_letter``; an app warns once for its consumers.
         self.warns_of_drops: bool = self._options.failure.drops
+        #: Whether its start warns if dead letters cannot be published; an app warns once for each topic.
+        self.warns_of_dead_letters: bool = True
         self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
         self._iteration: MessageIteration | None = None
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
@@ -203,7 +205,7 @@ class Consumer(Runnable):
                 from nsqext.client.middleware import surround_handler
 
                 call = surround_handler(self._middleware, call, self.channel)
-            self._handler = MessageHandler(call, auto_finish)
+            self._handler = MessageHandler(call, auto_finish, unused=UnusedResult(function))
             return function
 
         return register if function is None else register(function)
@@ -238,7 +240,7 @@ class Consumer(Runnable):
                 from nsqext.client.middleware import surround_batch_handler
 
                 call = surround_batch_handler(self._middleware, function, self.channel)
-            self._handler = BatchHandler(call, limits)
+            self._handler = BatchHandler(call, limits, UnusedResult(function))
             return function
 
         return register
@@ -334,7 +336,7 @@ class Consumer(Runnable):
             tasks = [*background, self._subscribe, self._group.run_flush, self._metadata.run]
             tasks.append(partial(self._group.run_timer, self._dispatcher.tick))
             if self._dead_letters is not None:
-                tasks.append(self._dead_letters.run)
+                tasks.append(partial(self._dead_letters.run, check=self.warns_of_dead_letters))
             for task in tasks:
                 self._tasks.start_soon(task)
             with anyio.move_on_after(self._options.start_timeout):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Never, Self, Unpack
 from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from nsqext.arguments import refuse_unknown
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions, ProducerSettings
@@ -28,11 +29,12 @@ from nsqext.client.producer.request import (
 from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import producer_schema
-from nsqext.client.tasks import BackgroundTasks, ProcessBound
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
 from nsqext.settings import build
+from nsqext.types import Address, ProcessBound
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.statistics import ProducerStatistics
-    from nsqext.types import Address, Receipt, TopicMeta
+    from nsqext.types import Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close
 _IDLE_TURNS = 3
@@ -300,6 +302,7 @@ class Producer(ProcessBound):
         via: Literal["consumer", "relay"] | None = None,
         identity: str | None = None,
         header: bytes | None = None,
+        **unknown: Never,
     ) -> Receipt:
         """Publish a message and wait until it is stored.
 
@@ -337,6 +340,8 @@ class Producer(ProcessBound):
 
         When cancelled, the message may be stored or not.
         """
+        if unknown:
+            refuse_unknown(Producer.publish, unknown)
         # the fast path of nearly every publish: one coroutine, no request object
         publisher = self._publisher
         rare = delay is not None or via is not None or identity is not None or header is not None
@@ -457,6 +462,7 @@ class Producer(ProcessBound):
         key: str | bytes | int | None = None,
         partition: int | None = None,
         trace_ids: Sequence[int] = (),
+        **unknown: Never,
     ) -> list[Receipt]:
         """Publish messages in batches, one per partition (several where a batch would be too large).
 
@@ -481,6 +487,8 @@ class Producer(ProcessBound):
 
         When cancelled, any batch may be stored or not.
         """
+        if unknown:
+            refuse_unknown(Producer.publish_many, unknown)
         listed = messages if type(messages) is list else _listed(messages, topic)
         if trace_ids and len(trace_ids) != len(listed):
             raise InvalidInput(f"{len(trace_ids)} trace ids were given for {len(listed)} messages", topic=topic)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from nsqext.errors import ConnectionLost, NotSent, NsqError, ProtocolError, RequestTimeout, ServerError
+from nsqext.errors import ConnectionLost, FrameTooLarge, NotSent, NsqError, ProtocolError, RequestTimeout, ServerError
 from nsqext.errors.server import FinishFailed, RequeueFailed, TouchFailed, server_error
 from nsqext.protocol.client.commands import NOP
 from nsqext.protocol.frames import (
@@ -148,7 +148,7 @@ class FrameParser:
                 "the peer responds with HTTP", hint="this is an HTTP port; give the TCP address of nsqd"
             )
         elif size > self._max and kind in (_RESPONSE, _ERROR, _MESSAGE):
-            self.error = ProtocolError(
+            self.error = FrameTooLarge(
                 f"a frame of {size} bytes is larger than max_frame_size, {self._max}",
                 hint="raise max_frame_size: the connection is closed, and the server sends such a message again and "
                 "again; if the peer is not nsqd, correct the address",

@@ -30,7 +30,7 @@ def test_the_doctor_says_what_to_do(cluster: Cluster) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", waiting, "one", *where)
     lines("channel", "create", waiting, "audit", *where)
-    lines("channel", "pause", waiting, "audit", *where)
+    lines("channel", "pause", waiting, "audit", "--yes", *where)
     findings = {one["subject"]: one for one in lines("doctor", *where)}
     assert findings["lookup"]["status"] == "ok"
     assert findings["client without TLS"]["status"] == "ok"

@@ -25,7 +25,7 @@ def test_a_partition_is_moved_and_a_node_is_removed(pair: Cluster) -> None:
     assert [(one["reachable"], one["generation"]) for one in listed] == [(True, "ha")] * 2
     source = pair.nodes[pair.leader(topic, 0)].tcp
     target = next(one["node"] for one in listed if one["node"] != source)
-    assert lines("topic", "move", topic, "0", source, target, *where) == [{"topic": topic, "moved": True}]
+    assert lines("topic", "move", topic, "0", source, target, "--yes", *where) == [{"topic": topic, "moved": True}]
     (shown,) = lines("topic", "show", topic, *where)
     assert shown["leaders"] == {"0": target}
     assert lines("node", "remove", target, "--yes", *where) == [{"node": target, "removing": True}]
@@ -34,7 +34,7 @@ def test_a_partition_is_moved_and_a_node_is_removed(pair: Cluster) -> None:
 def test_an_option_is_shown_and_changed(pair: Cluster) -> None:
     where = ("--lookupd", pair.lookupd[0])
     node = lines("node", "list", *where)[0]["node"]
-    assert lines("node", "option", node, "verbose", "--set", "true", *where) == [
+    assert lines("node", "option", node, "verbose", "--set", "true", "--yes", *where) == [
         {"node": node, "option": "verbose", "value": True}
     ]
     assert lines("node", "option", node, "verbose", *where)[0]["value"] is True

@@ -37,7 +37,7 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
     refused = run("topic", "create", name, *where)
     assert (refused.returncode, b"the topic exists" in refused.stderr) == (2, True)
     assert lines("topic", "create", name, "--if-not-exists", *where) == [{"topic": name, "created": True}]
-    lines("topic", "upgrade", name, *where)
+    lines("topic", "upgrade", name, "--yes", *where)
     (shown,) = lines("topic", "show", name, *where)
     assert (shown["partitions"], shown["extend"], shown["channels"]) == (2, True, ["c"])
     assert sorted(shown["in_sync"]) == ["0", "1"]
@@ -77,12 +77,12 @@ def test_too_few_nodes_are_explained(cluster: Cluster) -> None:
 def test_a_topic_of_the_original_nsq_is_paused(original: Cluster) -> None:
     name, where = fresh(), ("--lookupd", original.lookupd[0])
     assert lines("topic", "create", name, *where) == [{"topic": name, "created": True}]
-    lines("topic", "pause", name, *where)
+    lines("topic", "pause", name, "--yes", *where)
     (paused,) = lines("stats", name, *where)
-    lines("topic", "unpause", name, *where)
+    lines("topic", "unpause", name, "--yes", *where)
     (resumed,) = lines("stats", name, *where)
     assert (paused["paused"], resumed["paused"]) == (True, False)
-    refused = run("topic", "upgrade", name, *where)
+    refused = run("topic", "upgrade", name, "--yes", *where)
     assert (refused.returncode, b"not supported" in refused.stderr) == (2, True)
 
 
@@ -91,15 +91,15 @@ def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     cluster.create_topic(topic, channels=["c"])
     assert [one["channel"] for one in lines("channel", "create", topic, "a", "b", *where)] == ["a", "b"]
     lines("pub", topic, "one", "two", *where)
-    lines("channel", "pause", topic, "a", *where)
+    lines("channel", "pause", topic, "a", "--yes", *where)
     lines("channel", "skip", topic, "b", "--yes", *where)
     lines("channel", "empty", topic, "c", "--yes", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (by_name["a"]["paused"], by_name["a"]["lag"]) == (True, 2)
     assert (by_name["b"]["skipped"], by_name["c"]["lag"]) == (True, 0)
-    lines("channel", "unpause", topic, "a", *where)
-    lines("channel", "unskip", topic, "b", *where)
-    lines("channel", "seek", topic, "c", "earliest", "--partition", "0", *where)
+    lines("channel", "unpause", topic, "a", "--yes", *where)
+    lines("channel", "unskip", topic, "b", "--yes", *where)
+    lines("channel", "seek", topic, "c", "earliest", "--partition", "0", "--yes", *where)
     lines("channel", "delete", topic, "a", "--yes", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
@@ -109,12 +109,12 @@ def test_a_channel_is_changed(cluster: Cluster) -> None:
     topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
     cluster.create_topic(topic, extend=True, channels=["c"])
     changed = [{"topic": topic, "channel": "c", "changed": True}]
-    assert lines("channel", "set", topic, "c", "--rate-limit-kib", "1024", "--ordered", *where) == changed
+    assert lines("channel", "set", topic, "c", "--rate-limit-kib", "1024", "--ordered", "--yes", *where) == changed
     for words in (("limit-consumers", topic, "c", "10"), ("redeliver", topic, "c"), ("deliver-delayed", topic, "c")):
-        assert len(lines("channel", *words, *where)) == 1
+        assert len(lines("channel", *words, "--yes", *where)) == 1
     assert len(lines("channel", "empty-delayed", topic, "c", "--yes", *where)) == 1
     for message, text in (("7", b"not in flight"), ("0" * 32, b"message=0 is not within"), ("x", b"no message id")):
-        refused = run("channel", "finish", topic, "c", message, *where)
+        refused = run("channel", "finish", topic, "c", message, "--yes", *where)
         assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr
     lines("channel", "create", topic, "k", "--dispatch", "key_failover", *where)
     assert [one["channel"] for one in lines("key-ranges", topic, "k", "--once", *where)] == ["k"]
@@ -126,7 +126,7 @@ def test_a_message_in_flight_is_finished(cluster: Cluster) -> None:
     lines("pub", topic, "stuck", *where)
     with Consumer(topic, "c", lookupd=cluster.lookupd) as consumer:
         message = next(iter(consumer))
-        finished = lines("channel", "finish", topic, "c", message.id.hex(), *where)
+        finished = lines("channel", "finish", topic, "c", message.id.hex(), "--yes", *where)
         assert finished == [{"topic": topic, "channel": "c", "finished": True}]
         assert [one["lag"] for one in lines("channel", "list", topic, *where)] == [0]
 

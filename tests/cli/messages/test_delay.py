@@ -32,10 +32,10 @@ def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) ->
             (found,) = lines("tail", "orders", "--channel", "ch", "--count", "1", *where)
             assert found["body"] == "soon"
             eventually(lambda: len(lines("delay", "list", *store)) == 2)
-            assert lines("delay", "cancel", "never", *store) == [
+            assert lines("delay", "cancel", "never", "--yes", *store) == [
                 {"identity": "never", "cancelled": True, "result": "cancelled"}
             ]
-            assert run("delay", "cancel", "never", *store).returncode == 1
+            assert run("delay", "cancel", "never", "--yes", *store).returncode == 1
             (waiting,) = lines("delay", "list", "--topic", "orders", *store)
             assert (waiting["identity"], waiting["topic"], waiting["error"]) == ("later", "orders", "")
             process.send_signal(signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_what_is_set_aside_is_listed_and_a_late_cancel_says_so(tmp_path: Path) -
         (found,) = lines("delay", "list", "--refused", *where)
         assert (found["record"], found["reason"]) == ("b'hello'", "not a delayed message")
         assert lines("delay", "list", *where)[0]["publishing"] is True
-        done = run("delay", "cancel", "a", *where)
+        done = run("delay", "cancel", "a", "--yes", *where)
     assert done.returncode == 1
     assert json.loads(done.stdout) == {"identity": "a", "cancelled": False, "result": "too late"}
 

@@ -13,10 +13,11 @@ import pytest
 
 from nsqext import Admin
 from nsqext.cli.command import parse_time
-from nsqext.cli.connection import Connection, printable
+from nsqext.cli.connection import Connection
 from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors.outside_text import escaped
 from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
 
@@ -116,9 +117,9 @@ def test_control_characters_are_escaped_at_a_terminal(cluster: Cluster, topic: s
 
 
 @pytest.mark.parametrize("text", ["a\x1bb", "\x9b", "\r", "\u202e", "\u2028", "\x7f"])
-def test_printable_text(text: str) -> None:
-    assert printable(text).isprintable()
-    assert printable("žluťoučký kůň 🐎") == "žluťoučký kůň 🐎"
+def test_escaped_text_is_printable(text: str) -> None:
+    assert escaped(text).isprintable()
+    assert escaped("žluťoučký kůň 🐎") == "žluťoučký kůň 🐎"
 
 
 def test_ctrl_c_ends_pub_that_waits_for_typed_lines(cluster: Cluster, topic: str) -> None:

@@ -146,7 +146,7 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run("topic", "list").returncode == 2
     assert lines("topic", "list", "--context", "here")
     assert lines("topic", "list", NSQEXT_LOOKUPD=cluster.lookupd[0])
-    lines("config", "delete", "there")
+    lines("config", "delete", "there", "--yes")
     unknown = run("topic", "list", "--context", "there")
     assert (unknown.returncode, b"there is no context 'there': known: here" in unknown.stderr) == (2, True)
     stored = tmp_path / "nsqext" / "contexts.toml"

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
-from attrs import frozen
+from attrs import Factory, field, frozen
 
-from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
+from nsqext.client.consumer.handlers.workers import BatchLimits, UnusedResult, interrupted
 from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
@@ -155,6 +155,10 @@ class BatchHandler:
 
     function: BatchFunction
     limits: BatchLimits  # when a batch is complete
+    # called with a result that is not None
+    unused: Callable[[object], None] = field(
+        default=Factory(lambda self: UnusedResult(self.function), takes_self=True), eq=False, repr=False
+    )
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
         """Handle batches until the consumer ends, as the worker of a slot."""
@@ -188,7 +192,9 @@ class BatchHandler:
     async def _handle(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
         batch, unanswered = MessageBatch(slot.batch), workers.source.unanswered
         try:
-            await self.function(batch)
+            result = await self.function(batch)
+            if result is not None:
+                self.unused(result)
         except Exception as error:
             await workers.policy.batch_failed(unanswered(batch, queue), error)
         except BaseException as error:

@@ -66,11 +66,12 @@ class DeadLetterTopic:
         connection = settings_for(connection_settings(), given.values)
         return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
 
-    async def run(self) -> None:
-        """Keep the producer open until cancelled."""
+    async def run(self, *, check: bool = True) -> None:
+        """Keep the producer open until cancelled; warn first if dead letters cannot be published."""
         async with self._producer:
             self._open.set()
-            await self._check_topic()
+            if check:
+                await self._check_topic()
             await anyio.sleep_forever()
 
     async def _check_topic(self) -> None:

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from nsqext.arguments import check_kinds, check_number, check_time
 from nsqext.client.consumer.message import Message
@@ -143,6 +143,34 @@ class BatchLimits:
         check_time("max_wait", self.max_wait)
 
 
+class UnusedResult:
+    """Warns once that what a handler returned is not used, unless the handler is annotated with ``-> None``."""
+
+    __slots__ = ("_name", "_warns")
+
+    def __init__(self, function: object) -> None:
+        self._name: str = getattr(function, "__qualname__", type(function).__qualname__)
+        self._warns: bool = getattr(function, "__annotations__", {}).get("return", True) not in (None, "None")
+
+    def __call__(self, result: object) -> None:
+        """Take a result that is not None."""
+        if self._warns:
+            self._warns = False
+            logger.warning(
+                "the handler %s returned a value (%s), which is not used: publish it in the handler, or with "
+                "@app.publisher(TOPIC) at a handler of an app; otherwise return None",
+                self._name,
+                type(result).__name__,
+            )
+
+
+def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None:
+    """Give a wrapper of a handler its name, and its return annotation: None if its result is published."""
+    wrapper.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+    returns = getattr(function, "__annotations__", {}).get("return", object)
+    wrapper.__annotations__ = {**wrapper.__annotations__, "return": None if published else returns}
+
+
 @frozen
 class MessageHandler:
     """A function that handles one message at a time."""
@@ -152,6 +180,10 @@ class MessageHandler:
     # called instead of a function that blocks. It handles the message of the slot and, while they succeed,
     # the next messages of the queue; the slot always has the message that it handles, the last is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
+    # called with a result that is not None
+    unused: Callable[[object], None] = field(
+        default=Factory(lambda self: UnusedResult(self.function), takes_self=True), eq=False, repr=False
+    )
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -293,7 +325,7 @@ class Workers:
 
     async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
         """Call a handler for each message of a queue, as the worker of a slot."""
-        handle, burst, auto_finish = handler.function, handler.burst, handler.auto_finish
+        handle, burst, auto_finish, unused = handler.function, handler.burst, handler.auto_finish, handler.unused
         flush, attempts_exhausted = self.source.flush, self.policy.attempts_exhausted
         if burst is not None:
 
@@ -324,7 +356,9 @@ class Workers:
                 if message.attempts > 1 and attempts_exhausted(message):
                     await self.policy.dead_letter(message, None)
                 else:
-                    await handle(message)
+                    result = await handle(message)
+                    if result is not None:
+                        unused(result)
             except Exception as error:
                 await self.policy.failed(slot.message, error)
             except BaseException as error:

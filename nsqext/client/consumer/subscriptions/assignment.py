@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 from attrs import define, field, frozen
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
+
+STABLE: Final = 5.0
+"""Seconds after which a subscription counts as stable, so that the next failure starts with a short pause."""
 
 Key = int | Address
 """A partition; on the original NSQ, which has no partitions, the address of a node."""
@@ -79,6 +82,7 @@ class Assignment:
     opened: int = field(default=0, init=False)  # number of successful subscriptions
     ended_at: float = field(default=0.0, init=False)  # end of the last subscription, in seconds of the monotonic clock
     warned_at: float = field(default=float("-inf"), init=False)  # time of the last logged failure
+    opened_at: float = field(default=0.0, init=False)  # when its last subscription was opened, in the same seconds
     unreported: int = field(default=0, init=False)  # number of failures since then that were not logged
     last: Subscription | None = field(default=None, init=False)  # its last subscription that was opened
 
@@ -86,6 +90,10 @@ class Assignment:
     def partition(self) -> int | None:
         """The number of the partition; None for a node of the original NSQ."""
         return self.key if isinstance(self.key, int) else None
+
+    def is_stable(self, now: float) -> bool:
+        """Return whether the partition is subscribed, and has been for some seconds."""
+        return self.opened_at > self.ended_at and now - self.opened_at > STABLE
 
     def __str__(self) -> str:
         return f"partition {self.key}" if isinstance(self.key, int) else str(self.key)

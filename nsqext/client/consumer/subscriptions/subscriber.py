@@ -12,12 +12,13 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.consumer.message import KeySharing
-from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
+from nsqext.client.consumer.subscriptions.assignment import STABLE, Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import (
     DataLoss,
+    FrameTooLarge,
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
@@ -66,7 +67,6 @@ NOT_LEADER = (NotLeader, TopicNotExist)
 STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
 """The topic has changed since the last lookup, so that the next attempt needs no pause."""
 
-_STABLE = 5.0  # seconds after which a subscription counts as stable, so that the next failure starts with a short pause
 _WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of one partition
 
 _LEAVE_POLL = 0.02  # seconds between two checks whether the messages of a topic that is left were answered
@@ -248,6 +248,7 @@ class Subscriber:
             self.vanished = self.vanished or gone
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
+                self._group.blocked.pop(assignment, None)
                 assignment.moved.set()  # wakes a seek that waits for this partition
                 return
             started = _clock()
@@ -260,7 +261,7 @@ class Subscriber:
                 return
             if self.closing:
                 return
-            failures = 0 if _clock() - started > _STABLE else failures + 1
+            failures = 0 if _clock() - started > STABLE else failures + 1
             if error is not None:
                 self._warn(assignment, error, str(address))
             elif assignment.pending is not None:
@@ -406,6 +407,15 @@ class Subscriber:
 
     def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
         """Make the next subscription as the server requires, where lookup reports something else; return the error."""
+        if isinstance(error, FrameTooLarge):
+            return FrameTooLarge(
+                f"{error.message}: nothing behind this message is received",
+                topic=request.topic,
+                partition=request.partition,
+                node=str(request.address),
+                hint="raise the setting max_frame_size; until then the server sends the message again and again, and "
+                "the consumer is not ready",
+            )
         if isinstance(error, OrderRequired):
             if self._options.ordered is False:
                 refused = InvalidSetting(
@@ -427,6 +437,7 @@ class Subscriber:
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
         self._live[assignment.key] = subscription
+        assignment.opened_at = _clock()
         self._group.add(subscription)
         self._events.emit("connected", self._topic, assignment.partition, subscription.node)
         if assignment.ended_at:
@@ -457,6 +468,10 @@ class Subscriber:
         if self._group.remove(subscription):
             del self._live[assignment.key]
             assignment.ended_at = _clock()
+            if isinstance(reason, FrameTooLarge):
+                self._group.blocked[assignment] = reason
+            elif assignment.ended_at - assignment.opened_at > STABLE:
+                self._group.blocked.pop(assignment, None)
             self._events.emit(
                 "disconnected", self._topic, assignment.partition, subscription.node, str(reason or "closed")
             )

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
 
     from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.consumer.subscriptions.assignment import Assignment
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
+    from nsqext.errors import NsqError
     from nsqext.lookup.metadata import MetadataCache
 
 
@@ -56,6 +58,8 @@ class ConsumerStatistics:
     bytes_received: int  #: bytes of the messages received, headers included
     lookup_age: float | None  #: seconds since the lookup service answered last; None if it has not, or is not used
     lookup_failures: int  #: rounds in a row in which no lookup node gave a usable answer
+    #: why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
+    blocked: tuple[str, ...]
 
 
 @define(eq=False)
@@ -101,6 +105,7 @@ class SubscriptionGroup:
         # messages received, requeued and lost, and bytes received, of the subscriptions that ended
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.paused_topics: set[str] = set()
+        self.blocked: dict[Assignment, NsqError] = {}  # the last errors of partitions that a message blocks
         self.idle: bool = False  # whether the timer rests until something is due, and the next read has to wake it
         # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
         self.on_time_until: float = -inf
@@ -193,6 +198,7 @@ class SubscriptionGroup:
             bytes_received=size,
             lookup_age=self.metadata.answer_age,
             lookup_failures=self.metadata.failures,
+            blocked=tuple(str(error) for one, error in self.blocked.items() if not one.is_stable(_clock())),
         )
 
     def upgradable_topics(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from attrs import define, field, frozen
 
+from nsqext.client.consumer.handlers.workers import stand_in
 from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
 from nsqext.errors import InvalidSetting
 
@@ -158,7 +159,7 @@ class CallPlan:
                 decision = _decide(message, error, failure)
                 raise decision from error.__cause__
 
-        handle.__qualname__ = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        stand_in(handle, self._function)
         return handle
 
     def _plain(self) -> Handler:

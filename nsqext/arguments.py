@@ -139,6 +139,13 @@ def is_coroutine_function(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None:
+    """Give a wrapper of a handler its name, and its return annotation: None if its result is published."""
+    wrapper.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+    returns = getattr(function, "__annotations__", {}).get("return", object)
+    wrapper.__annotations__ = {**wrapper.__annotations__, "return": None if published else returns}
+
+
 def check_handler_function(function: object) -> None:
     """Check that a handler is a coroutine function, and no unbound method; raises InvalidSetting."""
     name = getattr(function, "__qualname__", None) or repr(function)

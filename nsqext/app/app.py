@@ -14,10 +14,10 @@ from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
+from nsqext.arguments import stand_in
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
-from nsqext.client.consumer.handlers.workers import stand_in
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings, FailureOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.options import ProducerSettings

@@ -163,7 +163,9 @@ def confirm(change: str, *, yes: bool, ask: bool = True) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidState(f"not done without a confirmation: {change}", hint="there is no terminal: give --yes")
+        raise InvalidState(
+            f"not done without a confirmation: {change.rstrip('.')}", hint="there is no terminal: give --yes"
+        )
     if ask:
         typer.confirm(change, abort=True, err=True)
 

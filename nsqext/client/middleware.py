@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define
 
+from nsqext.arguments import stand_in
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
@@ -140,8 +141,6 @@ def _surrounded(
     around = [one for one in middleware if type(one).handle is not Middleware.handle]
     if not around:
         return handler
-    from nsqext.client.consumer.handlers.workers import stand_in  # not at the import of a producer
-
     for one in reversed(around):
         call = partial(one.handle, call_next=call)
 

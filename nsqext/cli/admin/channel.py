@@ -92,7 +92,7 @@ async def set_channel(
 
 
 @app.command("limit-consumers")
-@examples("nsqext channel limit-consumers orders billing 10 --address-prefix 10.0.0.7: --yes")
+@examples("nsqext channel limit-consumers orders billing 10 --yes")
 @changes("limited")
 async def limit_consumers(
     admin: Admin,

@@ -536,7 +536,7 @@ class Consumer(Runnable):
         """
         if not self._state.opened:
             self._tasks.check()
-        return self._group.statistics()
+        return self._group.statistics(self._topics.blocked)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.

@@ -119,7 +119,7 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("topic", "list", "--nsqd", "h:1"), "needs the lookup service, not nsqd"),
         (("topic", "list", "--url", "nsq://h", "--context", "a"), "both --url and --context"),
         (("topic", "list", "--context", "a"), "there is no context 'a'"),
-        (("channel", "seek", "orders", "billing", "nowhere", "--lookupd", "h:1"), "or a time in ISO form"),
+        (("channel", "seek", "orders", "billing", "nowhere", "--yes", "--lookupd", "h:1"), "or a time in ISO form"),
         (("bench", "--nsqd", "h:1"), "no topic is given"),
     ],
 )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import get_cancelled_exc_class
@@ -162,13 +162,6 @@ class UnusedResult:
                 self._name,
                 type(result).__name__,
             )
-
-
-def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None:
-    """Give a wrapper of a handler its name, and its return annotation: None if its result is published."""
-    wrapper.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
-    returns = getattr(function, "__annotations__", {}).get("return", object)
-    wrapper.__annotations__ = {**wrapper.__annotations__, "return": None if published else returns}
 
 
 @frozen

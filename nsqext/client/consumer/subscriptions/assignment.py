@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
+    from nsqext.errors import NsqError
     from nsqext.lookup.metadata import MetadataCache
 
 STABLE: Final = 5.0
@@ -83,6 +84,7 @@ class Assignment:
     ended_at: float = field(default=0.0, init=False)  # end of the last subscription, in seconds of the monotonic clock
     warned_at: float = field(default=float("-inf"), init=False)  # time of the last logged failure
     opened_at: float = field(default=0.0, init=False)  # when its last subscription was opened, in the same seconds
+    blocked: NsqError | None = field(default=None, init=False)  # the error if a message blocks it; see `is_stable`
     unreported: int = field(default=0, init=False)  # number of failures since then that were not logged
     last: Subscription | None = field(default=None, init=False)  # its last subscription that was opened
 

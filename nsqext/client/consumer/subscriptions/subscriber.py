@@ -138,6 +138,12 @@ class Subscriber:
         """Whether no partition is subscribed, and no attempt to subscribe to one is made."""
         return not self._assignments
 
+    @property
+    def blocked(self) -> list[str]:
+        """Why partitions cannot be consumed until a setting is changed."""
+        found = [one for one in self._assignments.values() if one.blocked is not None]
+        return [str(one.blocked) for one in found if not one.is_stable(_clock())]
+
     async def run(self) -> None:
         """Start a task for every partition that the lookup service lists; raises LookupFailed or InvalidPartition."""
         if self.closing:
@@ -248,7 +254,6 @@ class Subscriber:
             self.vanished = self.vanished or gone
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
-                self._group.blocked.pop(assignment, None)
                 assignment.moved.set()  # wakes a seek that waits for this partition
                 return
             started = _clock()
@@ -468,10 +473,8 @@ class Subscriber:
         if self._group.remove(subscription):
             del self._live[assignment.key]
             assignment.ended_at = _clock()
-            if isinstance(reason, FrameTooLarge):
-                self._group.blocked[assignment] = reason
-            elif assignment.ended_at - assignment.opened_at > STABLE:
-                self._group.blocked.pop(assignment, None)
+            if isinstance(reason, FrameTooLarge) or assignment.ended_at - assignment.opened_at > STABLE:
+                assignment.blocked = reason if isinstance(reason, FrameTooLarge) else None
             self._events.emit(
                 "disconnected", self._topic, assignment.partition, subscription.node, str(reason or "closed")
             )

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
 
     from nsqext.client.consumer.options import ConsumerOptions
-    from nsqext.client.consumer.subscriptions.assignment import Assignment
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
-    from nsqext.errors import NsqError
     from nsqext.lookup.metadata import MetadataCache
 
 
@@ -105,7 +103,6 @@ class SubscriptionGroup:
         # messages received, requeued and lost, and bytes received, of the subscriptions that ended
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.paused_topics: set[str] = set()
-        self.blocked: dict[Assignment, NsqError] = {}  # the last errors of partitions that a message blocks
         self.idle: bool = False  # whether the timer rests until something is due, and the next read has to wake it
         # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
         self.on_time_until: float = -inf
@@ -174,7 +171,7 @@ class SubscriptionGroup:
             for one in self.subscriptions
         )
 
-    def statistics(self) -> ConsumerStatistics:
+    def statistics(self, blocked: tuple[str, ...] = ()) -> ConsumerStatistics:
         """Return the counters, of the subscriptions that ended too."""
         received, requeued, lost, size = self.closed_counts
         in_flight = 0
@@ -198,7 +195,7 @@ class SubscriptionGroup:
             bytes_received=size,
             lookup_age=self.metadata.answer_age,
             lookup_failures=self.metadata.failures,
-            blocked=tuple(str(error) for one, error in self.blocked.items() if not one.is_stable(_clock())),
+            blocked=blocked,
         )
 
     def upgradable_topics(self) -> dict[str, float]:

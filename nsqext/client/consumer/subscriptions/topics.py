@@ -109,6 +109,11 @@ class TopicSubscriptions:
 
     # The topics
 
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """Why partitions cannot be consumed until a setting is changed."""
+        return tuple(text for subscriber in self._subscribers.values() for text in subscriber.blocked)
+
     def select(self, selection: TopicSelection) -> None:
         """Consume other topics from now on."""
         self.selection = selection

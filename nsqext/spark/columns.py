@@ -1,4 +1,4 @@
-"""Columns of rows that are read, and of rows that can be written, in the types of Arrow and of Spark."""
+"""Columns of read rows, and of writable rows, in types of Arrow and Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns = tuple[str, ...]  # names of columns, in the order of `ALL_COLUMNS`
+Columns = tuple[str, ...]  # in the order of `ALL_COLUMNS`
 
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -45,7 +45,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "tag": ("string",),
 }
 _CAST_TO = {"value": "binary or string", "key": "binary or string", "partition": "int", "trace_id": "bigint"}
-"""What to cast a column to; to the first type in `_WRITABLE` by default."""
+"""Type to cast a column to; by default the first type in `_WRITABLE`."""
 _COLLATION = re.compile(r" collate \w+")
 WRITABLE: Columns = tuple(_WRITABLE)
 """Columns that become a message."""
@@ -55,13 +55,13 @@ ONLY_READ: Columns = tuple(name for name in ALL_COLUMNS if name not in WRITABLE)
 
 @cache
 def arrow_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> pa.Schema:
-    """Return the schema of rows that are read; Spark requires exactly these types and this order."""
+    """Return the schema of read rows; Spark requires exactly these types and this order."""
     array = {"headers": _HEADER_ARRAY} if headers_as_array else {}
     return pa.schema([pa.field(name, array.get(name, _TYPES[name])) for name in columns])
 
 
 def check_written(names: Sequence[str], topic: str | None) -> None:
-    """Check the names of the columns of rows that are to be published."""
+    """Check the column names of rows to publish."""
     for name in names:
         if names.count(name) > 1:
             raise InvalidSetting(f"column {name} occurs twice")
@@ -77,14 +77,14 @@ def check_written(names: Sequence[str], topic: str | None) -> None:
 
 
 def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> StructType:
-    """Return the schema of rows that are read; every column is nullable."""
+    """Return the schema of read rows; every column is nullable."""
     from pyspark.sql.pandas.types import from_arrow_schema  # nsqext.arrow has no Spark
 
     return from_arrow_schema(arrow_schema(columns, headers_as_array))
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
-    """Return the columns that a query reads: those of its schema, which is the source's or that of ``schema()``."""
+    """Return the columns that a query reads: of its schema, the source's or ``schema()``'s."""
     known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
     for field in schema:

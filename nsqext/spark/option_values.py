@@ -13,7 +13,7 @@ from nsqext.spark.columns import ALL_COLUMNS, Columns
 
 
 def read_text(value: str) -> str:
-    """Parse text that is not empty."""
+    """Parse non-empty text."""
     if not value:
         raise ValueError("it is empty")
     return value
@@ -47,7 +47,7 @@ def read_seconds(value: str) -> float:
 
 
 def read_choice(*choices: str) -> Callable[[str], str]:
-    """Return a parser of one of several words."""
+    """Return a parser of a choice of words."""
 
     def read(value: str) -> str:
         if value.lower() not in choices:
@@ -58,7 +58,7 @@ def read_choice(*choices: str) -> Callable[[str], str]:
 
 
 def read_topics(value: str) -> tuple[str, ...]:
-    """Parse names of topics that are separated by commas."""
+    """Parse topic names separated by commas."""
     topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not topics:
         raise ValueError("it names no topic")
@@ -98,7 +98,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400
 
 
 def read_duration(value: str) -> float:
-    """Parse a time with a unit, as Kafka's source has it: ``500ms``, ``30s``, ``15m``; returns seconds."""
+    """Parse a time with a unit, as in Kafka's source: ``500ms``, ``30s``, ``15m``; returns seconds."""
     match = re.fullmatch(r"(\d+)\s*([a-z]+)", value.lower())
     if match is None or match[2] not in _UNITS or not int(match[1]):
         raise ValueError("write a number and a unit: 500ms, 30s, 15m, 1h")
@@ -115,7 +115,7 @@ def read_pattern(value: str) -> str:
 
 
 def read_columns(value: str) -> Columns:
-    """Parse names of columns that are separated by commas; returns them in the order of the source's schema."""
+    """Parse column names separated by commas; returns them in the order of the source's schema."""
     names = {part.strip().lower() for part in value.split(",") if part.strip()}
     unknown = sorted(names - set(ALL_COLUMNS))
     if unknown or not names:
@@ -139,7 +139,7 @@ _BY_LOWER_NAME = {name.lower(): (name, hint) for name, hint in _INSTEAD_OF_KAFKA
 
 
 def kafka_hint(name: str) -> tuple[str, str] | None:
-    """Return the name of an option of Kafka as Kafka's documentation writes it, and what to use instead; or None."""
+    """Return an option of Kafka in its documentation's spelling, and its replacement; or None."""
     found = _BY_LOWER_NAME.get(name.lower())
     if found is None and name.lower().startswith("kafka."):
         return name, "use nsqext. and a setting of the client"

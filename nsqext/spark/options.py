@@ -1,7 +1,7 @@
 """Options of ``spark.read/readStream/write/writeStream.format("nsqext")``.
 
-Spark passes them as text, with names in lower case. Unknown, invalid and contradictory options raise before anything is
-connected. Names that begin with ``nsqext.`` are settings of the client, see `ClientConfig`.
+Spark passes them as text, with names in lower case. Unknown, invalid and contradictory options raise before any
+connection. Names that begin with ``nsqext.`` are client settings, see `ClientConfig`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from nsqext.spark.read.offsets import (
     parse_times,
 )
 
-ID_HEADER = IDENTITY_HEADER  # default name of the header that carries the id of a row
+ID_HEADER = IDENTITY_HEADER  # default header for the id of a row
 
 _MAX_RDY = 2500
 _SHOWN = 120
 _EARLIEST, _LATEST = RangeLimit(EARLIEST), RangeLimit(LATEST)
 _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 
-# options that Spark adds by itself: of queries, and of tables (CREATE TABLE … USING nsqext)
+# options that Spark adds: of queries, and of tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
-TABLE_OPTION = "provider"  # option that Spark adds to the options of a table
-_TABLE_PREFIX = "option."  # Spark adds each option of a table a second time, with this prefix
+TABLE_OPTION = "provider"  # option that Spark adds for tables
+_TABLE_PREFIX = "option."  # Spark adds each table option again with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
@@ -64,9 +64,9 @@ class _Option:
     """One option."""
 
     read: Callable[[str], Any]
-    only: Literal["batch", "stream"] | None = None  # the kind of query that has it, batch or stream; None for both
-    of_ranges: bool = False  # `readMode=channel` has no such option
-    name: str = ""  # its name in the documentation; that of the attribute in camel case by default
+    only: Literal["batch", "stream"] | None = None  # kind of query with this option; None for both
+    of_ranges: bool = False  # not in `readMode=channel`
+    name: str = ""  # in the documentation; by default the attribute in camel case
     member: str = ""
 
 
@@ -96,7 +96,7 @@ def _unknown(name: str, kind: str) -> InvalidSetting:
 
 
 def _read_all(given: Mapping[str, str], kind: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of the options by attribute, and the settings of the client as text."""
+    """Return the values of options by attribute, and the client settings as text."""
     known = {option.name.lower(): option for option in _NAMES[kind]}
     values: dict[str, Any] = {}
     settings: dict[str, str] = {}
@@ -128,14 +128,14 @@ def _client_config(values: dict[str, Any], settings: dict[str, str], kind: str) 
 
 
 def table_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a table (CREATE TABLE … USING nsqext OPTIONS); Spark passes its properties as well."""
+    """Return a table's options (CREATE TABLE … USING nsqext OPTIONS); Spark also passes its properties."""
     if "location" in given:
         raise InvalidSetting(f"location {given['location']!r}: topics have no path", hint="use the option subscribe")
     return {name: value for name, value in given.items() if f"{_TABLE_PREFIX}{name}" in given}
 
 
 def names_by_keyword(kind: str) -> dict[str, str]:
-    """Return the names of options to read or to write, by the keyword that sets them in Python."""
+    """Return the names of options to read or write, by their keyword in Python."""
     return {option.member: option.name for option in _NAMES[kind]}
 
 
@@ -144,20 +144,20 @@ def _names(kind: str) -> frozenset[str]:
 
 
 def of_table(given: Mapping[str, str], kind: Literal["read", "write"]) -> dict[str, str]:
-    """Return the options of a table, which is read and written with the same ones, without those of the other kind."""
+    """Return a table's options for reading or writing, without options of the other direction."""
     others = _names(_OTHER[kind]) - _names(kind)
     others |= {f"{PREFIX}{name}" for name in client_settings(_OTHER[kind]).keys() - client_settings(kind).keys()}
     return {name: value for name, value in given.items() if name.lower() not in others}
 
 
 def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
-    """Return the columns of rows that are read, and whether headers are an array."""
+    """Return the columns of read rows, and whether headers are an array."""
     values, _ = _read_all(given, "read")
     return _columns(values)
 
 
 def check_load(given: Mapping[str, str]) -> None:
-    """Check the options of a query when it is loaded: Spark does not tell yet whether it is a batch or a stream."""
+    """Check a query's options at its load, when Spark does not yet say whether it is a batch or a stream."""
     names = {name.lower() for name in given}
     SourceOptions.load(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
 
@@ -177,18 +177,18 @@ def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
 
 @frozen
 class SourceOptions:
-    """Options of a read, in seconds and bytes; docs/reference/spark.md describes them."""
+    """Options of a read, in seconds and bytes; see docs/reference/spark.md."""
 
-    client: ClientConfig  # how the servers are reached; its `timeout` is `readTimeoutMs`, in seconds
-    topics: Mapping[str, tuple[int, ...] | None]  # partitions by topic; None for all partitions
-    # regular expression that the names of topics match; `topics` is empty then
+    client: ClientConfig  # how to reach the servers; its `timeout` is `readTimeoutMs`, in seconds
+    topics: Mapping[str, tuple[int, ...] | None]  # partitions by topic; None for all
+    # regular expression for names of topics; `topics` is empty then
     subscribe_pattern: str | None = _option(None, read_pattern, of_ranges=True)
     columns: tuple[str, ...] = _option(BASE_COLUMNS, read_columns)
-    # the column `headers` is an array of key and value (binary), as Kafka's source has it
+    # the column `headers` is an array of key and value (binary), as in Kafka's source
     headers_as_array: bool = False
     channel: str | None = _option(None, read_channel)
-    start: RangeLimit = _EARLIEST  # where reading begins; by default, streams begin at the latest message
-    end: RangeLimit = _LATEST  # where reading ends; the end is not read
+    start: RangeLimit = _EARLIEST  # where reading begins; for streams by default the latest message
+    end: RangeLimit = _LATEST  # where reading ends, exclusive
     max_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream")
     max_bytes_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
     min_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
@@ -206,7 +206,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
-        """Return the options of a query; with ``streaming`` they are those of ``readStream``."""
+        """Return a query's options, with ``streaming`` for ``readStream``."""
         options = cls.load(given, streaming=streaming)
         if options.start.is_latest and not streaming:
             raise InvalidSetting(
@@ -223,7 +223,7 @@ class SourceOptions:
 
     @classmethod
     def load(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
-        """Return the options of a query of which it is not certain whether it is a stream."""
+        """Return a query's options while it is unclear whether it is a stream."""
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
         _check_source(present, values, streaming)
@@ -273,7 +273,7 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
 
 
 def _limit(values: dict[str, Any], members: Iterable[str], default: RangeLimit) -> RangeLimit:
-    """Return where reading begins or ends: the value of the one option that is given, or the default."""
+    """Return where reading begins or ends: the given option's value, or the default."""
     names = names_by_keyword("read")
     found = [attrs.evolve(values.pop(member), option=names[member]) for member in members if member in values]
     return found[0] if found else default
@@ -281,7 +281,7 @@ def _limit(values: dict[str, Any], members: Iterable[str], default: RangeLimit) 
 
 @frozen
 class SinkOptions:
-    """Options of a write; docs/reference/spark.md describes them."""
+    """Options of a write; see docs/reference/spark.md."""
 
     client: ClientConfig
     topic: str | None = _option(None, check_topic)

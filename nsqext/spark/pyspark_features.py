@@ -1,8 +1,8 @@
-"""What the installed PySpark can do: the only module that knows what versions 4.0 and 4.1 lack.
+"""Features of the installed PySpark: only this module knows what versions 4.0 and 4.1 lack.
 
 Read limits and `SupportsTriggerAvailableNow` exist since PySpark 4.2. Without them Spark calls ``latestOffset()``
-without arguments, and a stream with ``availableNow`` runs one micro-batch. Filters of batches, and a class of their own
-for Arrow writers of streams, exist since PySpark 4.1.
+without arguments, and a stream with ``availableNow`` runs one micro-batch. Filters of batches, and a separate class for
+Arrow writers of streams, exist since PySpark 4.1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = (
 )
 
 HAS_READ_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
-"""Whether Spark passes the start and the limit of a micro-batch, and announces ``availableNow``."""
-HAS_PUSHDOWN = hasattr(datasource, "Filter")  # whether Spark passes the filters of a batch
+"""Whether Spark passes the start and limit of a micro-batch, and announces ``availableNow``."""
+HAS_PUSHDOWN = hasattr(datasource, "Filter")  # Spark passes the filters of a batch
 
 if TYPE_CHECKING or HAS_READ_LIMITS:
     from pyspark.sql.streaming.datasource import (
@@ -63,7 +63,7 @@ else:
         max_bytes: int
 
     class SupportsTriggerAvailableNow:
-        """A reader that is announced ``availableNow``; Spark does not use it."""
+        """A reader with notice of ``availableNow``; unused by Spark."""
 
 
 if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
@@ -71,7 +71,7 @@ if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
 else:
 
     class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-        """A writer of a stream that receives record batches: PySpark 4.0 passes them to every Arrow writer."""
+        """A stream writer of record batches: PySpark 4.0 passes them to every Arrow writer."""
 
 
 def check_stream(options: SourceOptions) -> None:

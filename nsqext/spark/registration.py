@@ -1,4 +1,4 @@
-"""Registers the format with a Spark session, and checks that the Python workers can run it."""
+"""Registers the format with a Spark session, and checks that its Python workers can run it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _TIMEOUT = 60.0
 _INSTALL = "see docs/howto/deploy-spark.md: install nsqext[spark] on the workers, or deliver it with spark.archives"
 
 WorkerVersions = tuple[str, str, str, str]
-"""Host, path of the interpreter, version of nsqext and of pyarrow; an error text in place of a version."""
+"""Host, path of the interpreter, versions of nsqext and pyarrow; an error text in place of a version."""
 
 
 def register(spark: SparkSession) -> None:
     """Register ``format("nsqext")`` with a session, and check its Python workers.
 
-    The format also works without this call if the module ``pyspark_nsqext`` is installed for the interpreter that Spark
-    starts. With the call, the session uses a Python that can import this package, and wrong or different versions on
-    the workers raise an error now rather than in the first task.
+    The format also works without this call if the module ``pyspark_nsqext`` is installed for Spark's interpreter. With
+    the call, the session uses a Python that can import this package, and wrong or different versions on the workers
+    raise an error now instead of in the first task.
 
-    - A local master uses the interpreter of this process if the one that Spark would start cannot import the package.
-    - ``spark.pyspark.python`` of the session is used if ``PYSPARK_PYTHON`` is not set.
-    - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists on the workers only.
+    - A local master uses this process's interpreter if Spark's cannot import the package.
+    - The session's ``spark.pyspark.python`` is used if ``PYSPARK_PYTHON`` is not set.
+    - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists only on the workers.
       Spark also starts it on the driver, to plan: the call links ``./environment`` to this process's environment.
 
     Args:
@@ -90,9 +90,9 @@ def check_pyspark(version: str) -> None:
 
 
 def default_source() -> type[DataSource]:
-    """Return the class that Spark finds; with a PySpark that is too old, one that raises when it is used.
+    """Return the class that Spark finds; with too old a PySpark, a class that raises when used.
 
-    An error at import would keep Spark from finding any other source in Python.
+    An import error would hide all other Python sources from Spark.
     """
     try:
         check_pyspark(pyspark.__version__)
@@ -137,7 +137,7 @@ def _interpreter(context: SparkContext, configured: str | None) -> Iterator[None
 
 
 def _python_path(context: SparkContext) -> list[str]:
-    """Return the files that ``--py-files`` or ``SparkContext.addPyFile`` put on the path of workers."""
+    """Return the files that ``--py-files`` or ``SparkContext.addPyFile`` put on the workers' path."""
     from pyspark.core.files import SparkFiles
 
     root = SparkFiles.getRootDirectory()
@@ -145,9 +145,9 @@ def _python_path(context: SparkContext) -> list[str]:
 
 
 def driver_python(wanted: str, master: str, path: list[str]) -> str:
-    """Return the interpreter for the format: one that starts on the driver, which plans, and on the workers.
+    """Return an interpreter for the format that starts on the driver, which plans, and on the workers.
 
-    ``path`` is what Spark adds to ``sys.path`` of workers.
+    ``path`` is what Spark adds to the workers' ``sys.path``.
     """
     is_relative = os.sep in wanted and not Path(wanted).is_absolute()
     if not master.startswith("local") and is_relative and not Path(wanted).exists():
@@ -168,16 +168,16 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
 
 
 def _environment(interpreter: str) -> tuple[Path, str]:
-    """Return what two interpreters of one environment have in common: that one starts says that the other one does.
+    """Return what two interpreters of one environment share: if one starts, the other does.
 
-    Only the folder is resolved: the interpreter of a virtual environment is a link to another one.
+    Only the folder is resolved: a virtual environment's interpreter is a link to another interpreter.
     """
     path = Path(interpreter).absolute()
     return path.parent.resolve(), path.name
 
 
 def _link_environment(wanted: str) -> None:
-    """Create a link at the relative path at which workers unpack the archive, for planning on the driver."""
+    """Create a link at the relative path where workers unpack the archive, for planning on the driver."""
     tail = Path("bin", Path(wanted).name)
     link = Path(*Path(wanted).parts[: -len(tail.parts)])
     target = Path(sys.prefix)
@@ -220,15 +220,15 @@ _ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$"
 
 
 def root_cause(error: BaseException) -> str | None:
-    """Return the error of this package that a text of Spark contains: ``DataLoss: the messages from 0 to 5 …``.
+    """Return this package's error in a text of Spark: ``DataLoss: the messages from 0 to 5 …``.
 
-    Spark puts it into the middle of a text with traces of Python and Java, and of streams with the query's plan.
+    Spark puts it between traces of Python and Java, and for streams the query's plan.
 
     Args:
         error: an error that Spark raised.
 
     Returns:
-        Kind and message; None if the error is not one of this package.
+        Kind and message; None for an error of other origin.
     """
     found = _ERROR.findall(str(error))
     return found[-1] if found else None
@@ -250,9 +250,9 @@ def probe(_):
 
 
 def _workers(context: SparkContext) -> list[WorkerVersions]:
-    """Run a small job that returns the versions on the workers."""
+    """Run a small job that returns the workers' versions."""
     slots = max(context.defaultParallelism, 2)
-    # not a function of this package: workers without the package could not load it
+    # no function of this package: workers without the package could not load it
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     exec(_PROBE, namespace)  # noqa: S102
     probe: FunctionType = namespace["probe"]

@@ -1,8 +1,8 @@
-"""The data source with this package in it, for Spark Connect: the server and its workers need not have the package.
+"""The data source with this package in it, for Spark Connect: server and workers need not have the package.
 
-Spark gives the files that a session of Connect has added to the tasks of batches, but not to those of streams.
-Therefore `register` sends a class that contains the package. cloudpickle sends everything that this module defines by
-value, so that processes without the package can load it: nothing of the package is imported at module level.
+Spark gives a Connect session's files to the tasks of batches, but not of streams. Therefore `register` sends a class
+that contains the package. cloudpickle sends everything in this module by value, so that processes without the package
+can load it: nothing of the package is imported at module level.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shipped_source() -> type[DataSource]:
 
 
 def pack(package: Path) -> bytes:
-    """Return the modules of the package as a zip file, which is the same for the same files."""
+    """Return the package's modules as a zip file, identical for identical files."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(package.rglob("*.py")):
@@ -58,7 +58,7 @@ def load(archive: bytes, module: str) -> Any:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
     sys.path.insert(0, str(unpack(archive)))
-    # a folder with the name of the package may have been imported in its place
+    # a folder with the package's name may have been imported in its place
     for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
         del sys.modules[name]
     invalidate_caches()
@@ -66,7 +66,7 @@ def load(archive: bytes, module: str) -> Any:
 
 
 def unpack(archive: bytes) -> Path:
-    """Unpack the package to Spark's folder of files, which belongs to the application; returns the folder."""
+    """Unpack the package to Spark's folder of files, which belongs to the application; return the folder."""
     from pyspark.core.files import SparkFiles
 
     folder = Path(SparkFiles.getRootDirectory())
@@ -86,7 +86,7 @@ def unpack(archive: bytes) -> Path:
 
 
 def shipped(found: T, archive: bytes) -> T:
-    """Return a reader or writer that is sent together with the package."""
+    """Return a reader or writer that is sent with the package."""
     kind = type(found)
 
     def reduce(self: Any) -> tuple[Any, ...]:
@@ -120,12 +120,11 @@ class ShippedSource(DataSource):
         return found
 
     def schema(self) -> StructType | str:
-        """Return the schema of rows that are read."""
         return self._source().schema()
 
 
 def _sent(name: str) -> Callable[..., Any]:
-    """Return a method that sends the reader or writer that the source's method of this name makes."""
+    """Return a method that sends the reader or writer from the source's method of this name."""
 
     def method(self: ShippedSource, *arguments: Any) -> Any:
         return shipped(getattr(self._source(), name)(*arguments), self.archive)

@@ -1,4 +1,4 @@
-"""The data source: parses the options and creates the readers and writers."""
+"""The data source: parses options, creates readers and writers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 _METADATA = "nsqext.options"
 _FOLDER = "streaming_job"
 _ROOT = "userFiles"
-"""First part of the name of the folder in which the driver keeps files; a session of Connect has a folder below it."""
+"""First part of the driver's folder of files; a Connect session has a folder below it."""
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class NsqDataSource(DataSource):
-    """NSQ topics as a source and a sink of Spark.
+    """NSQ topics as a source and sink of Spark.
 
-    Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``; with
-    `nsqext.spark.register` it also checks the Python workers. All methods but `name` raise `InvalidSetting` for an
-    option or a column that is unknown or invalid, or contradicts another one.
+    Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``;
+    `nsqext.spark.register` also checks the Python workers. All methods except `name` raise `InvalidSetting` for an
+    unknown, invalid or contradictory option or column.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -63,7 +63,7 @@ class NsqDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of rows that are read."""
+        """Return the schema of read rows."""
         if TABLE_OPTION not in self.options:
             check_load(self.options)
             return read_schema(*columns_of(self.options))
@@ -80,8 +80,8 @@ class NsqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream whose ranges can be read again.
 
-        If an option is invalid, the methods of the returned reader raise `InvalidSetting`: Spark replaces an error of
-        this method by an ``UnboundLocalError``.
+        For an invalid option, the returned reader's methods raise `InvalidSetting`: Spark replaces an error of this
+        method by an ``UnboundLocalError``.
 
         Raises:
             PySparkNotImplementedError: ``readMode`` is ``channel``; Spark then calls `simpleStreamReader`.
@@ -140,9 +140,9 @@ class NsqDataSource(DataSource):
 
 
 def _with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the schema of a table, with the table's options in the metadata of its first column.
+    """Return a table's schema, with its options in the metadata of the first column.
 
-    Spark passes the options of a table to `NsqDataSource.schema` only, and the schema to the reader and to the writer.
+    Spark passes a table's options only to `NsqDataSource.schema`, and the schema to reader and writer.
     """
     first, *others = schema.fields
     metadata = {_METADATA: dict(options)}
@@ -150,7 +150,7 @@ def _with_table_options(schema: StructType, options: Mapping[str, str]) -> Struc
 
 
 def _kept_options(schema: StructType) -> Mapping[str, str]:
-    """Return the options that `_with_table_options` has put into a schema."""
+    """Return the options that `_with_table_options` put into a schema."""
     found: Mapping[str, str] = next((field.metadata[_METADATA] for field in schema if _METADATA in field.metadata), {})
     return found
 
@@ -163,7 +163,7 @@ def _no_options(what: str) -> InvalidSetting:
 
 
 def _is_pushing_down() -> bool:
-    """Return whether Spark will call ``pushFilters``: it refuses a reader with that method in every other process."""
+    """Return whether Spark will call ``pushFilters``: in other processes it refuses a reader with that method."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 
@@ -186,10 +186,10 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def share_with_streams() -> None:
-    """Link the file that contains this package, if Spark delivered it to this process with ``--py-files``.
+    """Link the file with this package, if Spark delivered it to this process with ``--py-files``.
 
-    Spark gives the process that plans a stream another folder than all others, ``streaming_job`` beside or below the
-    folder of the files, and never fills it (observed in Spark 4.0 to 4.3): without a link, unpickling the source raises
+    Spark gives the process that plans a stream a separate folder, ``streaming_job`` beside or below the folder of the
+    files, and never fills it (observed in Spark 4.0 to 4.3): without a link, unpickling the source raises
     ModuleNotFoundError.
     """
     try:
@@ -201,11 +201,11 @@ def share_with_streams() -> None:
 
 
 def link_for_streams(root: Path, module: Path) -> None:
-    """Link a delivered file to where the process that plans a stream searches for it.
+    """Link a delivered file to where a stream's planning process searches it.
 
     Args:
-        root: folder of the files of this process.
-        module: path of a module; nothing happens if it is not in a file of the folder.
+        root: this process's folder of files.
+        module: path of a module; without effect outside files of the folder.
     """
     if not module.is_relative_to(root):
         return
@@ -217,7 +217,7 @@ def link_for_streams(root: Path, module: Path) -> None:
         if link.exists() and link.samefile(root / name):
             return
         link.parent.mkdir(exist_ok=True)
-        link.unlink(missing_ok=True)  # of a session that has ended, or of another version
+        link.unlink(missing_ok=True)  # of an ended session, or of another version
         link.symlink_to(root / name)
     except OSError as error:
         logger.warning("streams will not find %s: %s cannot be created: %s", name, link, error)

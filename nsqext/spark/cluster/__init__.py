@@ -1,1 +1,1 @@
-"""What a Spark query asks the NSQ cluster."""
+"""A Spark query's requests to the NSQ cluster."""

@@ -1,6 +1,6 @@
 """The servers as a query uses them: leaders, bounds of partitions by count, offset and time, and channels.
 
-Each reader has an ephemeral channel of its own, which the server deletes with its connection.
+Each reader has its own ephemeral channel, which the server deletes with the connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-MARK = ".setup"  # suffix of the channel that exists while an anchor channel is being created
+MARK = ".setup"  # suffix of the channel that exists during the creation of an anchor channel
 _DIGEST = 8
 
 _PREFIX = "nsqext_spark"
@@ -38,20 +38,20 @@ _READ_SIZE = 524288
 _CONSUMER = ConsumerOptions(
     queue_position=True,
     msg_timeout=60.0,
-    # the messages are stored already: large pieces cost a fifth less CPU than those of the server's default buffer
+    # the messages are stored: large pieces cost a fifth less CPU than the server's default buffer
     output_buffer_size=65536,
     output_buffer_timeout=0.01,
 )
 
 
 def ephemeral_name(prefix: str | None = None) -> str:
-    """Return a unique name of an ephemeral channel; its first part is cut where the name would be too long."""
+    """Return a unique name of an ephemeral channel; a long first part is cut."""
     suffix = f"_{token_hex(8)}{_EPHEMERAL}"
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
 
 
 def setup_mark(channel: str) -> str:
-    """Return the name of the channel that exists while ``channel`` is being created."""
+    """Return the name of the channel that exists during the creation of ``channel``."""
     room = MAX_NAME_LENGTH - len(MARK)
     if len(channel) <= room:
         return f"{channel}{MARK}"
@@ -64,7 +64,7 @@ async def open_ephemeral(
 ) -> PartitionReader:
     """Connect to a leader and subscribe to a channel with RDY 0.
 
-    SUB creates the channel: one that is created over HTTP and never subscribed to is never deleted. If the node refuses
+    SUB creates the channel: a channel created over HTTP without subscribers would never be deleted. If the node refuses
     or does not answer, nothing stays open.
     """
     consumer = evolve(_CONSUMER, connection=options)
@@ -76,29 +76,29 @@ async def open_ephemeral(
         raise
 
 
-_MOVE = 2.0  # seconds after which a move that has not happened is requested again
+_MOVE = 2.0  # seconds until a missing move is requested again
 _SETTLE = 8.0
-"""Seconds to wait until messages that are written become readable.
+"""Seconds to wait until written messages become readable.
 
-The real server shows messages to channels when it flushes its write buffer. A last message that is larger than the
-buffer is shown by a timer only: up to 6.0 s later with bodies of 200,000 bytes (measured), to consumers as well.
+The real server shows messages to channels when it flushes its write buffer. Only a timer shows a last message larger
+than the buffer: up to 6.0 s later with bodies of 200,000 bytes (measured), also to consumers.
 """
 _MANY_TOPICS = 4
-"""Topics of a query at one node from which on one request for all topics of the node replaces one for each."""
-_SOON = 0.005  # seconds after which an ephemeral channel is opened to make the server flush its write buffer
+"""Topics of a query at one node from which on one request for all the node's topics replaces one per topic."""
+_SOON = 0.005  # seconds until an ephemeral channel is opened to make the server flush its write buffer
 
 
 @frozen
 class Bounds:
     """The readable messages of a partition, as counts."""
 
-    start: int  # number of the first retained message, counted from 0
-    end: int  # number after the last committed one
-    end_offset: int  # byte offset after it; larger where a leader has written messages that are not committed
+    start: int  # first retained message, counted from 0
+    end: int  # behind the last committed message
+    end_offset: int  # byte offset there; larger where a leader has written uncommitted messages
 
 
 class Admin:
-    """Finds the bounds of partitions; creates, moves and deletes anchor channels. An async context manager.
+    """Finds bounds of partitions; creates, moves and deletes anchor channels. An async context manager.
 
     Every method raises what `LeaderLocator` raises.
     """
@@ -119,7 +119,7 @@ class Admin:
         await self.leaders.aclose()
 
     async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
-        """Return the partitions of a topic that a query reads: the wanted ones, which must exist, or all."""
+        """Return the partitions that a query reads: the wanted partitions, which must exist, or all."""
         existing = await self.leaders.partitions(topic)
         chosen = sorted(existing if wanted is None else wanted)
         for partition in chosen:
@@ -136,10 +136,10 @@ class Admin:
     async def bounds(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:
         """Return the bounds of a partition.
 
-        The end includes every message whose publish was acknowledged before the call, and no message that a leader
-        change could remove: it is what channels may read. The count that a leader reports for the partition itself
-        includes messages that are not replicated yet. After ``patience`` seconds the end may exclude messages that are
-        written but not readable: those of a publish that hangs and, for some seconds, large ones.
+        The end includes every message acknowledged before the call, and no message that a leader change could remove:
+        it is what channels may read. The leader's own count includes messages that are not replicated yet. After
+        ``patience`` seconds the end may exclude written but unreadable messages: of a hanging publish and, for some
+        seconds, large messages.
         """
         return await self.leaders.ask(topic, partition, self._bounds_at, patience)
 
@@ -152,13 +152,13 @@ class Admin:
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
         """Return the bounds of several partitions; see `bounds`.
 
-        Each node is asked once for all partitions of a topic that it leads, or, if it leads some topics, once for all
-        of them. Partitions for which that answer is not sufficient are asked for one by one.
+        Each node gets one request for all its partitions of a topic, or, if it leads several topics, one for all of
+        them. Partitions without a sufficient answer are requested one by one.
         """
         wanted = list(keys)
         led: dict[Leader, dict[str, list[int]]] = {}
         for topic, partition in wanted:
-            with suppress(NsqError):  # a partition without a known leader is asked for below
+            with suppress(NsqError):  # a partition without a known leader is requested below
                 leader, _ = await self.leaders.leader(topic, partition)
                 led.setdefault(leader, {}).setdefault(topic, []).append(partition)
         requests: list[tuple[Leader, str | None]] = []
@@ -191,7 +191,7 @@ class Admin:
         """Wait until written messages are committed or removed.
 
         A channel with a waiting consumer makes the server flush its write buffer. Other channels see the messages
-        later, and without any channel the server does not report what is committed.
+        later; without any channel the server does not report what is committed.
         """
         stats = await self._poll(leader, topic, partition, wanted, _SOON)
         if stats.committed >= min(wanted, stats.messages):
@@ -226,16 +226,15 @@ class Admin:
         return self._starts[key]
 
     async def first_retained(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return the number of the first message that a leader retains; asks once."""
+        """Return a leader's first retained message, as number; asks once."""
         stats = await self.leaders.nodes.stats(leader, topic, partition)
         return await self._start(leader, topic, partition, stats)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the number of messages before the first one with this time or later; the end if there is none."""
+        """Return how many messages precede the first message at or after this time; the end without such a message."""
         return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
 
     async def count_since(self, topic: str, partition: int, timestamp: int) -> int:
-        """Do the same for a time in nanoseconds since 1970."""
         bounds = await self.bounds(topic, partition)
 
         async def search(leader: Leader, topic: str, partition: int) -> int:
@@ -252,23 +251,23 @@ class Admin:
         return await self.leaders.ask(topic, partition, search)
 
     async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
-        """Return the position of a committed message, counted from 0, or of the first one that is retained."""
+        """Return the position of a committed message, counted from 0, or of the first retained message."""
         return await self.leaders.ask(topic, partition, self.leaders.nodes.message, "count", count + 1)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
-        """Return the number of messages that end at or before a byte offset, that of the last message at most."""
-        # the first message that begins at the offset or after it
+        """Return the number of messages that end at or before a byte offset, at most that of the last message."""
+        # the first message at or after the offset
         found = await self.leaders.ask(topic, partition, self.leaders.nodes.message, "virtual_offset", offset)
         return found.count if found.offset == offset else found.count - 1
 
     # Anchors
 
     async def position(self, topic: str, partition: int, channel: str) -> ChannelPosition | None:
-        """Return the position of a channel; None if the channel does not exist."""
+        """Return a channel's position; None if it does not exist."""
         return await self.leaders.ask(topic, partition, self.leaders.nodes.position, channel)
 
     async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
-        """Return the number of messages before an anchor; None if it does not exist or its creation did not finish."""
+        """Return the number of messages before an anchor; None if it is missing or not completely created."""
         position = await self.position(topic, partition, channel)
         key = topic, partition, channel
         if position is None:
@@ -281,7 +280,7 @@ class Admin:
         return position.count
 
     async def create_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
-        """Create a durable channel behind ``count`` messages; an existing one keeps its position.
+        """Create a durable channel behind ``count`` messages; an existing channel keeps its position.
 
         A second channel exists between the creation and the move. If the process ends in between, `anchor_count`
         returns None, and the next call completes the creation.
@@ -300,7 +299,7 @@ class Admin:
     ) -> None:
         """Move an anchor behind ``count`` messages and wait until it is there.
 
-        One that is further ahead keeps its position, unless it may be moved ``backwards``.
+        An anchor further ahead keeps its position, unless moved ``backwards``.
         """
         position = await self.position(topic, partition, channel)
         if position is None:
@@ -329,7 +328,7 @@ class Admin:
     async def wait_for_move(
         self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = _MOVE
     ) -> ChannelPosition:
-        """Wait until a leader has moved a channel behind ``count`` messages; returns the channel's position."""
+        """Wait until a leader has moved a channel behind ``count`` messages; return the channel's position."""
         position, pauses = None, Doubling(0.001, 0.1)
         with anyio.move_on_after(timeout):
             while True:

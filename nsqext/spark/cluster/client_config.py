@@ -1,4 +1,4 @@
-"""How a job reaches the servers: lookup addresses, and settings of the client as text."""
+"""How a job reaches the servers: lookup addresses, and client settings as text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nsqext.settings import build, is_secret_name, parse
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-PREFIX = "nsqext."  # prefix of options that are settings of the client
+PREFIX = "nsqext."  # of options that are client settings
 
 
 @cache
 def client_settings(kind: str) -> Mapping[str, Setting]:
-    """Return the settings of the client that have an effect in Spark, by name."""
+    """Return the client settings with an effect in Spark, by name."""
     if kind == "write":
         return producer_settings()
     return {**shared_settings(), "decompress": consumer_settings()["decompress"]}
@@ -32,17 +32,17 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
 
 @frozen
 class ClientConfig:
-    """How a job reaches the servers. Can be pickled: files and certificates are read in the process that uses them."""
+    """How a job reaches the servers. Picklable: the process that uses files and certificates reads them."""
 
-    lookupd: tuple[str, ...]  # `host:port` of nsqlookupd's HTTP side, one or several
-    # settings of the client by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
+    lookupd: tuple[str, ...]  # `host:port` of nsqlookupd's HTTP side
+    # client settings by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
     settings: Mapping[str, Any] = field(
         factory=dict, repr=lambda given: str({name: "***" if is_secret_name(name) else given[name] for name in given})
     )
-    timeout: float = 60.0  # seconds in which a request must succeed, leader changes and retries included
+    timeout: float = 60.0  # seconds for a request with leader changes and retries
 
     def keywords(self, kind: str) -> Any:
-        """Return the settings of a producer to write, or of a consumer to read, as keyword arguments."""
+        """Return the settings of a producer to write, or a consumer to read, as keyword arguments."""
         known = producer_settings() if kind == "write" else consumer_settings()
         place = f"option {PREFIX}"
         return {
@@ -57,7 +57,7 @@ class ClientConfig:
             return build(ProducerOptions, producer_settings(), self.keywords("write"))
 
     def consumer(self) -> ConsumerOptions:
-        """Return the options for reading, with those of connections and lookup."""
+        """Return the options for reading, with connections and lookup."""
         with _named():
             return build(ConsumerOptions, consumer_settings(), self.keywords("read"))
 
@@ -76,7 +76,7 @@ class ClientConfig:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Let an error message that begins with the name of a setting begin with the name of the option."""
+    """Replace a setting's name at the start of an error message by the option's name."""
     try:
         yield
     except InvalidSetting as error:
@@ -86,7 +86,7 @@ def _named() -> Iterator[None]:
 
 
 def wrong_option(name: str, kind: str, known: Iterable[str], others: Iterable[str]) -> InvalidSetting:
-    """Return the error for an option that is unknown, or that only a query of the other kind has."""
+    """Return the error for an unknown option, or an option of the other kind of query."""
     other = next((other for other in others if other.lower() == name.lower()), None)
     if other is not None:
         hint = f"it belongs to {'read' if kind == 'write' else 'write'} options"

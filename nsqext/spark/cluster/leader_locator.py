@@ -1,6 +1,6 @@
-"""The leaders of partitions: looked up, asked over HTTP, and looked up again until one answers.
+"""The leaders of partitions: looked up, asked over HTTP, and looked up again until an answer.
 
-The requests are about a partition that the node leads: bounds, positions of channels, single messages.
+Requests concern a partition that the node leads: bounds, positions of channels, single messages.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ class Leader:
 
 @frozen
 class ChannelPosition:
-    """Position of a channel; counts are numbers of messages before a position."""
+    """Position of a channel; counts are messages before a position."""
 
-    end: int  # count at the end of the readable messages
-    count: int  # count at the first unfinished message
-    offset: int  # byte offset of that message
+    end: int  # at the end of the readable messages
+    count: int  # at the first unfinished message
+    offset: int  # byte offset of this message
 
 
 @frozen
 class MessagePosition:
     """Position of a single message."""
 
-    count: int  # number of messages before it
-    id: int  # its internal id, which the server derives its message id from
+    count: int  # messages before it
+    id: int  # internal id, the base of the server's message id
     offset: int
-    timestamp: int  # when it was stored, in nanoseconds since 1970
+    timestamp: int  # when stored, in nanoseconds since 1970
 
 
 def read_position(text: str) -> ChannelPosition | None:
-    """Parse the response of ``/message/stats`` for one channel; None if the channel does not exist."""
+    """Parse the response of ``/message/stats`` for one channel; None if it does not exist."""
     if not text.strip():
         return None
     match = _POSITIONS.search(text)
@@ -82,7 +82,7 @@ def read_position(text: str) -> ChannelPosition | None:
 
 
 class Nodes:
-    """Sends requests to nodes; every error names topic, partition and node."""
+    """Sends requests to nodes; errors name topic, partition and node."""
 
     def __init__(self, http: LookupHttp) -> None:
         self._http = http
@@ -100,9 +100,9 @@ class Nodes:
     async def led(
         self, leader: Leader, topic: str | None, partition: int | None = None
     ) -> dict[tuple[str, int], PartitionStats]:
-        """Return the statistics of all partitions that a node leads, by topic and partition, with one request.
+        """Return the statistics of all partitions led by a node, by topic and partition, with one request.
 
-        They are those of one topic, or with None of all topics of the node.
+        Of one topic, or with None of all topics.
         """
         body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
         try:
@@ -112,7 +112,7 @@ class Nodes:
         return {(name, part.partition or 0): part for name, parts in found.items() for part in parts}
 
     async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
-        """Return the position of a channel; None if the channel does not exist."""
+        """Return a channel's position; None if it does not exist."""
         body = await self._ask("GET", leader, "/message/stats", topic, partition, channel=channel)
         try:
             return read_position(body.decode("utf-8", "replace"))
@@ -120,7 +120,7 @@ class Nodes:
             raise _unreadable("the channel's positions", body, leader, topic, partition) from error
 
     async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> MessagePosition:
-        """Look a message up by ``count`` (from 1) or ``virtual_offset``, or the first retained one after it.
+        """Look a message up by ``count`` (from 1) or ``virtual_offset``, or the first retained message after it.
 
         Raises PartitionUnavailable without a usable response, also for a number after the last message.
         """
@@ -134,11 +134,11 @@ class Nodes:
             raise _unreadable("a message's position", body, leader, topic, partition) from error
 
     async def change_channel(self, leader: Leader, topic: str, partition: int, action: str, channel: str) -> None:
-        """Do ``create``, at the end of the partition if the channel does not exist, or ``delete``."""
+        """``create`` a channel at the end of the partition if it is missing, or ``delete`` it."""
         await self._ask("POST", leader, f"/channel/{action}", topic, partition, channel=channel)
 
     async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
-        """Move a channel behind ``count`` messages; the node does it soon after its response."""
+        """Move a channel behind ``count`` messages, soon after the node's response."""
         await self._channels.move(leader.http, topic, partition, channel, str(Position.message(count + 1)))
 
     async def _ask(
@@ -163,27 +163,27 @@ T = TypeVar("T")
 _clock = time.monotonic
 
 FIRST_CONTACT = 5.0
-"""Seconds after which a query fails whose lookup nodes have never answered, probably for wrong addresses."""
+"""Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
 _DELETED_AFTER = 20.0
-"""Seconds for which a topic must be absent before it counts as deleted.
+"""Seconds of absence after which a topic counts as deleted.
 
-A restarted nsqlookupd knows its topics only after their nodes have registered again.
+A restarted nsqlookupd knows its topics only after their nodes registered again.
 """
-_UNOBSERVED = 10.0  # seconds after which an absence that was not observed again may have ended in between
+_UNOBSERVED = 10.0  # seconds after which an absence not observed again may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
-_QUIET = 3.0  # seconds for which errors that are retried are not logged: most leader changes take less time
-_LOG_INTERVAL = 10.0  # seconds between two log records about errors that are retried
+_QUIET = 3.0  # seconds without logs of retried errors: most leader changes take less time
+_LOG_INTERVAL = 10.0  # seconds between log records about retried errors
 
 
 class _Absences:
-    """Since when topics are absent without interruption, and when that was observed last."""
+    """Since when topics are absent without interruption, and the last observation."""
 
     def __init__(self) -> None:
         self._observed: dict[str, tuple[float, float]] = {}
 
     def add(self, topic: str) -> None:
-        """Record that lookup does not know a topic, and that its leader refuses it, if one was known before."""
+        """Record that lookup does not know a topic, and that its leader, if known, refuses it."""
         now = _clock()
         since, last = self._observed.get(topic, (now, now))
         if now - last > _UNOBSERVED and not self.is_deletion(topic):
@@ -195,24 +195,23 @@ class _Absences:
         self._observed.pop(topic, None)
 
     def is_deletion(self, topic: str) -> bool:
-        """Return whether a topic is absent for so long that it counts as deleted."""
+        """Return whether a topic counts as deleted after its absence."""
         since, last = self._observed.get(topic, (0.0, 0.0))
         return last - since > _DELETED_AFTER
 
 
 class LeaderLocator:
-    """Finds leaders; waits for a leader change and for nodes that do not answer.
+    """Finds leaders; waits for leader changes and unresponsive nodes.
 
-    Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for a partition that the topic does not
-    have, and `PartitionUnavailable` or `LookupFailed` if no server answered within the timeout. Cancellation is safe
-    at any time.
+    Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for an unknown partition, and
+    `PartitionUnavailable` or `LookupFailed` without an answer within the timeout. Cancellation is safe at any time.
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
         options = config.consumer()
         self.connection: ConnectionOptions = options.connection
         self._timeout = config.timeout
-        # seconds in which a lookup node must answer for the first time; None for `config.timeout`
+        # seconds for a lookup node's first answer; None for `config.timeout`
         self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
         self._metadata = MetadataCache(config.lookupd, options=options.lookup)
         self._failed: dict[tuple[str, int], PartitionMap] = {}
@@ -227,7 +226,7 @@ class LeaderLocator:
         await self._http.aclose()
 
     async def partitions(self, topic: str) -> dict[int, Leader]:
-        """Return the current leaders of all partitions; raises if the leader of a partition is unknown."""
+        """Return the current leaders of all partitions; raises if any is unknown."""
         return await self.retry(lambda: self._partitions(topic))
 
     async def _partitions(self, topic: str) -> dict[int, Leader]:
@@ -235,13 +234,13 @@ class LeaderLocator:
         return {partition: _leader(view, partition) for partition in range(view.partition_num)}
 
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
-        """Return the names of the topics that match a regular expression completely."""
+        """Return the topics whose names match a regular expression completely."""
         return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
 
     async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:
-        """Return the last known leader of a partition and the meta of the topic.
+        """Return a partition's last known leader and the topic's meta.
 
-        Lookup is asked for a leader that is unknown, and after `distrust`.
+        Lookup is asked for an unknown leader, and after `distrust`.
         """
         key, failed = (topic, partition), self._failed.get((topic, partition))
         view = self._metadata.cached(topic, "r")
@@ -260,20 +259,20 @@ class LeaderLocator:
         return _leader(view, partition), view.meta
 
     def distrust(self, topic: str, partition: int, leader: Leader) -> None:
-        """Ask lookup again before the next use of a partition, because a request to this leader failed."""
+        """Ask lookup again before the next use of a partition: a request to this leader failed."""
         view = self._metadata.cached(topic, "r")
         if view is not None and view.leaders.get(partition) == leader.tcp:
             self._failed[topic, partition] = view
 
     async def _current(self, topic: str) -> PartitionMap:
-        """Ask lookup, and return the last known map if lookup does not answer."""
+        """Ask lookup; return the last known map if it does not answer."""
         if self._metadata.cached(topic, "r") is not None:
             await self._metadata.refresh(topic, "r", after_error=False)
             self._check_exists(topic, refused=False)
         return await self._resolve(topic)
 
     def _check_exists(self, topic: str, *, refused: bool) -> None:
-        """Raise `TopicNotFound` for a topic that was deleted after it was found: the cache keeps its last map."""
+        """Raise `TopicNotFound` for a topic deleted after it was found: the cache keeps its last map."""
         if not self._metadata.is_unknown(topic, "r"):
             self._absences.end(topic)
         elif refused:
@@ -282,9 +281,9 @@ class LeaderLocator:
             raise TopicNotFound("the topic does not exist any more", topic=topic, hint="it was deleted")
 
     async def is_deleted(self, topic: str) -> bool:
-        """Look a topic up, and return whether it counts as deleted.
+        """Look a topic up; return whether it counts as deleted.
 
-        `TopicNotFound` alone does not tell that: a restarted lookup node does not know its topics yet.
+        `TopicNotFound` is not sufficient: a restarted lookup node does not know its topics yet.
         """
         try:
             await self.retry(lambda: self._current(topic))
@@ -293,7 +292,7 @@ class LeaderLocator:
         return False
 
     def exists(self, topic: str) -> None:
-        """Record that a leader serves a topic: it is not deleted, although lookup may not know it at the moment."""
+        """Record that a leader serves a topic: it is not deleted, even if lookup does not know it at the moment."""
         self._absences.end(topic)
 
     async def _resolve(self, topic: str) -> PartitionMap:
@@ -321,7 +320,7 @@ class LeaderLocator:
         *args: P.args,
         **values: P.kwargs,
     ) -> T:
-        """Send a request to the leader of a partition; after an error, look the leader up and try again."""
+        """Send a request to a partition's leader; after an error, look the leader up and try again."""
 
         async def attempt() -> T:
             leader, _ = await self.leader(topic, partition)
@@ -336,7 +335,7 @@ class LeaderLocator:
         return await self.retry(attempt)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it succeeds or the timeout is over."""
+        """Repeat an attempt until success or the timeout."""
         began, attempts = anyio.current_time(), 0
         while True:
             try:
@@ -353,7 +352,7 @@ class LeaderLocator:
             await anyio.sleep(pause_after(_FIRST_PAUSE, _LAST_PAUSE, attempts))
 
     def log_retry(self, waited: float, limit: float, error: NsqError) -> None:
-        """Log an error after which a request is repeated: the first time after some seconds, then at intervals."""
+        """Log an error before a repeated request: first after some seconds, then at intervals."""
         now = anyio.current_time()
         if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now

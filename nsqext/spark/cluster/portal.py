@@ -1,4 +1,4 @@
-"""Calls of readers from blocking code into the event loop of the process, which runs until the process ends."""
+"""Calls of readers from blocking code into the process's event loop, which runs until the process ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from nsqext.sync import loop
 T = TypeVar("T")
 
 readers_loop: loop.SharedLoop = loop.SharedLoop()
-"""The event loop of readers. The one of blocking clients ends with the last of them; starting one for each range of a
-task would cost connections."""
+"""The event loop of readers. The blocking clients' loop ends with the last client; starting it for each range of a task
+would cost connections.
+"""
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
@@ -23,7 +24,7 @@ def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
 def iterate(
     manager: AbstractAsyncContextManager[Any, bool | None], following: Callable[[], Coroutine[Any, Any, T | None]]
 ) -> Iterator[T]:
-    """Enter a context manager in the event loop, and call a coroutine function until it returns None.
+    """Enter a context manager in the event loop; yield a coroutine function's results until it returns None.
 
     Closing the generator leaves the context manager.
     """

@@ -1,7 +1,7 @@
-"""The anchor channels of a streaming query: durable channels without consumers, one at each partition.
+"""The anchor channels of a streaming query: durable channels without consumers, one per partition.
 
 An anchor makes the server retain messages until the query has read them, stores where the query began, and shows its
-lag in the server's statistics. It only moves after Spark has completed a batch.
+lag in the server's statistics. It moves only after Spark has completed a batch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _QUICK = 0.2
-"""Seconds to wait for messages that are written but not readable yet, if the next batch can read them as well."""
+"""Seconds to wait for written, not yet readable messages, if the next batch can read them as well."""
 _FRESH = 5.0
-"""Seconds for which the position of an anchor is not requested again, if there are at most `_FEW` partitions."""
+"""Seconds for which an anchor's position is not requested again, with at most `_FEW` partitions."""
 _FEW = 500
-"""With more partitions, positions are requested less often, so that the requests of a second do not become more."""
-_TOPICS_INTERVAL = 5.0  # seconds between two requests for the topics that match `subscribePattern`
-_UNKNOWN_PAUSE = 0.2  # seconds until a topic is looked up again that may be deleted
+"""With more partitions, positions are requested less often, to bound the requests per second."""
+_TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
+_UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 
 
 class Anchors:
-    """The anchor channel at every partition that a query reads."""
+    """The anchor channels of all partitions that a query reads."""
 
     def __init__(self, admin: Admin, options: SourceOptions) -> None:
         # partitions that the query reads, by topic; None for all. Grows with `subscribePattern`.
@@ -55,9 +55,9 @@ class Anchors:
         self._recreated: set[str] = set()
 
     async def begin(self) -> Offsets:
-        """Return the start of the query: the positions of its anchors, the same for each call.
+        """Return the start of the query, the positions of its anchors; the same for each call.
 
-        Creates missing anchors at the start positions; moves all of them there with ``resetChannel``.
+        Creates missing anchors at the start positions; ``resetChannel`` moves all anchors there.
         """
         await self._match_topics()
         read = await gather(self.topics, lambda topic: self._admin.partitions_to_read(topic, self.topics[topic]))
@@ -104,7 +104,7 @@ class Anchors:
         return max(await self._admin.count_at(*key, since), bounds.start)
 
     async def create(self, key: Key, count: int) -> None:
-        """Create the anchor of a partition that has none; not of a deleted topic without ``failOnDataLoss``."""
+        """Create a partition's missing anchor; not of a deleted topic without ``failOnDataLoss``."""
         topic, partition = key
         try:
             await self._admin.create_anchor(topic, partition, self._channel, count)
@@ -116,33 +116,33 @@ class Anchors:
             self._moved_to[key] = count
 
     async def set_back(self, key: Key, count: int) -> None:
-        """Move an anchor back to the first message that was not read, in a log that was truncated."""
+        """Move an anchor of a truncated log back to the first unread message."""
         self._moved_to[key] = count
         self._seen.pop(key, None)
         await self._admin.move_anchor(*key, self._channel, count, backwards=True)
 
     async def survey(self, *, quick: bool = False) -> dict[Key, PartitionState]:
-        """Return the states of all partitions; without ``failOnDataLoss``, those of deleted topics are missing.
+        """Return the states of all partitions; without ``failOnDataLoss``, except of deleted topics.
 
         Args:
-            quick: the end may exclude messages that become readable a little later, and the position of an anchor may
-                be some seconds old; otherwise the end includes everything that was acknowledged before the call.
+            quick: the end may exclude messages that become readable a little later, and an anchor's position may be
+                some seconds old; otherwise the end includes everything acknowledged before the call.
         """
         while True:
             try:
                 return await self._survey(quick=quick)
             except TopicNotFound:
-                # the topic was deleted during the survey; the next one skips it
+                # the topic was deleted during the survey; the next survey skips it
                 if self._strict:
                     raise
 
     async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
         keys = await self._existing_keys()
-        # anchors first: an anchor is never after an end that was requested later
+        # anchors first: an anchor is never after a later requested end
         fresh = _FRESH * max(len(keys) / _FEW, 1.0) if quick else -1.0
         anchors = await gather(keys, partial(self._anchor, fresh=fresh))
         bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
-        # a topic of the same name that has anchors is the one of before
+        # a topic with anchors is the earlier topic of this name
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
         found = {
             key: PartitionState(
@@ -168,7 +168,7 @@ class Anchors:
         return found
 
     async def _match_topics(self) -> None:
-        """Add new topics that match ``subscribePattern``."""
+        """Add new topics of ``subscribePattern``."""
         if self._pattern is None or anyio.current_time() - self._matched_at < _TOPICS_INTERVAL:
             return
         matching = await self._admin.leaders.matching(self._pattern)
@@ -186,7 +186,7 @@ class Anchors:
         return [(topic, partition) for partition in sorted(existing) if wanted is None or partition in wanted]
 
     async def _existing_keys(self) -> list[Key]:
-        """Return all partitions; without ``failOnDataLoss``, those of deleted topics are missing."""
+        """Return all partitions; without ``failOnDataLoss``, except of deleted topics."""
         await self._match_topics()
 
         async def keys_of(topic: str) -> list[Key]:
@@ -204,7 +204,7 @@ class Anchors:
         return [key for keys in (await gather(self.topics, keys_of)).values() for key in keys]
 
     async def _keys_unless_deleted(self, topic: str) -> list[Key] | None:
-        """Return the partitions of a topic; without ``failOnDataLoss``, None once a topic counts as deleted."""
+        """Return a topic's partitions; without ``failOnDataLoss``, None once the topic counts as deleted."""
         while True:
             try:
                 return await self._keys(topic)
@@ -216,7 +216,7 @@ class Anchors:
                 await anyio.sleep(_UNKNOWN_PAUSE)
 
     async def _anchor(self, key: Key, *, fresh: float) -> int | None:
-        """Return the position of an anchor, requested now or less than ``fresh`` seconds ago; None if there is none."""
+        """Return an anchor's position, requested now or less than ``fresh`` seconds ago; None if it is missing."""
         topic, partition = key
         seen, anchor = self._seen.get(key, (float("-inf"), None))
         if anyio.current_time() - seen > fresh:
@@ -228,8 +228,8 @@ class Anchors:
     async def advance(self, end: Offsets) -> None:
         """Move the anchors forward to the end of a completed batch.
 
-        An anchor that cannot be moved now is moved by the next call, also by one with the same end. Topics that did not
-        exist in the last survey have no anchors.
+        The next call, even with the same end, moves an anchor that cannot be moved now. Topics missing in the last
+        survey have no anchors.
         """
         counts = {
             key: count

@@ -1,4 +1,4 @@
-"""Delivered messages as rows: record batches of Arrow, built column by column."""
+"""Delivered messages as rows: Arrow record batches, built column by column."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from nsqext.spark.read.frames import MessageColumns
 
 _BATCH_BYTES = 64 << 20
-"""Bytes of bodies in one batch: Arrow's limit is 2 GiB, and bodies grow when they are decompressed."""
+"""Bytes of bodies in one batch, because Arrow's limit is 2 GiB, and decompressed bodies grow."""
 _NO_HEADERS: dict[str, Any] = {}
-_HEADER_START = 3  # bytes of version and length in front of a header
+_HEADER_START = 3  # bytes of version and length before a header
 _TAG = TAG_HEADER.encode()
 _COMPRESS = COMPRESS_HEADER.encode()
 
 
 @define
 class RowFormat:
-    """What rows of messages contain."""
+    """Contents of rows."""
 
     columns: Columns = BASE_COLUMNS
     headers_as_array: bool = False  # the column `headers` is an array of structs
@@ -37,7 +37,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
-        """Return what the rows of a query contain."""
+        """Return the contents of a query's rows."""
         return cls(options.columns, options.headers_as_array, options.client.consumer().delivery.decompress)
 
     @property
@@ -59,7 +59,7 @@ class RowFormat:
 def to_batches(
     columns: MessageColumns, first: int | None, topic: str, partition: int | None, rows: RowFormat
 ) -> list[pa.RecordBatch]:
-    """Return messages as rows: one batch, or several if the bodies are large.
+    """Return messages as rows: one batch, or several for large bodies.
 
     The number of the first message is None where numbers are unknown, the partition on the original NSQ.
     """
@@ -82,7 +82,7 @@ class _Batch:
     bodies: list[bytes] | None = None
 
     def parse_headers(self) -> None:
-        """Parse the extend headers that are needed, and decompress bodies."""
+        """Parse the required extend headers, and decompress bodies."""
         headers = self.columns.headers
         everything = self.rows.with_headers
         # one search through all of them: most topics have neither tags nor compressed bodies
@@ -106,7 +106,7 @@ class _Batch:
             raise self._named(index, error) from error.__cause__
 
     def _decompress(self, parsed: list[dict[str, Any]]) -> None:
-        """Decompress bodies, and remove the headers that describe the compression."""
+        """Decompress bodies, and remove the headers of the compression."""
         for index, headers in enumerate(parsed):
             if headers and is_compressed(headers):
                 if self.rows.with_bodies:
@@ -140,7 +140,7 @@ class _Batch:
             start = stop
 
     def _stops(self) -> Iterator[int]:
-        """Return where batches end: before the message with which the bodies would become too large."""
+        """Return where batches end: before the message that would make the bodies too large."""
         count = len(self.columns)
         sizes = (
             self.columns.body_sizes() if self.bodies is None else np.fromiter(map(len, self.bodies), np.int64, count)
@@ -193,14 +193,14 @@ class _Batch:
         return pa.array(traces)
 
     def from_headers(self, name: str, value: Callable[[bytes, Mapping[str, Any]], Any]) -> pa.Array:
-        """Return a column of values that a function makes from the headers of each message."""
+        """Return a column of values that a function makes from each message's headers."""
         kind = self.rows.schema.field(name).type
         if self.columns.headers is None or self.parsed is None:
             return pa.nulls(len(self.columns), kind)
         return pa.array(map(value, self.columns.headers, self.parsed), kind)
 
     def pairs(self, header: bytes, parsed: Mapping[str, Any]) -> list[Any] | None:
-        """Return the headers of a message; None if it has none."""
+        """Return a message's headers; None without headers."""
         if len(header) <= _HEADER_START:
             return None
         pairs = [(name, header_json(value)) for name, value in parsed.items() if not name.startswith(RESERVED_PREFIX)]
@@ -225,7 +225,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
 
 
 def _is_needed(header: bytes) -> bool:
-    """Return whether a header may contain a tag or describe a compressed body; an escape may spell any name."""
+    """Return whether a header may have a tag or describe a compressed body; an escape may spell any name."""
     return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
 
 

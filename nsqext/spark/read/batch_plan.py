@@ -1,4 +1,4 @@
-"""What a batch reads: a range of each partition, fixed when it is planned."""
+"""What a batch reads: a range per partition, fixed at its planning."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
 
-_SKEW_MS = 5000  # largest expected difference between the clocks of successive leaders of a partition, in milliseconds
+_SKEW_MS = 5000  # largest expected clock difference of a partition's successive leaders, in milliseconds
 
 
 @define
 class Pruning:
-    """The part of a batch that its filters do not exclude."""
+    """The part of a batch that its filters leave."""
 
-    topics: frozenset[str] | None = None  # topics to read; None for all
-    partitions: frozenset[int] | None = None  # partitions to read; None for all
-    start: int = 0  # number of the first message to read
-    end: int | None = None  # number after the last message; None without a bound
-    since: int | None = None  # first time to read, in milliseconds since 1970; None without a bound
-    until: int | None = None  # first time not to read; None without a bound
+    topics: frozenset[str] | None = None  # None for all
+    partitions: frozenset[int] | None = None  # None for all
+    start: int = 0  # first message to read
+    end: int | None = None  # behind the last message
+    since: int | None = None  # first time to read, in milliseconds since 1970
+    until: int | None = None  # first time not to read
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
-    """Return the range of each partition that a batch reads."""
+    """Return the range of each partition of a batch."""
     async with Admin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
         if options.subscribe_pattern is not None:
@@ -89,9 +89,9 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key:
 
 
 def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
-    """Read the ranges of a task completely.
+    """Read a task's ranges completely.
 
-    Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
+    Without ``failOnDataLoss``, skips lost messages and deleted topics.
     """
     rows = RowFormat.of(options)
     reader = TaskReader(options, ranges)
@@ -100,7 +100,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
 
 
 def read_within(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
-    """Read ranges, without messages of other times: ranges contain also those of servers whose clocks differ."""
+    """Read ranges, without messages of other times, which ranges contain because servers' clocks differ."""
     if not (options.start.timed or options.end.timed):
         yield from read_ranges(options, ranges)
         return

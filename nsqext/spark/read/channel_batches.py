@@ -1,4 +1,4 @@
-"""Consumes topics batch by batch: the messages of a batch are in flight until it is completed."""
+"""Consumes topics batch by batch: a batch's messages are in flight until it is completed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_WAIT = 0.2  # seconds to wait for the first message of a batch
-_SETTLED = 0.5  # seconds without a message after which the depth of the channel is requested
+_WAIT = 0.2  # seconds of waiting for a batch's first message
+_SETTLED = 0.5  # seconds without a message until the channel's depth is requested
 
 
 class ChannelBatches:
-    """Holds the messages of batches of a channel in flight until they are completed; an async context manager."""
+    """Holds the messages of a channel's batches in flight until completion; an async context manager."""
 
     def __init__(self, options: SourceOptions) -> None:
         client, topics, self._channel = options.client, tuple(options.topics), options.channel or ""
@@ -49,7 +49,7 @@ class ChannelBatches:
         self._admin = Admin(client.lookupd, **{**settings_for(admin_settings(), own), "node_filter": None})
         settings: ConsumerSettings = {
             **own,
-            "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current one
+            "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current batch
             "on_lost": "ignore",
             "decompress": False,
             "block_warning": 0,
@@ -69,9 +69,9 @@ class ChannelBatches:
             await self._admin.aclose()
 
     def _give_back(self) -> None:
-        """Answer the messages of incomplete batches: REQ on the original NSQ, which would wait for their timeout.
+        """Requeue the messages of incomplete batches on the original NSQ, which would wait for their timeout.
 
-        The redesigned one delivers them again when their connections end.
+        The redesigned NSQ redelivers them at the end of their connections.
         """
         self._consumer.pause()
         for message in (*self._held, *self._later):
@@ -81,11 +81,11 @@ class ChannelBatches:
                 message.mark_answered()
 
     async def freeze(self) -> None:
-        """Exclude messages that are stored from now on, by the clocks of the servers."""
+        """Exclude messages stored from now on, by the servers' clocks."""
         self._frozen_at = time.time_ns()
 
     async def take(self, start: int) -> list[Message]:
-        """Finish the messages before ``start``, and return the next ones, which are numbered from ``start``.
+        """Finish the messages before ``start``; return the next messages, numbered from ``start``.
 
         A call with the same number returns the same messages.
         """
@@ -96,16 +96,16 @@ class ChannelBatches:
         return list(self._held)
 
     async def _next(self, seconds: float) -> list[Message]:
-        """Return the next messages as soon as there are some; none after so many seconds."""
+        """Return the next messages as soon as they arrive; none after ``seconds``."""
         with anyio.move_on_after(seconds):
             return list(await anext(self._batches))
         return []
 
     async def _next_frozen(self, frozen_at: int) -> list[Message]:
-        """Return the next messages that are not excluded; none if the channel has no such message.
+        """Return the next messages that are not excluded; none without such messages in the channel.
 
         A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
-        are later messages, which may be received over other connections.
+        are later messages, which may arrive over other connections.
         """
         until = anyio.current_time() + self._options.read_timeout
         while len(self._later) < 2 * self._limit:
@@ -133,7 +133,7 @@ class ChannelBatches:
         return []
 
     async def finish(self, number: int) -> None:
-        """Finish all messages before a number; the server delivers those again that are not in flight any more."""
+        """Finish all messages before a number; the server redelivers those no longer in flight."""
         while self._held and self._number < number:
             self._held.popleft().finish_now()
             self._number += 1
@@ -153,7 +153,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
     finish: Final = Method(ChannelBatches.finish)
 
     def close(self) -> None:
-        """Close the connections; unfinished messages are delivered again."""
+        """Close the connections; unfinished messages are redelivered."""
         self.__exit__(None, None, None)
 
 
@@ -171,7 +171,7 @@ def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.Reco
 
 
 async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) -> int:
-    """Return the number of unfinished messages of a channel of several topics, including those in flight."""
+    """Return the unfinished messages of a channel over several topics, with those in flight."""
     count = 0
     for topic in topics:
         stats = await admin.stats(topic, channel)

@@ -1,12 +1,12 @@
-"""Message frames as columns, and delivered messages in the order of the log, without I/O.
+"""Message frames as columns, and delivered messages in log order, without I/O.
 
-Frames: the fields of all messages of a delivery at once, without an object for each message. The layout is that of
-`nsqext.protocol.messages`, which decodes one message; it costs six times as much for each row.
+Frames: the fields of all messages of a delivery at once, without an object per message. The layout is as in
+`nsqext.protocol.messages`, which decodes single messages at six times the cost per row.
 
-Order: messages are sorted by byte offset, duplicates dropped, gaps detected. After a channel was moved, the server may
-first deliver messages that it had read before the move, and it delivers messages again that it considers lost. Each
-record begins where the previous one ends. A run of records without gaps therefore contains every message between its
-ends, and counting the records gives their numbers.
+Order: messages are sorted by byte offset, duplicates dropped, gaps detected. After a channel's move, the server may
+first deliver messages read before the move, and it redelivers messages that it considers lost. Each record begins at
+the end of the previous record. A run of records without gaps therefore contains every message between its ends, and
+counting the records gives their numbers.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 class MessageColumns:
     """Messages of one partition, column by column."""
 
-    heads: Array  # array with the fields timestamp, attempts, id, offset and size
-    _frames: list[bytes] | None  # bytes that end with a body, for each message; None if bodies are not needed
-    _starts: Array  # where the body begins in each of them
-    # the extend part of each message as it was received: version, and with a header its length and bytes; None if no
-    # message has a header
+    heads: Array  # fields timestamp, attempts, id, offset and size
+    _frames: list[bytes] | None  # per message, bytes that end with a body; None if bodies are not needed
+    _starts: Array  # where the body begins in each
+    # each message's extend part as received: version, and with a header its length and bytes; None if no message has a
+    # header
     headers: list[bytes] | None = None
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class MessageColumns:
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies; an object for each."""
+        """The bodies, an object each."""
         if self._frames is None or not len(self):
             return []
         starts: list[int] = self._starts.tolist()
@@ -72,10 +72,10 @@ class MessageColumns:
         return np.fromiter(map(len, self._frames), np.int64, len(self)) - self._starts
 
     def body_array(self) -> pa.Array:
-        """Return the bodies as a column of Arrow; less than 2 GiB."""
+        """Return the bodies as an Arrow column; less than 2 GiB."""
         offsets = np.zeros(len(self) + 1, np.int32)
         np.cumsum(self.body_sizes(), out=offsets[1:])
-        # joining is faster than what Arrow does: pa.array() of a list, or take() from the joined frames
+        # joining is faster than Arrow's pa.array() of a list, or take() from the joined frames
         data = pa.py_buffer(b"".join(self.bodies))
         return pa.Array.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(offsets), data])
 
@@ -90,7 +90,7 @@ class MessageColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
-        """Return the messages of several deliveries in one object."""
+        """Return the messages of several deliveries as one object."""
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
@@ -102,7 +102,7 @@ class MessageColumns:
 
 
 def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True) -> MessageColumns:
-    """Decode the message frames of a SUB_ADVANCED or SUB_ORDERED subscription, which has extend headers or not."""
+    """Decode the frames of a SUB_ADVANCED or SUB_ORDERED subscription, with or without extend headers."""
     if extend:
         return _decode_extended(frames, with_bodies)
     heads = _array(map(_head_of, frames), _HEAD, frames)
@@ -139,7 +139,7 @@ def _array(parts: Iterable[bytes], kind: np.dtype[Any], frames: list[bytes]) -> 
 
 
 def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:
-    """Return messages that are decoded already."""
+    """Return decoded messages."""
     found = list(messages)
     heads = np.array(
         [(message.timestamp, message.attempts, message.id, message.offset, message.size) for message in found], _HEAD
@@ -162,7 +162,7 @@ def finish_commands(columns: MessageColumns) -> bytes:
 
 @define(eq=False)
 class Block:
-    """Consecutive messages of a partition; ``first`` is the number of the first one, counted from 0."""
+    """Consecutive messages of a partition; ``first`` is the first message's number, from 0."""
 
     first: int
     columns: MessageColumns
@@ -175,9 +175,9 @@ class Block:
 class Reassembler:
     """Collects the messages of one range from any number of deliveries."""
 
-    count: int  # number of the first missing message
-    end: int  # number after the last message
-    _window: int  # number of messages that are kept while an earlier one is missing
+    count: int  # first missing message
+    end: int  # behind the last message
+    _window: int  # messages kept while an earlier message is missing
     # byte offset of the first missing message; None before `begin`
     offset: int | None = field(default=None, init=False)
     _ahead: dict[int, MessageColumns] = field(factory=dict, init=False)
@@ -188,15 +188,15 @@ class Reassembler:
         return self.count >= self.end
 
     def begin(self, offset: int) -> bool:
-        """Set the byte offset of the first missing message; returns False if another one is known."""
+        """Set the byte offset of the first missing message; return False if another offset is known."""
         if self.offset is None:
             self.offset = offset
         return self.offset == offset
 
     def take(self, delivery: MessageColumns) -> list[MessageColumns]:
-        """Add a delivery; returns the messages that continue those returned before, in order.
+        """Add a delivery; return the messages that continue the returned messages, in order.
 
-        Messages before the first missing one and duplicates are dropped.
+        Messages before the first missing message and duplicates are dropped.
         """
         expected, left = self.offset, self.end - self.count
         if expected is None or not len(delivery):
@@ -214,7 +214,7 @@ class Reassembler:
         return self._sort(delivery, offsets.tolist(), expected, left)
 
     def _sort(self, delivery: MessageColumns, offsets: list[int], expected: int, left: int) -> list[MessageColumns]:
-        """Sort a delivery that is not a run of new messages."""
+        """Sort a delivery that is no run of new messages."""
         ahead = self._ahead
         for index, offset in enumerate(offsets):
             if offset >= expected:
@@ -240,12 +240,12 @@ class Reassembler:
 
 @define(eq=False)
 class Blocks:
-    """Ordered messages cut into blocks; a bounded number of blocks waits for the reader."""
+    """Ordered messages cut into blocks, of which a bounded number waits for the reader."""
 
     _first: int
     _rows: int
     _size: int
-    most: int  # waiting blocks at which `full` becomes true
+    most: int  # waiting blocks from which on `full` is true
     _open: list[MessageColumns] = field(factory=list, init=False)
     _count: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
@@ -271,7 +271,7 @@ class Blocks:
             columns = columns.part(taken, len(columns))
 
     def close(self) -> None:
-        """End the block that is being filled."""
+        """End the current block."""
         if self._open:
             self._ready.append(Block(self._first, MessageColumns.joined(self._open)))
             self._first += self._count

@@ -1,6 +1,6 @@
-"""Offsets of queries as JSON, where reading begins and ends, and the ranges of tasks; without I/O.
+"""Offsets of queries as JSON, where reading begins and ends, ranges of tasks; without I/O.
 
-An offset is the number of messages that were read from a partition: the number, counted from 0, of the next message.
+An offset is the number of messages read from a partition: the number, counted from 0, of the next message.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Key = tuple[str, int]  # topic and partition
-Offsets = dict[Key, int]  # number of messages that were read of each partition
+Offsets = dict[Key, int]  # messages read from each partition
 
-VERSION = 1  # version of the JSON in Spark's checkpoints
+VERSION = 1  # of the JSON in Spark's checkpoints
 
-EARLIEST = -2  # stands for the first retained message in options
-LATEST = -1  # stands for the end of a partition in options
+EARLIEST = -2  # the first retained message, in options
+LATEST = -1  # the end of a partition, in options
 
 _SHOWN = 120
 
@@ -39,8 +39,8 @@ class Range:
 
     topic: str
     partition: int
-    start: int  # number of the first message, counted from 0
-    end: int  # number after the last one
+    start: int  # first message, counted from 0
+    end: int  # behind the last message
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
@@ -64,12 +64,12 @@ def by_topic(found: Mapping[Key, T]) -> dict[str, dict[str, T]]:
 
 
 def dump(offsets: Mapping[Key, int]) -> dict[str, Any]:
-    """Return offsets as a checkpoint stores them: ``{"v": 1, "topics": {"orders": {"0": 5}}}``."""
+    """Return offsets in the form of a checkpoint: ``{"v": 1, "topics": {"orders": {"0": 5}}}``."""
     return {"v": VERSION, "topics": by_topic(offsets)}
 
 
 def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
-    """Return the offsets from the result of `dump`, or from its JSON text."""
+    """Return the offsets from the result of `dump` or its JSON text."""
     if isinstance(data, str | bytes):
         try:
             data = orjson.loads(data)
@@ -90,7 +90,7 @@ def load(data: Mapping[str, Any] | str | bytes) -> Offsets:
 
 
 def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> dict[Key, dict[str, int]]:
-    """Return a member of offsets in a checkpoint that has whole numbers by name for partitions; it may be missing."""
+    """Return an optional member of a checkpoint's offsets: named whole numbers by partition."""
     try:
         return {
             (topic, _partition(key)): {member: _count(found[member], 0) for member in members}
@@ -109,7 +109,7 @@ def _not_offsets(data: object, reason: str) -> InvalidInput:
 
 
 def read_pairs(topics: Any, lowest: int) -> Offsets:
-    """Return numbers that JSON has by topic and partition; raises TypeError, ValueError or InvalidName."""
+    """Return numbers from JSON by topic and partition; raises TypeError, ValueError or InvalidName."""
     found: Offsets = {}
     if not isinstance(topics, Mapping):
         raise TypeError("it is not an object of topics")
@@ -142,13 +142,13 @@ def plan_tasks(
     min_tasks: int | None = None,
     max_records: int | None = None,
 ) -> list[list[Range]]:
-    """Distribute ranges over tasks of equal size; the same arguments always give the same tasks.
+    """Distribute ranges over tasks of equal size, deterministically.
 
-    A task reads several small ranges or a part of a large one. Tasks keep the order of the ranges.
+    A task reads several small ranges or a part of a large range. Tasks keep the order of the ranges.
 
     Args:
-        ranges: the ranges; empty ones are dropped.
-        min_messages: messages that are worth a task of their own.
+        ranges: the ranges; empty ranges are dropped.
+        min_messages: messages that justify a separate task.
         max_tasks: largest number of tasks, unless another argument needs more.
         min_tasks: smallest number of tasks, if there are as many messages.
     """
@@ -185,14 +185,14 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 class RangeLimit:
     """Where partitions begin or end."""
 
-    number: int | None  # an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None if the value is JSON
-    # offsets of partitions, which may be `EARLIEST` or `LATEST`; or times in milliseconds since 1970
+    number: int | None  # an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None for JSON
+    # offsets of partitions, maybe `EARLIEST` or `LATEST`; or times in milliseconds since 1970
     named: Mapping[Key, int] = field(factory=dict)
-    timed: bool = False  # whether the numbers are times
-    option: str = ""  # name of the option, for errors; empty for a default
+    timed: bool = False  # the numbers are times
+    option: str = ""  # for errors; empty for a default
 
     def of(self, topic: str, partition: int) -> int:
-        """Return the number of a partition: a count, `EARLIEST` or `LATEST`, or a time."""
+        """Return a partition's number: a count, `EARLIEST`, `LATEST`, or a time."""
         if self.number is not None:
             return self.number
         found = self.named.get((topic, partition))
@@ -207,7 +207,7 @@ class RangeLimit:
         return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the query reads every partition that has a number."""
+        """Check that the query reads every partition with a number."""
         for topic, partition in self.named:
             if partition not in read.get(topic, ()):
                 raise InvalidSetting(
@@ -220,13 +220,13 @@ class RangeLimit:
         return not self.timed and LATEST in (self.number, *self.named.values())
 
     def time_of(self, key: Key) -> int | None:
-        """Return the time of a partition, in milliseconds since 1970; None without one."""
+        """Return a partition's time, in milliseconds since 1970."""
         return self.of(*key) if self.timed else None
 
     def first_count(self, key: Key, bounds: Bounds, *, strict: bool) -> int:
-        """Return the number of the first message of a partition; where times determine it, of the first retained one.
+        """Return a partition's first message; where times determine it, the first retained message.
 
-        If it is not retained any more, raises `DataLoss` with ``strict``; otherwise the first retained one is meant.
+        If it is not retained any more, raises `DataLoss` with ``strict``; otherwise returns the first retained message.
         """
         asked = self._count(key, bounds, bounds.start)
         if asked < bounds.start and strict:
@@ -239,7 +239,7 @@ class RangeLimit:
         return max(asked, bounds.start)
 
     def last_count(self, key: Key, bounds: Bounds) -> int:
-        """Return the number after the last message of a partition; where times determine it, its end."""
+        """Return the number behind a partition's last message; where times determine it, its end."""
         return max(self._count(key, bounds, bounds.end), bounds.start)
 
     def _count(self, key: Key, bounds: Bounds, default: int) -> int:
@@ -254,7 +254,7 @@ class RangeLimit:
 
 
 def parse_starting(text: str) -> RangeLimit:
-    """Parse ``earliest``, ``latest``, or JSON as ``{"orders": {"0": 23, "1": -2}}``, or the JSON of a checkpoint."""
+    """Parse ``earliest``, ``latest``, JSON as ``{"orders": {"0": 23, "1": -2}}``, or a checkpoint's JSON."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return RangeLimit(word)

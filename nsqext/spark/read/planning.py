@@ -1,4 +1,4 @@
-"""What a micro-batch reads: computed from numbers alone, so that a repeated call has the same result."""
+"""What a micro-batch reads: computed only from numbers, so that a repeated call has the same result."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ LOST = "failOnDataLoss=false continues without the lost messages"
 
 @frozen
 class PartitionState:
-    """Current state of a partition; the first three attributes are numbers of messages since its beginning."""
+    """A partition's current state; the first three attributes count messages since its beginning."""
 
-    start: int  # messages that are not retained any more
+    start: int  # messages not retained any more
     end: int  # committed messages
-    anchor: int | None = None  # position of the anchor channel; None if it does not exist
-    end_offset: int = 0  # byte offset after the end, or more
-    # whether the topic was deleted and created again while the query ran: offsets of before are invalid
+    anchor: int | None = None  # position of the anchor channel; None if missing
+    end_offset: int = 0  # byte offset at the end, or more
+    # the topic was deleted and created again while the query ran: earlier offsets are invalid
     recreated: bool = False
-    # number of the first message after the last one that was read, in a log that was truncated or recreated since then;
-    # None if it was not
+    # in a log truncated or recreated since the last read, the first message behind the last message read
     divergence: int | None = None
 
 
@@ -36,15 +35,15 @@ class PartitionState:
 class Lag:
     """Unread messages of a partition."""
 
-    begin: int  # number of the first message
+    begin: int  # first message
     count: int  # number of messages
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:
-    """Distribute a number of messages over partitions, in proportion to their lags; return a number for each.
+    """Distribute a number of messages over partitions, in proportion to their lags.
 
-    Every partition with a lag gets at least one message; if the limit is too small for that, partitions take turns: the
-    number of messages that are read rotates their order. The limit is never exceeded, and used up if the lags suffice.
+    Every partition with a lag gets at least one message; if the limit is too small, partitions take turns: the number
+    of read messages rotates their order. The limit is never exceeded, and used up if the lags suffice.
     """
     total = sum(lags.values())
     if limit is None or total <= limit:
@@ -67,7 +66,7 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
 
 
 def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState]) -> dict[Key, PartitionState]:
-    """Return partitions without messages that were published, and partitions that were created, since ``limits``."""
+    """Return partitions without messages published, and without partitions created, since ``limits``."""
     return {
         key: evolve(
             state, end=min(state.end, limits[key].end), end_offset=min(state.end_offset, limits[key].end_offset)
@@ -86,10 +85,10 @@ def lags_of(
 ) -> dict[Key, Lag]:
     """Return the unread messages of each partition.
 
-    New partitions begin with the first retained message. Without ``fail_on_data_loss``, the offset of a deleted
-    partition does not change, that of a truncated one is set back to the first message that was not read (if it is
-    unknown, to the end), and a recreated one begins again; a batch that sets an offset back reads nothing from that
-    partition. ``topics`` were read before; by default those of the start.
+    New partitions begin with the first retained message. Without ``fail_on_data_loss``, a deleted partition keeps its
+    offset, a truncated partition goes back to the first unread message (if unknown, to the end), and a recreated
+    partition begins again; a batch that sets an offset back reads nothing from that partition. ``topics`` were read
+    before; by default the start's.
     """
     lags: dict[Key, Lag] = {}
     topics = {topic for topic, _ in start} if topics is None else topics
@@ -146,7 +145,7 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
-    """Return the offsets of partitions that the query reads: the given ones of each topic, with None all of them."""
+    """Return the offsets of partitions that the query reads: the given partitions of each topic, None for all."""
     return {
         (topic, partition): count
         for (topic, partition), count in offsets.items()
@@ -155,9 +154,9 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
 
 
 def with_unread(end: Offsets, start: Offsets) -> Offsets:
-    """Return the end of a batch, including the offsets of partitions that the query does not read at the moment.
+    """Return a batch's end, with the offsets of partitions that the query does not read at the moment.
 
-    A topic that is removed from a query and added again later continues at its previous offset.
+    A topic removed from a query and added again later continues at its previous offset.
     """
     return dict(sorted({**start, **end}.items()))
 
@@ -167,7 +166,7 @@ def plan_ranges(
 ) -> list[Range]:
     """Return the non-empty ranges of a batch, ordered by topic and partition.
 
-    A partition without a start begins with its first message; one without a state is assumed to have every message.
+    A partition without a start begins with its first message; a partition without a state is assumed complete.
     """
     ranges: list[Range] = []
     topics = {topic for topic, _ in start}

@@ -1,8 +1,7 @@
-"""Reads the ranges of a task: every message once, in order, or an error; never a part of a range.
+"""Reads a task's ranges: every message once, in order, or an error; never a part of a range.
 
-Each reader has an ephemeral channel of its own at the leader, so that several readers can read the same range at the
-same time or again. If a connection breaks or the leader changes, the reader continues with a new ephemeral channel at
-the first missing message.
+Each reader has its own ephemeral channel at the leader: readers can read the same range concurrently or again. If a
+connection breaks or the leader changes, the reader continues with a new ephemeral channel at the first missing message.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 _clock = time.monotonic
 _TICK = 0.25
 _STALL = 5.0
-"""Seconds without a message after which the connection is closed: all messages of a range are stored already."""
-_MOVE = 2.0  # seconds in which the server must move the channel
+"""Seconds without a message until the connection is closed; all messages of a range are stored."""
+_MOVE = 2.0  # seconds for the server to move the channel
 _BLOCK_BYTES = 4 << 20
-_READ_AHEAD = 1  # blocks that are received while the caller processes one
-_OPEN_RANGES = 4  # ranges of a task that are read at the same time: opening one takes several round trips
+_READ_AHEAD = 1  # blocks received while the caller processes one
+_OPEN_RANGES = 4  # ranges of a task read concurrently: opening a range takes several round trips
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 
 
 class RangeReader:
-    """Reads a range: while `run` runs in a task of its own, call `next_block` until it returns None.
+    """Reads a range: while `run` runs in a separate task, call `next_block` until it returns None.
 
-    While the caller processes a block, the reader receives one more, and then stops the server with RDY 0. Cancellation
-    at any time closes the connection, and with it the ephemeral channel.
+    While the caller processes a block, the reader receives another, then stops the server with RDY 0. Cancellation at
+    any time closes the connection with its ephemeral channel.
     """
 
     def __init__(self, admin: Admin, found: Range, options: SourceOptions) -> None:
@@ -67,13 +66,13 @@ class RangeReader:
         self._reassembler = Reassembler(found.start, found.end, 2 * options.rdy)
         self._blocks = Blocks(found.start, options.arrow_batch_rows, _BLOCK_BYTES, _READ_AHEAD)
         self._reader: PartitionReader | None = None
-        self._paused = False  # whether the blocks that wait hold back further messages
+        self._paused = False  # waiting blocks hold back further messages
         self._failure: NsqError | None = None
         self._wake = Wakeup()
         self._progress = 0.0
 
     async def next_block(self) -> Block | None:
-        """Return the next block; None after the last one."""
+        """Return the next block; None at the end."""
         while (block := self._blocks.pop()) is None:
             if self._failure is not None:
                 raise self._failure
@@ -86,7 +85,7 @@ class RangeReader:
     # Connections
 
     async def run(self) -> None:
-        """Read the range; an error is raised by `next_block`, after the blocks before it."""
+        """Read the range; `next_block` raises an error after the blocks before it."""
         self._progress = _clock()
         errors: list[NsqError] = []
         try:
@@ -101,7 +100,7 @@ class RangeReader:
                     await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
         except NsqError as error:
             self._failure = error
-            self._blocks.close()  # without failOnDataLoss, the messages before the lost ones are read
+            self._blocks.close()  # without failOnDataLoss, the messages before the lost messages are read
         self._wake.wake()
 
     def _raise_if_final(self, errors: list[NsqError]) -> None:
@@ -124,7 +123,7 @@ class RangeReader:
         raise failure from last
 
     async def _read_until_disconnected(self) -> None:
-        """Read with one connection until it ends or the range is complete."""
+        """Read on one connection until it ends or the range is complete."""
         topic, partition = self.range.topic, self.range.partition
         leader, meta = await self._admin.leaders.leader(topic, partition)
         channel = ephemeral_name(self._options.channel)
@@ -145,7 +144,7 @@ class RangeReader:
                 raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
 
     async def _move(self, reader: PartitionReader, leader: Leader) -> None:
-        """Move the ephemeral channel to the first missing message, and get the byte offset of that message."""
+        """Move the ephemeral channel to the first missing message; get that message's byte offset."""
         topic, partition, count = self.range.topic, self.range.partition, self._reassembler.count
         await self._check_retained(leader)
         await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, count)
@@ -227,7 +226,7 @@ class RangeReader:
         reader.flush()
 
     def _resume(self) -> None:
-        """Raise RDY again if there is room for a block."""
+        """Raise RDY again if a block has room."""
         if self._paused and not self._blocks.full:
             self._paused = False
             self._progress = _clock()
@@ -237,9 +236,9 @@ class RangeReader:
 
 
 class TaskReader:
-    """Reads the ranges of a task in order; an async context manager.
+    """Reads a task's ranges in order; an async context manager.
 
-    The next ranges are opened before the current one is complete.
+    Next ranges are opened before the current range is complete.
     """
 
     def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
@@ -259,7 +258,7 @@ class TaskReader:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tasks.cancel_scope.cancel()
         try:
-            # without the error of the caller, which the task group would wrap
+            # without the caller's error, which the task group would wrap
             await self._tasks.__aexit__(None, None, None)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
@@ -277,9 +276,9 @@ class TaskReader:
         return reader
 
     async def next_block(self) -> tuple[Range, Block] | None:
-        """Return the next block with its range; None after the last one.
+        """Return the next block with its range; None at the end.
 
-        Without ``failOnDataLoss``, messages that are not retained any more and deleted topics are skipped.
+        Without ``failOnDataLoss``, skips lost messages and deleted topics.
         """
         while self._open:
             reader = self._open[0]
@@ -314,7 +313,7 @@ class TaskReader:
         self._open[0] = self._start(Range(found.topic, found.partition, min(start, found.end), found.end))
 
     async def _skip_deleted(self, found: Range, error: TopicNotFound) -> None:
-        """Continue without a topic that was deleted after the batch was planned, once that is certain."""
+        """Continue without a topic certainly deleted after the batch was planned."""
         if self._options.fail_on_data_loss:
             raise error
         if await self._admin.leaders.is_deleted(found.topic):

@@ -1,14 +1,12 @@
 """Topics as a batch, `spark.read`, and as streams, `spark.readStream`.
 
-Filters and options choose the ranges of a batch when the query is planned. For each query of a stream with
-``readMode=offset``, which can be read again, Spark asks one process for the next batch, and other processes read it.
-The reader therefore has no state that another process needs: everything is in the offsets, in the ranges of tasks, and
-in the anchor channels.
+Filters and options choose the ranges of a batch at the query's planning. For a stream with ``readMode=offset``, which
+can be read again, Spark asks one process for the next batch, and other processes read it. So the reader has no state
+that another process needs: everything is in the offsets, in the ranges of tasks, and in the anchor channels.
 
-``readMode=channel`` is for servers on which ranges cannot be read again: the original NSQ, and topics that accept
-registered channels only. The planning process of the query holds the messages of a batch in flight, and finishes them
-after Spark has completed the batch. Messages that are unfinished when the process ends are delivered again in another
-batch: at least once.
+``readMode=channel`` is for servers on which ranges cannot be read again: the original NSQ, and topics that accept only
+registered channels. The query's planning process holds a batch's messages in flight, and finishes them after Spark has
+completed the batch. Messages unfinished at the end of the process are redelivered in another batch: at least once.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets
 
-_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # columns that are never null
+_ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # never null
 
 
 class TaskRanges(InputPartition):
-    """The ranges that one task reads."""
+    """The ranges of one task."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         self.ranges: tuple[Range, ...] = tuple(ranges)
@@ -62,7 +60,7 @@ class TaskRanges(InputPartition):
 
 
 def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges]:
-    """Distribute ranges over tasks, as the options say."""
+    """Distribute ranges over tasks by the options."""
     planned = plan_tasks(
         ranges,
         min_messages=options.min_messages_per_task,
@@ -75,14 +73,14 @@ def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges
 
 @define
 class FilterPruning(Pruning):
-    """A part of a batch that filters of Spark choose."""
+    """A part of a batch, chosen by Spark's filters."""
 
     def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
-        """Apply filters, which all must match; returns those that Spark must evaluate as well."""
+        """Apply filters, which all must match; return those that Spark must evaluate, too."""
         return [found for found in filters if not self._take(found)]
 
     def _take(self, found: spark.Filter) -> bool:
-        """Apply one filter; returns whether Spark does not need to evaluate it."""
+        """Apply one filter; return whether Spark need not evaluate it."""
         attribute: tuple[str, ...] = getattr(found, "attribute", ())
         if isinstance(found, spark.IsNotNull) and attribute in _ALWAYS:
             return True
@@ -116,7 +114,7 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 
 def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | None:
-    """Return the values that a filter accepts; None for other kinds of filters."""
+    """Return the values that a filter accepts; None for other filters."""
     if isinstance(found, spark.EqualTo):
         values = (value,)
     elif isinstance(found, spark.In):
@@ -128,7 +126,7 @@ def _chosen(found: spark.Filter, value: Any, kind: type) -> frozenset[Any] | Non
 
 
 def _bounds(found: spark.Filter, value: int) -> tuple[int | None, int | None] | None:
-    """Return the first accepted number and the number after the last one; None for other kinds of filters."""
+    """Return the first accepted number and the number after the last; None for other filters."""
     if isinstance(found, spark.EqualTo):
         return value, value + 1
     if isinstance(found, spark.GreaterThan):
@@ -156,19 +154,19 @@ class NsqReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[RecordBatch]:
         """Read the ranges of one task."""
         if not isinstance(partition, TaskRanges):
-            return  # Spark replaces an empty list of partitions by one None
+            return  # Spark replaces an empty list of partitions by a list with None
         yield from read_within(self._options, partition.ranges)
 
 
 class NsqPushdownReader(NsqReader):
-    """The same, for processes in which Spark pushes filters down."""
+    """`NsqReader` for processes in which Spark pushes filters down."""
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         self._pruning: FilterPruning = FilterPruning()
 
     def pushFilters(self, filters: list[spark.Filter]) -> Iterable[spark.Filter]:
-        """Exclude ranges that cannot match; returns the filters that Spark must evaluate as well."""
+        """Exclude ranges that cannot match; return the filters that Spark must evaluate, too."""
         return self._pruning.take(filters)
 
 
@@ -176,7 +174,7 @@ T = TypeVar("T")
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics batch by batch, each of which can be read again."""
+    """Reads topics in batches that can be read again."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -194,7 +192,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Exclude messages that are published from now on."""
+        """Exclude messages published from now on."""
         self._call(lambda planner: planner.freeze())
 
     def initialOffset(self) -> dict[str, Any]:
@@ -208,9 +206,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Return the end of the next batch.
 
-        PySpark 4.0 and 4.1 pass no arguments. The next batch then begins at the end of the one that was planned last,
-        and has the limit of the options. In a restarted query Spark plans the last batch of the checkpoint first (an
-        empty range if it was completed); a query without a planned batch is new.
+        PySpark 4.0 and 4.1 pass no arguments. The next batch then begins at the end of the last planned batch, with the
+        options' limit. In a restarted query Spark first plans the checkpoint's last batch (an empty range if it was
+        completed); a query without a planned batch is new.
         """
         if limit is None:
             limit = self.getDefaultReadLimit()
@@ -232,7 +230,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._call(latest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""
+        """Return the partitions' ends and metrics, for ``StreamingQueryProgress.sources[].latestOffset``."""
         return self._planner.report() if self._planner is not None else None
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
@@ -294,7 +292,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
         return _dump(0)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Exclude messages that are published from now on."""
+        """Exclude messages published from now on."""
         self._ends = True
         self._opened().freeze()
 
@@ -309,7 +307,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
         return iter(rows_of(self._options, messages)), _dump(number + len(messages))
 
     def readBetweenOffsets(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Return nothing: the server delivers the messages of an incomplete batch again, in another batch."""
+        """Return nothing: the server redelivers an incomplete batch's messages in another batch."""
         logger.warning(
             "the batch from %d to %d was not completed when the query ended: its messages are delivered again",
             _load(start),
@@ -323,7 +321,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
             self._channel.finish(_load(end))
 
     def stop(self) -> None:
-        """Close the connections; unfinished messages are delivered again."""
+        """Close the connections; unfinished messages are redelivered."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             channel.close()

@@ -1,8 +1,8 @@
-"""Micro-batches of a streaming query: where each one ends, which ranges it reads, and whether logs have changed.
+"""Micro-batches of a streaming query: where they end, which ranges they read, whether logs have changed.
 
-Logs that were truncated and have grown again, and topics that were recreated, are detected by the last message read.
-The number of messages does not tell: a log may have grown beyond the offset of the query. Therefore a checkpoint has
-the id, the byte offset and the time of the message before each offset; no other message has all three.
+The last message read detects logs that were truncated and have grown again, and recreated topics. The number of
+messages is not sufficient: a log may have grown beyond the query's offset. So a checkpoint has the id, the byte offset
+and the time of the message before each offset; no other message has all three.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 LastMessages = Mapping[Key, MessagePosition]
-"""The message before the offset of each partition; those of checkpoints without them are missing."""
+"""The message before each partition's offset; missing for checkpoints without it."""
 
 _MEMBERS = ("id", "offset", "timestamp")
 
 
 def dump_last(last: LastMessages) -> dict[str, Any]:
-    """Return the member ``last`` of offsets in a checkpoint, in a fixed order; without last messages, an empty one."""
+    """Return the member ``last`` of a checkpoint's offsets, in a fixed order; empty without last messages."""
     found = {key: {name: getattr(message, name) for name in _MEMBERS} for key, message in last.items()}
     return {"last": by_topic(found)} if found else {}
 
 
 def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
-    """Return the last messages of offsets in a checkpoint, without those of partitions that have no offset.
+    """Return a checkpoint's last messages of partitions with an offset.
 
     Earlier versions wrote the JSON of the checkpoint without last messages.
     """
@@ -66,7 +66,7 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
 
 
 class TruncationCheck:
-    """Compares the last messages of a checkpoint with those of the servers."""
+    """Compares a checkpoint's last messages with the servers'."""
 
     def __init__(self, admin: Admin, *, fail_on_data_loss: bool) -> None:
         self._admin = admin
@@ -75,9 +75,9 @@ class TruncationCheck:
     async def last_messages(
         self, end: Offsets, states: Mapping[Key, PartitionState], start: Offsets, known: LastMessages
     ) -> LastMessages:
-        """Return the last messages before ``end``; sends a request for each partition whose offset has changed.
+        """Return the last messages before ``end``, with a request per partition whose offset has changed.
 
-        Those before ``start`` are ``known``.
+        ``known`` has the last messages before ``start``.
         """
         wanted = {
             key: count
@@ -88,13 +88,13 @@ class TruncationCheck:
         }
         found = await gather(wanted, lambda key: self._admin.message(*key, wanted[key] - 1))
         kept = {key: message for key, message in known.items() if end.get(key) == message.count + 1}
-        # the server returns the first retained message for one that it has just removed
+        # the server returns the first retained message for a message just removed
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
 
     async def divergences(self, known: LastMessages, states: Mapping[Key, PartitionState]) -> dict[Key, int]:
-        """Return, for each log that has changed, the number of the first message that was not read.
+        """Return the first unread message of each changed log.
 
-        Without ``failOnDataLoss`` this is where a changed log has to be read: its earlier messages were read.
+        Without ``failOnDataLoss``, reading continues there: earlier messages were read.
         """
         keys = [key for key, message in known.items() if key in states and states[key].start <= message.count]
         found = await gather(keys, lambda key: self._divergence(key, known[key], states[key]))
@@ -124,20 +124,20 @@ def _shown(message: MessagePosition) -> str:
 
 
 _PAUSE = 0.2
-"""Seconds between two requests to the servers while there are no new messages; Spark asks a hundred times a second."""
+"""Seconds between two requests to the servers without new messages; Spark asks a hundred times a second."""
 _PAUSE_FACTOR = 3
-"""The pause is this many times as long as the requests take, if that is longer: there may be many partitions."""
+"""The pause is at least this many times as long as the requests take; there may be many partitions."""
 
 
 class StreamPlanner:
-    """Determines the micro-batches of a query from the state of the servers."""
+    """Determines a query's micro-batches from the servers' state."""
 
     def __init__(self, options: SourceOptions, admin: Admin) -> None:
         self._options = options
-        self._admin = admin  # sends requests to the servers; closed with this object
+        self._admin = admin  # closed with this object
         self._anchors = Anchors(admin, options)
         self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
-        self.last: LastMessages = {}  # the last messages before the offsets that were returned last
+        self.last: LastMessages = {}  # before the offsets returned last
         self._divergences: dict[Key, int] = {}
         self._states: dict[Key, PartitionState] = {}
         self._frozen: dict[Key, PartitionState] | None = None
@@ -162,7 +162,7 @@ class StreamPlanner:
         return begun
 
     async def freeze(self) -> None:
-        """Exclude messages that are published from now on."""
+        """Exclude messages published from now on."""
         self._states = await self._anchors.survey()
         self._frozen = dict(self._states)
 
@@ -171,13 +171,13 @@ class StreamPlanner:
     ) -> Offsets:
         """Return the end of the batch that begins at ``start``.
 
-        Spark calls this after it has completed the batch that ends at ``start``. If there are no new messages, the
-        anchors move there now: Spark calls `commit` only after it has planned the next batch.
+        Spark calls this after it has completed the batch that ends at ``start``. Without new messages, the anchors move
+        there now: Spark calls `commit` only after it has planned the next batch.
 
         Args:
             limit: largest number of messages; None for no limit.
-            size: approximate number of bytes of the partitions' logs, see `within_bytes`; None for no limit.
-            last: the last messages before ``start``, as far as they are known.
+            size: approximate bytes of the partitions' logs, see `within_bytes`; None for no limit.
+            last: the last messages before ``start``, as far as known.
         """
         await anyio.sleep_until(self._next)
         began = anyio.current_time()
@@ -219,9 +219,9 @@ class StreamPlanner:
         return now - self._batch_at < self._options.max_trigger_delay
 
     async def _survey(self, begin: Offsets, last: LastMessages) -> None:
-        """Request the states of the partitions, and compare the last messages where there are new ones."""
-        # AvailableNow must read everything that was acknowledged before; PySpark 4.0 and 4.1 do not announce it, and
-        # then the first batch of a process is the only one
+        """Request the partitions' states, and compare the last messages where there are new messages."""
+        # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it, and then a
+        # process's first batch is the only batch
         first = self._surveyed is None
         found = await self._anchors.survey(quick=self._frozen is None and not first)
         ends = {key: state.end for key, state in found.items()}
@@ -265,7 +265,7 @@ class StreamPlanner:
                 await self._anchors.create(key, max(min(start.get(key, state.start), last), state.start))
 
     def report(self) -> dict[str, Any] | None:
-        """Return the ends of the partitions and metrics for the progress of the query; None before the first batch."""
+        """Return the partitions' ends and metrics for the query's progress; None before the first batch."""
         if not self._states:
             return None
         states = self._states
@@ -301,7 +301,7 @@ class StreamPlanner:
         return {key: count for key, count in offsets.items() if re.fullmatch(pattern, key[0])}
 
     async def _catch_up(self, start: Offsets, end: Offsets) -> None:
-        """Wait until the servers have the messages of a stored batch; a new leader may need some time."""
+        """Wait until the servers have a stored batch's messages; a new leader may need some time."""
         timeout = self._options.read_timeout
         until = anyio.current_time() + timeout
         self._states = await self._anchors.survey()
@@ -312,13 +312,13 @@ class StreamPlanner:
             self._states = await self._anchors.survey()
 
     async def _may_return(self, end: Offsets) -> bool:
-        """Return whether a topic of a batch is unknown and does not count as deleted yet."""
+        """Return whether a topic of a batch is unknown, but does not count as deleted yet."""
         known = {topic for topic, _ in self._states}
         unknown = {topic for topic, _ in self._only(end)} - known
         return not all([await self._admin.leaders.is_deleted(topic) for topic in sorted(unknown)])
 
     def _is_missing(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether the servers do not have a message of the batch."""
+        """Return whether the servers lack a message of the batch."""
         return any(
             key not in self._states or self._states[key].end < count
             for key, count in self._only(end).items()
@@ -328,7 +328,7 @@ class StreamPlanner:
     async def commit(self, end: Offsets) -> None:
         """Move the anchors to the end of a completed batch; see `Anchors.advance`.
 
-        The anchor of a partition that was truncated or recreated stays; the next batch sets its offset back.
+        The anchor of a truncated or recreated partition stays; the next batch sets its offset back.
         """
         existing: Offsets = {}
         for key, count in self._only(end).items():
@@ -347,17 +347,17 @@ def _turn(lags: Mapping[Key, Lag]) -> int:
 
 
 def within_rows(lags: Mapping[Key, Lag], limit: int | None) -> dict[Key, int]:
-    """Return the number of messages to read from each partition, ``limit`` in total at most."""
+    """Return the number of messages to read from each partition, at most ``limit`` in total."""
     return share({key: lag.count for key, lag in lags.items()}, limit, _turn(lags))
 
 
 async def within_bytes(
     admin: Admin, lags: Mapping[Key, Lag], found: Mapping[Key, PartitionState], limit: int
 ) -> dict[Key, int]:
-    """Return the number of messages to read from each partition, about ``limit`` bytes of their logs in total.
+    """Return the number of messages to read from each partition, about ``limit`` bytes of logs in total.
 
-    A partition that gets a share reads one message at least, so that the total may be larger: by less than one message
-    for each partition.
+    A partition with a share reads at least one message, so the total may be larger, by less than one message per
+    partition.
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 

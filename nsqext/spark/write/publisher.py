@@ -1,4 +1,4 @@
-"""Publishes the messages of one task: one chunk is published while the next one is built."""
+"""Publishes one task's messages: one chunk is published while the next is built."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-Tallies = Counter[tuple[str, int | None]]  # number of published messages by topic and partition
+Tallies = Counter[tuple[str, int | None]]  # published messages by topic and partition
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
-"""Makes the message that describes a bad row; its arguments are the row's number, the error and the row by column."""
+"""Makes the message that describes a bad row from the row's number, the error and the row by column."""
 
-_LOG_INTERVAL = 5.0  # seconds without an acknowledgement between two log records
+_LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 
 
 class Publisher:
-    """Publishes chunks, with a producer that is opened by the caller."""
+    """Publishes chunks with the caller's open producer."""
 
     def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
         self.tallies: Tallies = Counter()
         self._task = task
-        # makes the message to publish for a row that cannot be published; None raises the row's error
+        # makes the message for a row that cannot be published; None raises the row's error
         self._describe = describe
         self.producer: Producer = Producer(config.lookupd, **config.keywords("write"))
 
     async def publish(self, chunk: Chunk) -> None:
-        """Publish a chunk; returns after every message is stored.
+        """Publish a chunk; return after every message is stored.
 
         Raises the error of the first message that was not stored; other messages may be stored.
         """
@@ -100,7 +100,7 @@ class Publisher:
     async def _describe_row(
         self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]
     ) -> bool:
-        """Publish the description of a row that cannot be published; returns whether that is possible."""
+        """Publish the description of an unpublishable row; return whether that is possible."""
         row, message = group.rows[index], with_trace_ids(group.messages, group.trace_ids)[index]
         if self._describe is not None and isinstance(error, InvalidInput):
             fields = asdict(message) if isinstance(message, OutgoingMessage) else {"body": message}
@@ -129,10 +129,10 @@ def publish_chunks(
     chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]],
     describe: Describe | None = None,
 ) -> Tallies:
-    """Publish the messages of a task; returns after every message is stored.
+    """Publish a task's messages; return after every message is stored.
 
-    One chunk is published while the next one is built. Chunks are published one after the other: the messages of a key
-    keep their order. The function that makes them receives one that returns the meta of a topic.
+    One chunk is published while the next is built. Chunks are published one after another: messages of a key keep their
+    order. ``chunks_of`` receives a function that returns a topic's meta.
     """
     publisher = Publisher(config, task, describe)
     with OpenLoop() as portal, portal.wrap_async_context_manager(publisher.producer):
@@ -152,7 +152,7 @@ def publish_chunks(
 
 
 def wait_logging(pending: Future[None], task: int) -> None:
-    """Wait until a chunk is published, and log that it takes long: the producer repeats failed publishes silently."""
+    """Wait until a chunk is published; log a long wait: the producer repeats failed publishes silently."""
     began = time.monotonic()
     while not wait([pending], timeout=_LOG_INTERVAL).done:
         logger.warning(
@@ -166,9 +166,9 @@ def wait_logging(pending: Future[None], task: int) -> None:
 def publish_rows(
     options: SinkOptions, columns: tuple[str, ...], origin: Origin, batches: Iterator[pa.RecordBatch]
 ) -> Tallies:
-    """Publish the rows of a task; return the published messages by topic and partition.
+    """Publish a task's rows; return the published messages by topic and partition.
 
-    An error, of an invalid row or of one that was not stored, has the number of the row in its message.
+    An error for an invalid or unstored row has the row's number in its message.
     """
     rate, bad = options.max_rows_per_second, options.bad_rows_topic
     mapper = RowMapper(options, columns, origin)

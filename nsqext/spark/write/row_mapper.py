@@ -1,9 +1,9 @@
-"""Rows of record batches as messages, grouped by topic and partition.
+"""Rows of record batches as messages, by topic and partition.
 
-The id of a row does not change when a task or a batch is repeated, so that readers can remove duplicates. It is
-``query/batch/partition/row``. For a stream, query is the id of the query, which its checkpoint stores, and batch the
-number of the micro-batch; for a batch, they are a random number and 0. Partition is that of the task. The id is stable
-if a repeated computation returns the rows in the same order and the same partitions.
+A row's id stays the same when a task or batch is repeated, so that readers can remove duplicates. It is
+``query/batch/partition/row``. For a stream, query is the query's id in its checkpoint, and batch the number of the
+micro-batch; for a batch, they are a random number and 0. Partition is the task's. The id is stable if a repeated
+computation returns the rows in the same order and partitions.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _BATCH = "streaming.sql.batchId"
 class Origin:
     """Origin of rows."""
 
-    query: str  # id of the streaming query; a random one for a batch
+    query: str  # id of the streaming query; random for a batch
     batch: int  # number of the micro-batch; 0 for a batch
-    partition: int  # number of the task's partition
+    partition: int  # of the task
 
     @classmethod
     def of_job(cls, job: str) -> Self:
-        """Return the origin of the rows of the current task of a batch."""
+        """Return the origin of the current task's rows in a batch."""
         from pyspark import TaskContext  # nsqext.arrow has no Spark
 
         context = TaskContext.get()
@@ -59,7 +59,7 @@ class Origin:
 
     @classmethod
     def of_query(cls, job: str) -> Self:
-        """Return the origin of the rows of the current task of a micro-batch; of the job if Spark names no query."""
+        """Return the origin of the current task's rows in a micro-batch; of the job if Spark names no query."""
         from pyspark import TaskContext  # nsqext.arrow has no Spark
 
         context = TaskContext.get()
@@ -79,9 +79,9 @@ class Origin:
         return [f"{prefix}{row}" for row in range(first, first + count)]
 
     def trace_ids(self, first: int, count: int) -> list[int]:
-        """Return 64-bit ids of consecutive rows, for topics without extend headers; never 0, which means no trace id.
+        """Return 64-bit ids of consecutive rows, for topics without extend headers; never 0 (no trace id).
 
-        A hash of the origin, and of the row by SplitMix64, which gives different rows of a task different ids.
+        A hash of the origin, and of the row by SplitMix64, which gives a task's rows different ids.
         """
         origin = f"{self.query}/{self.batch}/{self.partition}"
         seed = np.uint64(int.from_bytes(blake2b(origin.encode(), digest_size=8).digest(), "big"))
@@ -96,18 +96,18 @@ class Origin:
 
 
 _U64 = (1 << 64) - 1
-_MESSAGE = 64  # approximate bytes of a message besides its body and headers
+_MESSAGE = 64
 
-Target = tuple[str, int | None]  # topic and partition; None if the producer chooses the partition
+Target = tuple[str, int | None]  # None if the producer chooses the partition
 
 
 @define(eq=False)
 class Group:
-    """Messages for one target, with the numbers of their rows."""
+    """Messages for one target, with their row numbers."""
 
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] = field(factory=list)
-    trace_ids: list[int] = field(factory=list)  # of messages that all are bodies, which cost half of what objects cost
+    trace_ids: list[int] = field(factory=list)  # if all messages are bodies, at half the cost of objects
 
     def without(self, index: int) -> Group:
         """Return the other messages."""
@@ -127,10 +127,10 @@ class Group:
 
 @define(eq=False)
 class Chunk:
-    """Messages that are published together."""
+    """Messages published together."""
 
     groups: dict[Target, Group] = field(factory=dict)
-    size: int = 0  # approximate number of bytes
+    size: int = 0  # approximate bytes
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
@@ -140,7 +140,7 @@ class Chunk:
     def extend(
         self, target: Target, first: int, messages: Sequence[bytes | OutgoingMessage], trace_ids: list[int], size: int
     ) -> None:
-        """Add the messages of consecutive rows, bodies with trace ids if there are any."""
+        """Add the messages of consecutive rows, bodies with trace ids if given."""
         group = self.groups.get(target)
         if group is None:
             group = self.groups[target] = Group()
@@ -150,14 +150,14 @@ class Chunk:
 
 
 class _Pair(TypedDict):
-    """A header of a row that has its headers as an array."""
+    """A header of a row with headers as an array."""
 
     key: str | None
     value: bytes | None
 
 
 class RowMapper:
-    """Converts the rows of one task to messages."""
+    """Converts one task's rows to messages."""
 
     def __init__(self, options: SinkOptions, columns: tuple[str, ...], origin: Origin) -> None:
         client = options.client.producer()
@@ -171,9 +171,9 @@ class RowMapper:
         self._row = 0
 
     def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
-        """Return the rows as chunks of messages; ``meta`` returns the meta of a topic.
+        """Return the rows as chunks of messages; ``meta`` returns a topic's meta.
 
-        Raises InvalidInput for an invalid row, with its number in the message; not with ``bad_rows_topic``.
+        Raises InvalidInput for an invalid row, with its number; not with ``bad_rows_topic``.
         """
         self._ask = meta
         if self._options.bad_rows_topic is not None:
@@ -212,9 +212,9 @@ class RowMapper:
     def _uniform(
         self, batch: pa.RecordBatch
     ) -> tuple[Target, Sequence[bytes | OutgoingMessage], list[int], list[int]] | None:
-        """Return the messages of a batch whose rows differ in value and key only, trace ids, and the sums of sizes.
+        """Return messages, trace ids and sums of sizes of a batch whose rows differ only in value and key.
 
-        Costs half of what single rows cost. None for other batches.
+        Costs half of single rows. None for other batches.
         """
         found = dict(zip(self._names, batch.columns, strict=True))
         topic, values = self._options.topic, found["value"]
@@ -263,7 +263,7 @@ class RowMapper:
     def describe(
         self, row: int, error: NsqError, fields: Mapping[str, Any]
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        """Return the message that describes a row which cannot be published; it has the id of the row."""
+        """Return the message that describes an unpublishable row, with the row's id."""
         body = describe_row(row, self._origin.partition, error, fields, self._max_message_size)
         return self._message(body, self._options.bad_rows_topic, None, None, None, None, None, row=row)
 
@@ -329,7 +329,7 @@ class RowMapper:
         return target, OutgoingMessage(value, headers, tag, trace, key), size
 
     def _resolve(self, topic: str | None) -> tuple[str, TopicMeta]:
-        """Return the meta of a topic that occurs for the first time."""
+        """Return the meta of a topic at its first row."""
         if topic is None:
             raise InvalidName("the row has no topic", hint="fill the column topic, or use the option topic")
         meta = self._metas[topic] = self._ask(check_topic(topic))
@@ -337,14 +337,14 @@ class RowMapper:
 
 
 def _values(column: pa.Array | None) -> Iterable[Any]:
-    """Return the values of a column, maps as dicts; only None without a column."""
+    """Return a column's values, maps as dicts; only None without a column."""
     if column is None:
         return repeat(None)
     return list(column.to_pylist(maps_as_pydicts="strict"))
 
 
 def _as_mapping(pairs: Iterable[_Pair | None]) -> dict[str, str]:
-    """Return the headers of a row that has them as an array of key and value."""
+    """Return a row's headers from an array of key and value."""
     headers: dict[str, str] = {}
     for pair in pairs:
         name, value = (pair["key"], pair["value"]) if pair is not None else (None, None)
@@ -360,7 +360,7 @@ def _as_mapping(pairs: Iterable[_Pair | None]) -> dict[str, str]:
 
 
 def _bytes(column: pa.Array | None) -> Any:
-    """Return the values of a column of bytes or text as bytes; only None without a column."""
+    """Return a column of bytes or text as bytes; only None without a column."""
     if column is None:
         return repeat(None)
     if pa.types.is_string(column.type):
@@ -373,10 +373,10 @@ def _bytes(column: pa.Array | None) -> Any:
 
 
 def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
-    """Return why a row cannot be published, and what it contains, as a JSON object.
+    """Return why a row cannot be published, with its content, as a JSON object.
 
-    Null fields are left out. Bytes that are not UTF-8 are in Base64, in a member whose name ends with ``_base64``. A
-    description of more than ``max_size`` bytes has neither value nor headers, but the value's size, ``value_size``.
+    Without null fields. Bytes that are not UTF-8 are in Base64, in a member with the suffix ``_base64``. A description
+    above ``max_size`` bytes has ``value_size`` in place of value and headers.
     """
     about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row, "task": task}
     described = orjson.dumps({**about, **_members(fields)}, default=str)

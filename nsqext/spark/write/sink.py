@@ -1,8 +1,8 @@
-"""The sinks: publish the rows of a batch, or of the micro-batches of a stream.
+"""The sinks: publish the rows of a batch or of a stream's micro-batches.
 
-A task is complete when each of its messages is acknowledged. Commit and abort only log: a stored message cannot be
-removed, so a repeated task publishes its rows again. Rows carry an id, see `nsqext.spark.write.row_mapper`, by which
-`dedupe` removes rows that were published more than once.
+A task is complete when all its messages are acknowledged. Commit and abort only log: a stored message cannot be
+removed, so a repeated task publishes its rows again. Rows have an id, see `nsqext.spark.write.row_mapper`, by which
+`dedupe` removes rows published more than once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _TaskWriter:
         self._job = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish the rows of a task; return after every message is acknowledged."""
+        """Publish a task's rows; return after every message is acknowledged."""
         return Written(publish_rows(self._options, self._columns, self._origin(self._job), iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
@@ -90,20 +90,20 @@ _NEEDED = ("topic", "partition", "offset", "trace_id")
 
 
 def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
-    """Return rows of topics without duplicates that a repeated task of the sink has published.
+    """Return rows of topics without the duplicates of repeated tasks of the sink.
 
-    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
+    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row per id
     stays, and every row without an id.
 
-    A stream with a watermark drops ids that are older than it (``dropDuplicatesWithinWatermark``); without a watermark,
-    the state keeps all ids.
+    A stream with a watermark drops older ids (``dropDuplicatesWithinWatermark``); without a watermark, the state keeps
+    all ids.
 
     Args:
-        rows: rows that were read, with at least the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and
-            ``headers`` if the ids are in headers (option ``includeHeaders``).
-        header: header that carries the id: option ``idempotenceHeader`` of the sink.
-        trace_ids: use the trace id of rows without the header; None: only if there is no column ``headers``.
-            If a publisher uses one trace id for several messages, all but one of them are removed.
+        rows: read rows with the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and ``headers`` if the
+            ids are in headers (option ``includeHeaders``).
+        header: header with the id, the sink's option ``idempotenceHeader``.
+        trace_ids: use the trace id of rows without the header; None: only without a column ``headers``. Of messages
+            with the same trace id, only one stays.
 
     Raises:
         InvalidInput: a column is missing.

@@ -345,7 +345,6 @@ class _Collector:
                 self.values.setdefault(name, read)
 
     def add_url(self, url: str) -> None:
-        """Add the settings of a URL."""
         known = None if self._foreign is None else {*self._own, *self._foreign()}
         self.add(_from_url(url, known), redact_url(url, known), text=True)
 

@@ -82,7 +82,6 @@ class Doubling:
         return _ask(wait_exponential(multiplier=self._first, max=self._longest), self._count)
 
     def reset(self) -> None:
-        """Begin with the first pause again."""
         self._count = 0
 
 
@@ -110,7 +109,6 @@ class Wakeup:
         self._event = anyio.Event()
 
     def wake(self) -> None:
-        """Wake the task."""
         self._event.set()
 
     async def wait(self) -> None:

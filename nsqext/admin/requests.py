@@ -136,7 +136,6 @@ class ClusterRequests:
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return status and body of a node's response, errors included."""
         return await self.client.http.fetch_node(address, path, params, method, body, failure=ConnectionFailed)
 
     async def settled(
@@ -342,7 +341,6 @@ class AdminBase(ProcessBound):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. Idempotent."""
         self._closed = True
         await self._requests.client.aclose()
 

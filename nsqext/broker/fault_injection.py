@@ -73,7 +73,6 @@ class NodeFaults:
             self._update()
 
     def refuse(self, refusing: bool = True) -> None:
-        """Close new connections at once, or accept them again."""
         self.refusing = refusing
         self._update()
 
@@ -83,7 +82,6 @@ class NodeFaults:
         self._update()
 
     def remove(self, rules: Sequence[Rule]) -> None:
-        """Remove disturbances that are not used up."""
         self.rules[:] = [rule for rule in self.rules if not any(rule is gone for gone in rules)]
         self._update()
 

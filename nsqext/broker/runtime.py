@@ -340,7 +340,6 @@ class Runtime(ABC):
         return [running.lookupd]
 
     def _change(self, name: str) -> anyio.Lock:
-        """Return the lock of a server."""
         return self._changes.setdefault(name, anyio.Lock(fast_acquire=True))
 
     async def kill(self, name: str) -> None:

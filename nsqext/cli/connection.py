@@ -116,7 +116,6 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
 
 
 def _json_escape(character: str) -> str:
-    """Return the JSON escape of a control character."""
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
@@ -262,7 +261,6 @@ class Connection:
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[Admin]:
-        """Open an administration client."""
         with waits.waiting(f"a response of lookup at {self._lookup_text()}, or of its nodes"):
             async with self._new_admin() as admin:
                 yield admin
@@ -355,7 +353,6 @@ class Connection:
 
     @property
     def for_people(self) -> bool:
-        """Whether results are printed as text."""
         return not self.json and sys.stdout.isatty()
 
     def show(self, record: Mapping[str, Any], text: str) -> None:

@@ -51,7 +51,6 @@ class Waits:
                     self._timer = None
 
     def spoke(self) -> None:
-        """Record that the command printed something."""
         self._since = time.monotonic()
 
     def _start_timer(self, seconds: float) -> None:

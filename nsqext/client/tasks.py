@@ -172,7 +172,6 @@ class BackgroundTasks:
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is one of these tasks, or was started from one."""
         return self._marker in _running_inside.get()
 
     def in_event_loop(self) -> bool:

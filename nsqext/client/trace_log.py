@@ -48,7 +48,6 @@ class TraceLog:
         self.active = self._all or bool(self._topics)
 
     def wants(self, topic: str) -> bool:
-        """Return whether a topic is traced."""
         return self._all or topic in self._topics
 
     def published(self, receipts: Iterable[Receipt], local: str = "") -> None:

@@ -140,7 +140,6 @@ class KeyRanges(Generic[C]):
         return owners[bisect_right(self._starts, position) - 1] if owners else None
 
     def record(self, position: int, count: int = 1) -> None:
-        """Count messages at a position."""
         self._load.add(position, count)
 
     # State
@@ -200,7 +199,6 @@ class KeyLoad:
         self._older = array("Q", _NOTHING)
 
     def add(self, position: int, count: int) -> None:
-        """Count messages at a position."""
         self._turn()
         self._newer[position >> CELL_BITS] += count
 
@@ -215,7 +213,6 @@ class KeyLoad:
         return self._half + now - self._began
 
     def cells(self) -> list[int]:
-        """Return the messages of each cell."""
         self._turn()
         return [newer + older for newer, older in zip(self._newer, self._older, strict=True)]
 

@@ -85,7 +85,6 @@ class LookupClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.http.aclose()
 
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:

@@ -127,7 +127,6 @@ class MetadataCache:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The lookup addresses, or the fixed nodes."""
         return self._nsqd if self._client is None else self._client.addresses
 
     @property
@@ -137,7 +136,6 @@ class MetadataCache:
 
     @property
     def options(self) -> LookupOptions:
-        """Options of the lookup client."""
         return self._options
 
     @property
@@ -147,7 +145,6 @@ class MetadataCache:
 
     @property
     def has_https(self) -> bool:
-        """Whether a fixed node is reached over HTTPS."""
         return any(isinstance(node, LookupUrl) and node.scheme == "https" for node in self._nsqd)
 
     @property

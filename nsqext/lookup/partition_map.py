@@ -157,7 +157,6 @@ class PartitionMapMerger:
                 source.nodes = tuple(node for node in source.nodes if node.tcp not in dropped)
 
     def _node_lists(self) -> list[tuple[NodeInfo, ...]]:
-        """Return the node lists of all lookup nodes, each object once."""
         return list({id(source.nodes): source.nodes for source in self._sources.values()}.values())
 
     def _elect(self, partition: int, found: Sequence[LookupAnswer]) -> None:

@@ -50,7 +50,6 @@ class PollPace:
         return max(0.0, self._ended + self._pause - now)
 
     def ended(self, now: float, *, changed: bool, after_error: bool) -> None:
-        """Record the end of a round."""
         self._ended = now
         if changed:
             self._reset()
@@ -212,7 +211,6 @@ class ExtendedTopics:
         return self._listed <= count * _LISTED_FOR_ONE
 
     def request(self, topics: Iterable[str]) -> None:
-        """Read the list soon, for these topics."""
         self._requested |= dict.fromkeys(topics)
         self.poll_at = -_NEVER
 
@@ -259,7 +257,6 @@ class Poller:
                 await self._poll_all()
 
     def wake(self) -> None:
-        """Recompute when the next poll is due."""
         self._wake.wake()
 
     def stop(self) -> None:

@@ -88,7 +88,6 @@ class LookupAnswer:
 
     @property
     def found(self) -> bool:
-        """Whether the lookup node found the topic."""
         return self.error is None
 
 

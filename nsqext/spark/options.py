@@ -73,7 +73,6 @@ class _Option:
 def _option(
     default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
 ) -> Any:
-    """Declare the attribute of an option."""
     return attrs.field(default=default, metadata={_Option: _Option(read, only, **more)})
 
 

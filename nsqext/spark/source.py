@@ -99,19 +99,16 @@ class NsqDataSource(DataSource):
         )
 
     def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
-        """Return the reader of a stream that consumes a channel."""
         from nsqext.spark.read.readers import NsqChannelReader
 
         return NsqChannelReader(self._read_options(schema, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
         from nsqext.spark.write.sink import NsqWriter
 
         return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the writer of a micro-batch."""
         from nsqext.spark.write.sink import NsqStreamWriter
 
         return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
@@ -150,7 +147,6 @@ def _with_table_options(schema: StructType, options: Mapping[str, str]) -> Struc
 
 
 def _kept_options(schema: StructType) -> Mapping[str, str]:
-    """Return the options that `_with_table_options` put into a schema."""
     found: Mapping[str, str] = next((field.metadata[_METADATA] for field in schema if _METADATA in field.metadata), {})
     return found
 

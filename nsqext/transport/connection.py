@@ -86,12 +86,10 @@ class Connection:
 
     @property
     def error(self) -> NsqError | None:
-        """What ended the connection."""
         return self.protocol.error
 
     @property
     def in_flight(self) -> int:
-        """Number of requests without a response."""
         return self.protocol.waiting
 
     @property

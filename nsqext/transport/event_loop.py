@@ -80,7 +80,6 @@ class Watch:
             self._writing = True
 
     def stop_writing(self) -> None:
-        """Undo `start_writing`."""
         if self._writing:
             self.loop.remove_writer(self._fd)
             self._writing = False
@@ -143,11 +142,9 @@ class ResponseWaiter:
     # The interface of futures that asyncio's tasks and debuggers call
 
     def done(self) -> bool:
-        """Return whether it was set, or its task was cancelled."""
         return self._done
 
     def cancelled(self) -> bool:
-        """Return whether its task was cancelled."""
         return self._cancel_args is not None
 
     def get_loop(self) -> object:
@@ -155,7 +152,6 @@ class ResponseWaiter:
         return self._watch.loop
 
     def add_done_callback(self, callback: Callable[[ResponseWaiter], object], *, context: Context) -> None:
-        """Store the function that resumes the task."""
         self._callback = callback
         self._context = context
 

@@ -127,5 +127,4 @@ class ConnectionOptions:
         return make_tls_context(self.tls)
 
     def identify_members(self) -> dict[str, Any]:
-        """Return the members of IDENTIFY from these options, by attribute of `IdentifyRequest`."""
         return {name: value for name in _IDENTIFY if (value := getattr(self, name)) is not None}

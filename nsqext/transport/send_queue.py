@@ -57,7 +57,6 @@ class SendQueue:
         self._join(small, begin)
 
     def append(self, data: bytes, commands: int) -> None:
-        """Append a part in which a number of commands begin."""
         self._parts.append((data, commands))
 
     def _join(self, small: list[bytes], begin: int) -> None:
@@ -76,7 +75,6 @@ class SendQueue:
             self._encoded = True
 
     def first(self, count: int) -> list[bytes | memoryview]:
-        """Return at most ``count`` next parts to send."""
         return [part for part, _ in islice(self._parts, count)]
 
     def sent(self, size: int) -> int:

@@ -33,7 +33,6 @@ class ActionTarget:
     cluster: Cluster | None
 
     def embedded(self) -> Cluster:
-        """Return the embedded cluster."""
         if self.cluster is None:
             raise InvalidState("this is not an embedded cluster", hint="start one with nsqext broker --web")
         return self.cluster
@@ -46,7 +45,6 @@ class ActionForm:
     fields: Mapping[str, str]
 
     def given(self, name: str) -> str:
-        """Return a field, empty if missing."""
         return self.fields.get(name, "").strip()
 
     def needed(self, name: str) -> str:

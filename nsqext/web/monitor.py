@@ -36,7 +36,6 @@ class Rate:
 
     @property
     def now(self) -> float:
-        """The average of the latest points."""
         latest = self.points[-_AVERAGED:]
         return sum(latest) / len(latest) if latest else 0.0
 
@@ -57,11 +56,9 @@ class Snapshot:
     error: NsqError | None = None  # of a later failed sample
 
     def publish_rate(self, topic: str) -> Rate:
-        """Return the rate of messages to a topic."""
         return self.published.get(topic, _NO_RATE)
 
     def finish_rate(self, topic: str, channel: str) -> Rate:
-        """Return the rate of messages finished by a channel's consumers."""
         return self.finished.get((topic, channel), _NO_RATE)
 
     @property
@@ -74,7 +71,6 @@ class Snapshot:
 
     @property
     def total_lag(self) -> int:
-        """Unfinished messages of all channels."""
         return sum(channel.lag for topic in self.stats.values() for channel in topic.channels.values())
 
 

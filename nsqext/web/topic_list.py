@@ -76,7 +76,6 @@ class TopicList:
 
     @property
     def last(self) -> int:
-        """Number of the last row."""
         return self.first + len(self.rows) - 1 if self.rows else 0
 
     @property
@@ -85,7 +84,6 @@ class TopicList:
         return COLUMNS
 
     def direction(self, column: str) -> str:
-        """Return a column's ``aria-sort``."""
         if column != self.sort:
             return "none"
         return "descending" if self.falling else "ascending"
@@ -96,7 +94,6 @@ class TopicList:
         return self._url(column, falling, 1)
 
     def at(self, page: int) -> str:
-        """Return the URL of another page."""
         return self._url(self.sort, self.falling, page)
 
     def _url(self, sort: str, falling: bool, page: int) -> str:

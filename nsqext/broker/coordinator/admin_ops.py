@@ -61,7 +61,6 @@ def _place(coordinator: Coordinator, topic: TopicState) -> None:
 
 @contextmanager
 def _hosting() -> Iterator[None]:
-    """Turn the error of an unusable disk into a refusal."""
     try:
         yield
     except InvalidSetting as error:

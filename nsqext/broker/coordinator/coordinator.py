@@ -80,12 +80,10 @@ class Coordinator:
     # Queries
 
     def reachable(self, name: str) -> bool:
-        """Return whether a node answers."""
         member = self.members.get(name)
         return member is not None and member.reachable
 
     def connected(self, source: str, target: str) -> bool:
-        """Return whether a node answers another node."""
         return self.reachable(target) and frozenset((source, target)) not in self.separated
 
     def present(self) -> set[str]:
@@ -180,7 +178,6 @@ class Coordinator:
         replicas.hosts[name] = hosted
 
     def drop(self, replicas: ReplicaSet, names: list[str]) -> None:
-        """Remove followers from the in-sync replicas."""
         for name in names:
             replicas.state.drop_from_in_sync(name, self.topics[replicas.topic].spec)
         self.apply_roles(replicas)
@@ -255,7 +252,6 @@ class Coordinator:
         commit_all(replicas.leader)
 
     def channels_changed(self, topic: str, partition: int, channel: str) -> None:
-        """Mirror a channel that a node created or deleted."""
         replicas = self.replica_sets.get((topic, partition))
         if replicas is not None:
             self.mirror(replicas)

@@ -94,7 +94,6 @@ def _gone(coordinator: Coordinator, member: Member) -> None:
 
 
 def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
-    """Remove absent followers from the in-sync replicas of a leader that answers."""
     present = coordinator.present()
     coordinator.drop(replicas, [name for name in replicas.state.in_sync if name not in present])
 

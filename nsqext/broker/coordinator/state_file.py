@@ -39,7 +39,6 @@ class StateFile:
         self._retry = False
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Repeat failed writes, until cancelled."""
         task_status.started()
         while True:
             await anyio.sleep(_RETRY)

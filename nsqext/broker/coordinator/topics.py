@@ -39,7 +39,6 @@ class TopicSpec:
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
-        """Return the smallest number of nodes for the topic."""
         return self.replica if self.shares_nodes else self.replica * self.partition_num
 
     def place(
@@ -159,7 +158,6 @@ class Member:
 
     @property
     def reachable(self) -> bool:
-        """Whether the node responds to other nodes."""
         return self.alive and not self.isolated and not self.node.faults.frozen
 
     @property

@@ -135,7 +135,6 @@ class Partition:
         )
 
     def skip_ids(self, count: int) -> None:
-        """Skip the ids of refused messages."""
         self._counter += count
 
     def commit(self, stored: Stored) -> None:
@@ -179,7 +178,6 @@ class Partition:
             channel.pump()
 
     def rollback(self, stored: Stored) -> None:
-        """Remove messages that were put and not committed, and all messages behind them."""
         if stored.entries[0].count > self.committed:
             self.truncate(stored.offset)
 

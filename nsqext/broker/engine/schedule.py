@@ -36,7 +36,6 @@ class Schedule:
     _order: Iterator[int] = field(factory=count)
 
     def add(self, item: Scheduled) -> None:
-        """Tick an item with the next `run`."""
         if not self._changed:
             self.on_change()
         self._changed[item] = None
@@ -49,7 +48,6 @@ class Schedule:
         return self._heap[0][0] if self._heap else inf
 
     def remove(self, item: Scheduled) -> None:
-        """Stop ticking an item."""
         self._changed.pop(item, None)
         self._deadlines.pop(item, None)
 

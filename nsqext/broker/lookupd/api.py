@@ -195,7 +195,6 @@ class _RedesignedRoutes:
     # Nodes and partitions
 
     def _name(self, node: str) -> str:
-        """Return the name of a node, given by id or name."""
         for name, member in self.coordinator.members.items():
             if node in (name, member.distributed_id):
                 return name

@@ -55,7 +55,6 @@ class LiveView:
         self.coordinator = coordinator
 
     def peers(self) -> Mapping[str, Member]:
-        """Return the connected nodes."""
         return {name: member for name, member in self.coordinator.members.items() if member.alive}
 
     def names(self) -> list[str]:

@@ -43,7 +43,6 @@ class OriginalLookupd(LookupServer):
         return LookupSession(self.registry, remote, own, partitions)
 
     def clear(self) -> None:
-        """Remove every registration, as a restart does."""
         self.registry = self.view = self.registry.empty()
 
     def show_current(self) -> None:
@@ -276,7 +275,6 @@ class _StandaloneRoutes:
 
 
 def _selects(number: str, partition: str) -> bool:
-    """Return whether the query parameter ``partition`` selects a partition."""
     return partition in ("", "*", number)
 
 

@@ -84,7 +84,6 @@ class Registry:
         return made
 
     def empty(self) -> Registry:
-        """Return an empty registry with the same settings."""
         return Registry(self.wall, self.inactive_timeout, self.tombstone_lifetime)
 
     # Changes
@@ -117,7 +116,6 @@ class Registry:
         self._table.get(registration, {}).pop(node.id, None)
 
     def remove_node(self, node: RegisteredNode) -> None:
-        """Remove a node from all registrations, which stay."""
         for producers in self._table.values():
             producers.pop(node.id, None)
 
@@ -152,7 +150,6 @@ class Registry:
         ]
 
     def is_active(self, producer: ListedProducer) -> bool:
-        """Return whether a node sent PING within the inactive timeout."""
         return self.wall() - producer.node.last_seen <= self.inactive_timeout * 1e9
 
     def is_hidden(self, producer: ListedProducer) -> bool:
@@ -270,7 +267,6 @@ class LookupTcpServer:
             listener.close()
 
     def kill(self) -> None:
-        """Close the listener and all connections at once."""
         self._scope.cancel()
 
     async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:

@@ -65,7 +65,6 @@ class Authorizations:
         return any(grant.allows(topic, channel) for grant in self.grants)
 
     def summary(self) -> dict[str, Any]:
-        """Return what its authorizations add to ``/stats``."""
         members = {"auth_identity": self.identity, "auth_identity_url": self.identity_url}
         return {"authed": True} | {name: text for name, text in members.items() if text}
 

@@ -296,12 +296,10 @@ class Node:
         return None if number is None else self.hosted.get((topic, number))
 
     def default_partition(self, topic: str) -> int | None:
-        """Return the lowest partition of the topic that this node leads."""
         led = [number for (name, number), found in self.hosted.items() if name == topic and found.leader]
         return min(led, default=None)
 
     def partitions(self, topic: str) -> list[Hosted]:
-        """Return the hosted partitions of a topic by number."""
         return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
 
     def channel(self, hosted: Hosted, name: str) -> Channel:

@@ -180,7 +180,6 @@ class Session:
             self.refuse(error)
 
     def command_done(self) -> None:
-        """Record that the awaitable of `step` has ended."""
         self._waiting = False
         self.heard = self.clock()
 
@@ -258,7 +257,6 @@ class Session:
                 self.node.wake()
 
     def unmark(self) -> None:
-        """Record that this session has left the node's list."""
         self._marked = False
 
     def take(self) -> bytes:

@@ -129,11 +129,9 @@ class CommandValidator:
         self._partition = -1
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
-        """Refuse a command that this generation lacks."""
         raise RequestError("E_INVALID", f"invalid command {word_lists(words)}")
 
     def check_tls(self, words: list[bytes]) -> None:
-        """Refuse a command that needs the complete TLS handshake."""
         if self.tls_missing and words[0] != b"IDENTIFY":
             raise RequestError("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
 

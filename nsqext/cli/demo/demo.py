@@ -221,7 +221,6 @@ class FlightCheck:
 
     @property
     def complete(self) -> bool:
-        """Whether every flight was received."""
         return len(self.deliveries) == len(self.flights)
 
     def violations(self) -> dict[str, int]:

@@ -174,6 +174,5 @@ async def _publish_entries(producer: Producer, topic: str, entries: Sequence[Ent
 
 
 def _named(error: InvalidInput, entry: Entry) -> InvalidInput:
-    """Return an error that names the line of the message."""
     error.message = f"{entry.file}, line {entry.number}: {error.message}"
     return error

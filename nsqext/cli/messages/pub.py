@@ -135,7 +135,6 @@ class Sending:
     ] = None
 
     def producer(self, connection: Connection) -> Producer:
-        """Return a producer."""
         return connection.producer() if self.transport is None else connection.producer(transport=self.transport)
 
 

@@ -153,7 +153,6 @@ def check_values(flags: Mapping[str, Any]) -> None:
 
 
 def _chosen(flags: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of flags by the members that they set."""
     return {member: flags[name] for name, member in members.items() if name in flags}
 
 

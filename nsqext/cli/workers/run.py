@@ -256,7 +256,6 @@ class Supervisor:
             logger.info("all %d workers are ready", self._workers)
 
     def stop(self) -> None:
-        """Make all workers drain and exit."""
         self._stopping = True
         self._end_workers()
 

@@ -69,7 +69,6 @@ class PooledNode:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests without a response."""
         return 0 if self.connection is None else self.connection.in_flight
 
     def failed(self, error: NsqError) -> None:
@@ -258,12 +257,10 @@ class ConnectionPool:
 
     @property
     def connections(self) -> int:
-        """Number of usable connections."""
         return sum(node.connection is not None and node.connection.usable for node in self._nodes.values())
 
     @property
     def in_flight(self) -> int:
-        """Number of requests without a response."""
         return sum(node.in_flight for node in self._nodes.values())
 
     async def aclose(self) -> None:

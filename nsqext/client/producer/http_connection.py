@@ -65,12 +65,10 @@ class HttpConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether requests can be sent."""
         return self.error is None
 
     @property
     def busy(self) -> bool:
-        """Whether a response is awaited."""
         return self.in_flight > 0
 
     def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
@@ -137,7 +135,6 @@ class HttpConnection:
         self.error = self.error or error
 
     async def drain(self) -> None:
-        """Wait for the responses to all requests."""
         while self.in_flight:
             await self._answered.wait()
 

@@ -77,12 +77,10 @@ class KeyLock:
             row.popleft().missing.clear()
 
     def is_last(self, place: Place, key: TopicKey) -> bool:
-        """Return whether no place is behind this place."""
         row = self._rows.get(key)
         return row is not None and (row[-1] is place if row else key in place.held)
 
     def withdraw(self, place: Place, key: TopicKey) -> None:
-        """Remove a place that waits for a key."""
         self._row(key).remove(place)
 
     def _row(self, key: TopicKey) -> deque[Place]:
@@ -122,7 +120,6 @@ class Place:
             await self._woken.wait()
 
     def wake(self) -> None:
-        """Continue the waiting task."""
         if self._woken is not None:
             self._woken.set()
 

@@ -167,7 +167,6 @@ class ProducerOptions:
 
     @property
     def compresses(self) -> bool:
-        """Whether bodies of any topic are compressed."""
         given = self.compression
         return given != "none" if isinstance(given, str) else any(codec != "none" for codec in given.values())
 

@@ -390,12 +390,10 @@ class PublishRequest:
 
     @property
     def any_partition(self) -> bool:
-        """Whether any partition can store it."""
         return self.key is None and self.partition is None
 
     @property
     def count(self) -> int:
-        """Number of messages."""
         return 1
 
     @property
@@ -467,7 +465,6 @@ class MessageRequest(PublishRequest):
         return len(body) + len(header) + (0 if trace_id is None else TRACE_SIZE)
 
     def settle(self, outcome: Outcome) -> None:
-        """Set the outcome unless it is set."""
         self.outcome = self.outcome or outcome
         if self.on_outcome is not None:
             self.on_outcome()

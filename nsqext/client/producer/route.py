@@ -257,7 +257,6 @@ class RouteTable:
 
     @cached_property
     def key_hash(self) -> KeyHash:
-        """Maps a key and a number of partitions to a partition."""
         return self._options.key_function()
 
     def current(self, topic: str) -> Route | None:
@@ -399,7 +398,6 @@ class RouteTable:
             self._refreshing.discard(topic)
 
     async def run(self) -> None:
-        """Forget idle topics, until cancelled."""
         while True:
             await anyio.sleep(self._options.forget_after)
             self.forget_idle()
@@ -435,7 +433,6 @@ class RouteTable:
         )
 
     def close(self) -> None:
-        """Stop polling all topics."""
         for unwatch in self._unwatch.values():
             unwatch()
         self._unwatch.clear()

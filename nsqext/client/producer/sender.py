@@ -100,12 +100,10 @@ class AttemptErrors:
 
     @property
     def kept(self) -> tuple[NsqError, ...]:
-        """The kept errors, oldest first."""
         return (*self._first, *self._last)
 
     @property
     def last(self) -> NsqError:
-        """The latest error."""
         return self._last[-1] if self._last else self._first[-1]
 
     def final(self) -> bool:
@@ -279,7 +277,6 @@ class Sender:
     # Closing
 
     def close(self) -> None:
-        """Cancel running publishes."""
         self.closed = True
         for scope in self.attempts:
             scope.cancel()

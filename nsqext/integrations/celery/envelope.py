@@ -144,7 +144,6 @@ class Exchange:
 
     @property
     def has_one_topic(self) -> bool:
-        """Whether all its messages are in one topic."""
         return self.type != "direct" or (bool(self.name) and not self.durable)
 
 
@@ -158,7 +157,6 @@ class Binding:
 
     @property
     def topic(self) -> str:
-        """The NSQ topic of its messages."""
         return topic_of(self.exchange, self.routing_key)
 
     def selects(self, exchange: str, routing_key: str) -> bool:
@@ -191,7 +189,6 @@ class QueueSpec:
         return list(dict.fromkeys(found))
 
     def selects(self, exchange: str, routing_key: str) -> bool:
-        """Return whether a message is for this queue."""
         if not exchange:
             return routing_key == self.name
         return any(binding.selects(exchange, routing_key) for binding in self.bindings)

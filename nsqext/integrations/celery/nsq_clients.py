@@ -299,19 +299,15 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         self._answers: dict[object, tuple[Message, QueueConsumer]] = {}
 
     def hold(self, delivery_tag: object, message: Message, source: QueueConsumer) -> None:
-        """Remember the NSQ message and the consumer of a delivery tag."""
         self._answers[delivery_tag] = (message, source)
 
     def holds(self, source: QueueConsumer) -> bool:
-        """Return whether a message of a consumer is unacknowledged."""
         return any(held is source for _, held in self._answers.values())
 
     def ack(self, delivery_tag: object) -> None:
-        """Finish the message."""
         self._answer(delivery_tag, lambda message: message.finish())
 
     def reject(self, delivery_tag: object, requeue: bool = False) -> None:
-        """Requeue or finish the message."""
         self._answer(delivery_tag, lambda message: message.requeue() if requeue else message.finish())
 
     def _answer(self, delivery_tag: object, answer: Callable[[Message], None]) -> None:

@@ -182,7 +182,6 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        """Whether ``data`` or ``error`` is set."""
         return self.data is not None or self.error is not None
 
 
@@ -212,7 +211,6 @@ class ClientProtocol:
 
     @property
     def waiting(self) -> int:
-        """Number of commands without response."""
         return len(self.pending)
 
     @property
@@ -221,7 +219,6 @@ class ClientProtocol:
         return self._parser.wanted
 
     def expect(self, reply: Reply) -> None:
-        """Append the reply to the next written command."""
         self.pending.append(reply)
 
     def receive_data(self, data: bytes) -> list[bytes]:

@@ -52,7 +52,6 @@ class ClientConfig:
         }
 
     def producer(self) -> ProducerOptions:
-        """Return the options for publishing."""
         with _named():
             return build(ProducerOptions, producer_settings(), self.keywords("write"))
 

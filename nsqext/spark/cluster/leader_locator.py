@@ -221,7 +221,6 @@ class LeaderLocator:
         self._logged_at = float("-inf")
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._metadata.aclose()
         await self._http.aclose()
 
@@ -234,7 +233,6 @@ class LeaderLocator:
         return {partition: _leader(view, partition) for partition in range(view.partition_num)}
 
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
-        """Return the topics whose names match a regular expression completely."""
         return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
 
     async def leader(self, topic: str, partition: int) -> tuple[Leader, TopicMeta]:

@@ -42,12 +42,10 @@ class RowFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows."""
         return arrow_schema(self.columns, self.headers_as_array)
 
     @property
     def with_bodies(self) -> bool:
-        """Whether bodies are needed."""
         return "value" in self.columns
 
     @property

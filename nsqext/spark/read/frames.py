@@ -66,7 +66,6 @@ class MessageColumns:
         return [frame[start:] for frame, start in zip(self._frames, starts, strict=True)]
 
     def body_sizes(self) -> Array:
-        """Return the sizes of the bodies."""
         if self._frames is None:
             return np.zeros(len(self), np.int64)
         return np.fromiter(map(len, self._frames), np.int64, len(self)) - self._starts
@@ -184,7 +183,6 @@ class Reassembler:
 
     @property
     def done(self) -> bool:
-        """Whether no message is missing."""
         return self.count >= self.end
 
     def begin(self, offset: int) -> bool:
@@ -253,7 +251,6 @@ class Blocks:
 
     @property
     def full(self) -> bool:
-        """Whether enough blocks wait."""
         return len(self._ready) >= self.most
 
     def add(self, columns: MessageColumns) -> None:

@@ -148,11 +148,9 @@ class NsqReader(DataSourceReader):
         self._pruning = Pruning()
 
     def partitions(self) -> list[TaskRanges]:
-        """Return the tasks of the batch."""
         return tasks_of(self._options, portal.call(plan, self._options, self._pruning))
 
     def read(self, partition: InputPartition | None) -> Iterator[RecordBatch]:
-        """Read the ranges of one task."""
         if not isinstance(partition, TaskRanges):
             return  # Spark replaces an empty list of partitions by a list with None
         yield from read_within(self._options, partition.ranges)
@@ -196,7 +194,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._call(lambda planner: planner.freeze())
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of the query."""
 
         async def initial(planner: StreamPlanner) -> dict[str, Any]:
             return _with_last(await planner.initial(), planner)
@@ -252,7 +249,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._call(lambda planner: planner.commit(done))
 
     def stop(self) -> None:
-        """Close the connections."""
         if self._planner is not None:
             planner, self._planner = self._planner, None
             portal.call(planner.aclose)
@@ -316,7 +312,6 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
         return iter(())
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Finish the messages of a completed batch."""
         if self._channel is not None:
             self._channel.finish(_load(end))
 

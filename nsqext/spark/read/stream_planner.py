@@ -318,7 +318,6 @@ class StreamPlanner:
         return not all([await self._admin.leaders.is_deleted(topic) for topic in sorted(unknown)])
 
     def _is_missing(self, start: Offsets, end: Offsets) -> bool:
-        """Return whether the servers lack a message of the batch."""
         return any(
             key not in self._states or self._states[key].end < count
             for key, count in self._only(end).items()
@@ -338,7 +337,6 @@ class StreamPlanner:
         await self._anchors.advance(existing)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._admin.aclose()
 
 

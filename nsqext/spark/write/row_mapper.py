@@ -70,11 +70,9 @@ class Origin:
         return cls(query, int(batch), context.partitionId())
 
     def row_id(self, row: int) -> str:
-        """Return the id of a row, counted from 0."""
         return f"{self.query}/{self.batch}/{self.partition}/{row}"
 
     def row_ids(self, first: int, count: int) -> list[str]:
-        """Return the ids of consecutive rows."""
         prefix = f"{self.query}/{self.batch}/{self.partition}/"
         return [f"{prefix}{row}" for row in range(first, first + count)]
 
@@ -134,7 +132,6 @@ class Chunk:
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
-        """Add a message."""
         self.extend(target, row, [message], [], size + _MESSAGE)
 
     def extend(

@@ -54,7 +54,6 @@ class _TaskWriter:
         return Written(publish_rows(self._options, self._columns, self._origin(self._job), iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
-        """Log the number of published messages."""
         _log("written", messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:

@@ -138,7 +138,6 @@ class SimulatedDisk:
         return self._next
 
     def owns(self, fd: object) -> bool:
-        """Return whether a file descriptor, open or lost, belongs to this disk."""
         return isinstance(fd, int) and _FIRST_FD < fd <= self._next
 
     def write(self, fd: int, data: bytes) -> int:

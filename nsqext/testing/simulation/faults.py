@@ -154,7 +154,6 @@ def _blocking(directions: str) -> _Begin:
 
 
 def _partition_one(at: Injector, fault: Fault) -> End:
-    """Separate one client process from a node."""
     client = at.clients[int(fault.chance * len(at.clients))]
     return _block(at, [(client, fault.target), (fault.target, client)])
 

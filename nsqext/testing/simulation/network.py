@@ -121,7 +121,6 @@ class Network:
         return self._numbers
 
     def draw_capacity(self) -> int:
-        """Return the size of a new socket's buffers."""
         return self.random.choice(self.options.buffers)
 
     def take_fd(self, sock: SimulatedSocket) -> int:
@@ -136,7 +135,6 @@ class Network:
         return self._ports
 
     def name_port(self, port: int, host: str) -> None:
-        """Assign a port to a host."""
         self._hosts[port] = host
         if port in self.listeners:
             self.listeners[port].host = host
@@ -183,7 +181,6 @@ class Network:
     # Events
 
     def call_at(self, when: float, function: Callable[..., None], argument: Any) -> None:
-        """Call a function at a virtual time."""
         self._sequence += 1
         heappush(self.events, (when, self._sequence, function, argument))
 
@@ -202,7 +199,6 @@ class Network:
     # Connecting
 
     def dial(self, sock: SimulatedSocket) -> None:
-        """Send a SYN."""
         port = sock.remote[1] if sock.remote is not None else 0
         self.call_at(self.now + self._delay(sock.host, self.host_of(port)), self._syn, sock)
 
@@ -245,7 +241,6 @@ class Network:
         return size
 
     def received(self, sock: SimulatedSocket, data: bytes) -> None:
-        """Record that a program has read data."""
         if self.on_received is not None:
             self.on_received(sock, data)
 
@@ -312,7 +307,6 @@ class Network:
 
     @property
     def _lingering(self) -> list[SimulatedSocket]:
-        """Closed sockets whose last segments have not arrived."""
         return [
             sock.peer
             for sock in self.sockets.values()

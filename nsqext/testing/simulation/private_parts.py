@@ -59,7 +59,6 @@ class SimulatedSelector(selectors.BaseSelector):
         self._paused = max(self._paused, seconds)
 
     def allow(self, turns: int) -> None:
-        """Allow more turns."""
         self._most = self.turns + turns
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

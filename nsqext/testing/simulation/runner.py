@@ -35,7 +35,6 @@ class ClientProcess:
         self._ended = anyio.Event()
 
     async def run(self, main: Callable[[], Awaitable[object]]) -> None:
-        """Run the program."""
         current_host.set(self.name)
         try:
             with self._scope:
@@ -54,7 +53,6 @@ class ClientProcess:
         await self._ended.wait()
 
     async def wait(self) -> None:
-        """Return when the program has ended."""
         await self._ended.wait()
 
 

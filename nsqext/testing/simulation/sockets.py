@@ -216,7 +216,6 @@ class SimulatedSocket(socket.socket):
 
     @property
     def readable(self) -> bool:
-        """Whether `recv` or `accept` would not block."""
         if self.listening:
             return bool(self.backlog)
         return not self.connecting and bool(self.buffer or self.eof or self.error)
@@ -228,7 +227,6 @@ class SimulatedSocket(socket.socket):
 
     @property
     def eof_sent(self) -> bool:
-        """Whether nothing more can be sent."""
         return self.fin_sent or self.peer is None
 
 

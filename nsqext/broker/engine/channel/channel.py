@@ -284,7 +284,6 @@ class Channel:
         self.pump()
 
     def finish_deferred(self) -> None:
-        """Finish all messages whose delay runs in memory."""
         for delivery in list(self._in_flight.deferred_messages()):
             self.finish_forced(delivery.entry.record.internal_id)
 
@@ -462,7 +461,6 @@ class Channel:
         self._partition.note_restored()
 
     def cut(self, offset: int, count: int) -> None:
-        """Discard everything behind the end of a truncated queue."""
         if self.read_ahead is not None and self.read_ahead.entry.offset >= offset:
             self.read_ahead = None
         self.cursor.cut(offset, count)

@@ -326,7 +326,6 @@ class Cursor:
         self.drain()
 
     def skip_queue(self) -> None:
-        """Move to the end of the queue, unless already there."""
         partition = self._partition
         if self.count < partition.readable:
             self.jump(partition.readable_offset, partition.readable)

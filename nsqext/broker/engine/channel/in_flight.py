@@ -83,7 +83,6 @@ class SubscribedClient(ABC):
         self.window = 0
 
     def record_failure(self) -> None:
-        """Count a failed FIN or REQ, or a timeout."""
         self.errors = min(self.errors + 1, self.ready + 4 * _SLOW_AFTER)
         self.refresh()
 
@@ -130,7 +129,6 @@ class TagSelector:
         return tag in self._members
 
     def offer(self, client: SubscribedClient) -> None:
-        """Queue a client if it can take a message and is not queued."""
         if not client.queued and client.in_flight < client.window:
             client.queued = True
             self._queues[client.tag].append(client)
@@ -325,7 +323,6 @@ class AckTracker:
         return index >= 0 and self._ends[index] >= offset + size
 
     def reset(self, offset: int, count: int) -> None:
-        """Move to another position without intervals."""
         self.offset, self.count = offset, count
         self.clear()
 

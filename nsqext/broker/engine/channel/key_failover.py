@@ -289,7 +289,6 @@ class KeySelector(TagSelector):
 
     @property
     def held(self) -> int:
-        """Keys with messages in flight."""
         return sum(queue.holder is not None for queue in self._key_queues.values())
 
 

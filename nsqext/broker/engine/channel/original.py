@@ -59,7 +59,6 @@ class OriginalCursor(Cursor):
         self.in_flight.defer(Delivery(entry), deadline)
 
     def discard_new(self, entry: LogEntry) -> None:
-        """Discard a new message."""
         self._passed_over.add(entry.count)
         self.acked.add(entry.offset, entry.size, entry.count)
 

@@ -178,7 +178,6 @@ class DelayedJournal:
             logger.warning("%s", refusal.text)
 
     def close(self) -> None:
-        """Close the file, which then refuses writes."""
         self._closed = True
         self._release()
 

@@ -123,7 +123,6 @@ class SegmentFile:
 
     @property
     def end(self) -> int:
-        """Offset behind the last record."""
         return self.offset + self.size
 
 
@@ -140,7 +139,6 @@ class SegmentFolder:
         return str(self.path / self._name)
 
     def file(self, number: int, offset: int, count: int, size: int = 0) -> SegmentFile:
-        """Return the file with a number that begins at an offset after ``count`` messages."""
         return SegmentFile(self.data_path(number), number, offset, count, size)
 
     def base_path(self, number: int) -> Path:

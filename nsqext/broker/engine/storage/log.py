@@ -146,7 +146,6 @@ class Log:
         self._budget.held += size
 
     def release(self) -> None:
-        """Return the memory of an unused log to the budget."""
         self._hold(-self.held)
 
     # Writing

@@ -64,7 +64,6 @@ class RecordRun:
 
     @property
     def end(self) -> int:
-        """Position behind the last record."""
         return self.position + sum(entry.size for entry in self.entries)
 
 
@@ -143,7 +142,6 @@ def _drop_contradicted(run: RecordRun, found_id: int, start: int, position: int,
 
 
 def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool:
-    """Return whether a record ends the file or another record follows."""
     record, stop = found
     return stop == len(data) or _record_at(data, stop, partition, record.internal_id) is not None
 

@@ -86,12 +86,10 @@ class SegmentStore:
 
     @property
     def begins(self) -> list[tuple[int, int, int]]:
-        """Number, start offset and messages before it of each file."""
         return [(file.number, file.offset, file.count) for file in self._files]
 
     @property
     def beginning(self) -> tuple[int, int]:
-        """Offset of the first record, and messages before it."""
         return self._files[0].offset, self._files[0].count
 
     # the log's side
@@ -125,7 +123,6 @@ class SegmentStore:
             self._release()
 
     def _release(self) -> None:
-        """Close the file, which then refuses records."""
         out, self._out = self._out, None
         if out is not None:
             os.close(out)

@@ -129,7 +129,6 @@ class RequestArgs:
         self.addresses: Mapping[str, str] = addresses
 
     def health(self) -> dict[str, Any]:
-        """Return the first members of statistics."""
         started = self.node.started // NANOSECONDS
         return {"version": self.node.limits.version, "health": "OK", "start_time": started}
 

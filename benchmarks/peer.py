@@ -75,7 +75,7 @@ class Work:
 
 
 def topic_names(topic: str, count: int) -> list[str]:
-    """Return the names of so many topics."""
+    """Return the names of a number of topics."""
     return [topic] if count == 1 else [f"{topic}_{number}" for number in range(count)]
 
 

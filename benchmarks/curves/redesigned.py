@@ -28,7 +28,7 @@ def publish_cpu(mode: str, amount: int, address: str, topic: str) -> float:
 
 
 def consume_cpu(address: str, topic: str, partitions: int, each: int) -> float:
-    """Fill a topic, and consume it with so many messages in flight for each partition; µs of client CPU per message."""
+    """Fill a topic, and consume it with a number of messages in flight per partition; µs of client CPU per message."""
     amount = max(_LEAST, partitions * max(_FOR_EACH, 20 * each))
     return float(child("consume_partitions", address, topic, amount, partitions * each))
 

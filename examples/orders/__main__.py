@@ -112,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.orders", description=__doc__)
     parser.add_argument("--lookupd", help="HTTP address of a redesigned NSQ with the topics orders and bills")
     parser.add_argument("--database", help="postgresql://user@host/name")
-    parser.add_argument("--orders", type=int, default=0, help="send so many orders, and end; at least 3")
+    parser.add_argument("--orders", type=int, default=0, help="number of orders to send before the end; at least 3")
     given = parser.parse_args()
     with ExitStack() as stack:
         cluster = None if given.lookupd else cluster_of(stack)

@@ -73,7 +73,7 @@ class WaitingMessage:
 
 
 class Cancellation(Enum):
-    """What became of a request to cancel a delayed message."""
+    """Outcome of a request to cancel a delayed message."""
 
     CANCELLED = "cancelled"
     """It is not published."""

@@ -307,7 +307,7 @@ class LookupClient:
             raise LookupFailed(
                 f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
                 node=str(address),
-                hint="raise max_topics if the cluster has so many",
+                hint="raise max_topics if the cluster has more",
             )
         return tuple(map(str, topics))
 

@@ -50,7 +50,7 @@ class Talker(Protocol):
         """Send bytes."""
 
     def frame(self, seconds: float) -> bytes | None:
-        """Return the next frame; None if none comes in so many seconds, or if the connection ends."""
+        """Return the next frame; None if it does not come in time, or if the connection ends."""
 
     def ended(self) -> bool:
         """Wait until the node closes the connection; return whether it does."""

@@ -103,7 +103,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
         await run_sync(truncate)
         if await publish_again(cluster.lookupd, topic):
             break
-        assert REAL, "only a real node may lead no more: it has lost messages that its commit log names"
+        assert REAL, "only a real node may lose the leadership: it has lost messages that its commit log names"
     async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
         back = await planner.latest(read, None, last=last)
         begin = back[topic, 0]

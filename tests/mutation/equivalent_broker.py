@@ -195,12 +195,12 @@ BROKER: dict[tuple[str, str, str], str] = {
         "broker/engine/header_filter.py",
         "number + 1",
         "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
-    ): "no list has so many elements",
+    ): "no list is that long",
     (
         "broker/engine/header_filter.py",
         "Lt to LtE",
         "index = int(place) if _INDEX.fullmatch(place) and len(place) < 20 else len(value)",
-    ): "no list has so many elements",
+    ): "no list is that long",
     (
         "broker/engine/channel/in_flight.py",
         "Gt to GtE",

@@ -120,7 +120,7 @@ def test_any_bytes_give_bytes_or_a_protocol_error(name: str, data: bytes, valid:
 
 
 def deflate_bomb(size: int) -> bytes:
-    """Return a stream of so many MiB; each of them stands for itself, so that one is compressed."""
+    """Return a stream of some MiB; each of them stands for itself, so that one is compressed."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     return (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)) * size
 

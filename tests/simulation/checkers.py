@@ -435,7 +435,7 @@ def _faulty(history: History, begin: float, end: float) -> bool:
 
 
 def dead_letters(history: History) -> Iterator[str]:
-    """A message is a dead letter after it failed so many times, is not handled more often, and is not kept as well."""
+    """A message is a dead letter after its last attempt failed, is not handled more often, and is not kept as well."""
     for channel in history.channels:
         if not channel.letters:
             continue

@@ -143,7 +143,7 @@ class Channel:
         name: its name.
         order: ``key`` within a key and partition, ``partition``, or empty for none.
         shared: consumers share it, and the server gives each key to one of them.
-        max_attempts: after so many, a message that failed goes to the dead letters; 0 for never.
+        max_attempts: after this number of attempts, a failed message goes to the dead letters; 0 for never.
         letters: the dead-letter topic; empty without one.
         color: value of the header ``color`` that its consumers want; empty for all messages.
     """

@@ -158,7 +158,7 @@ def batch_of(count: int) -> Batch:
 
 
 class Settling:
-    """Answers what became of publishes of unknown outcome."""
+    """Answers whether publishes of unknown outcome were stored."""
 
     def __init__(self, *answers: list[Any] | None) -> None:
         self.answers = list(answers)

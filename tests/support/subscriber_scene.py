@@ -173,7 +173,7 @@ class Scene:
         self.changed(view)
 
     async def connections(self, count: int) -> list[Connection]:
-        """Wait until so many subscriptions were opened."""
+        """Wait until a number of subscriptions were opened."""
         while len(self.opened) < count:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.001)
         await settled()

@@ -121,12 +121,12 @@ class Service:
             return dict(Counter((await session.execute(text("SELECT body FROM effects"))).scalars()))
 
     async def finishes(self, count: int) -> None:
-        """Run until so many messages are finished, and none is delivered for a while."""
+        """Run until a number of messages are finished, and none is delivered for a while."""
         async with self.consumer:
             await self.quiet(count)
 
     async def quiet(self, count: int) -> None:
-        """Wait until so many messages are finished, and none is delivered for a while."""
+        """Wait until a number of messages are finished, and none is delivered for a while."""
         before, seconds = -1, 0.0
         with anyio.fail_after(25):
             while before != (found := self.consumer.statistics()).received or seconds < 0.5 or found.finished < count:

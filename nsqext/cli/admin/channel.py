@@ -184,7 +184,7 @@ async def deliver_delayed(
     admin: Admin,
     topic: Topic,
     channel: Channel,
-    within_hours: Annotated[int, typer.Option(help="Messages that are due within so many hours.")] = 1,
+    within_hours: Annotated[int, typer.Option(help="Messages that are due within this number of hours.")] = 1,
 ) -> None:
     """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due."""
     await admin.deliver_delayed(topic, channel, within_hours=within_hours)

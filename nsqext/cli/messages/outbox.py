@@ -71,7 +71,7 @@ def status(
     database: Database,
     retry: Annotated[bool, typer.Option("--retry", help="Publish the messages that were set aside.")] = False,
     discard: Annotated[
-        float | None, typer.Option(min=0, help="Delete messages that were set aside and are older than so many days.")
+        float | None, typer.Option(min=0, help="Delete messages set aside that are older than this number of days.")
     ] = None,
     yes: Yes = False,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,

@@ -55,7 +55,7 @@ class LogSearch:
     """Reads a partition's log from a record to its end.
 
     Each connection reads the last known record again. Another record in its place means that the topic was deleted and
-    created again; the new log is read from its begin.
+    created again; the new log is read from its start.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ def test_finished_messages_of_other_partitions_are_freed_first() -> None:
 
 
 class User:
-    """A queue that frees so many bytes at a time."""
+    """A queue that frees a number of bytes at a time."""
 
     def __init__(self, budget: MemoryBudget, frees: int) -> None:
         self.budget, self.frees, self.asked = budget, frees, 0

@@ -1,4 +1,4 @@
-"""What becomes of a publish over HTTP by each kind of response, without a server."""
+"""The outcome of a publish over HTTP for each kind of response, without a server."""
 
 from __future__ import annotations
 

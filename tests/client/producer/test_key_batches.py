@@ -1,4 +1,4 @@
-"""Which waiting publishes of a key are sent as one batch, and what becomes of them, without servers."""
+"""Which waiting publishes of a key are sent as one batch, and their outcomes, without servers."""
 
 from __future__ import annotations
 

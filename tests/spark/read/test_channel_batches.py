@@ -1,4 +1,4 @@
-"""Batches of a consumed channel with a scripted consumer: which messages a batch has, and what becomes of them."""
+"""Batches of a consumed channel with a scripted consumer: which messages a batch has, and when they are finished."""
 
 from __future__ import annotations
 

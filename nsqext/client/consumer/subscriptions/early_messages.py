@@ -52,7 +52,7 @@ class EarlyMessages:
         self.postponed: dict[Name, tuple[float, int]] = {}
 
     def postpone(self, message: Message, delay: float) -> None:
-        """Remember a message that is requeued, if a server may deliver it before so many seconds have passed."""
+        """Remember a message that is requeued, if a server may deliver it before these seconds have passed."""
         name = (message.topic, message.id)
         if delay > ACCEPTED_DELAY or name in self.postponed:
             _, early = self.postponed.get(name, (0.0, 0))

@@ -9,7 +9,7 @@ LARGE = "x" * 10 * 1024
 
 
 def limited(rate: int) -> tuple[Bench, Channel]:
-    """Return a bench whose channel delivers so many KiB a second, and the channel."""
+    """Return a bench whose channel delivers a number of KiB a second, and the channel."""
     bench = Bench()
     bench.consume(ready=100)
     channel = bench.channel()

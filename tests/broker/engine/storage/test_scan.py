@@ -19,7 +19,7 @@ def record(counter: int, body: bytes = b"x" * BODY, *, partition: int = PARTITIO
 
 
 def with_length(counter: int, more: int) -> bytes:
-    """Return a record whose length is wrong by so many bytes."""
+    """Return a record whose length is wrong by a number of bytes."""
     data = record(counter)
     return (SIZE - 4 + more).to_bytes(4, "big") + data[4:]
 

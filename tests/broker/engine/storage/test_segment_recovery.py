@@ -29,7 +29,7 @@ class Files:
         self.end = 0  # messages that `store` found, and those before them
 
     def write(self, number: int, parts: Sequence[int | bytes], *, before: int | None = None, follows: int = -1) -> None:
-        """Write a file of records and other bytes, with so many messages before it."""
+        """Write a file of records and other bytes, with a number of messages before it."""
         count = int(parts[0]) - 2 if before is None else before
         file = self.folder.file(number, SIZE * count, count)
         file.follows = follows
@@ -39,7 +39,7 @@ class Files:
     def store(
         self, known: int = 0, begins: Mapping[int, tuple[int, int]] | None = None
     ) -> tuple[list[int], SegmentStore]:
-        """Return the ids that are found, and the opened queue, which had so many messages at least."""
+        """Return the ids that are found, and the opened queue, which had at least a number of messages."""
         store = SegmentStore(self.folder.path, "orders", 0, DiskOptions())
         entries = [entry for run in store.recover((SIZE * known, known), begins) for entry in run]
         assert [(entry.offset, entry.count) for entry in entries] == [

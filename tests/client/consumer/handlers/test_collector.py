@@ -46,7 +46,7 @@ class Bench:
         return self.patience
 
     def put(self, *numbers: int, age: float = 0.0, budget: UnpackBudget | None = None) -> None:
-        """Receive messages that were delivered so many seconds ago."""
+        """Receive messages that were delivered some seconds ago."""
         messages = [make_message(self.owner, number, b"x" * 9) for number in numbers]
         for message in messages:
             message.delivered = message.received = _NOW - age

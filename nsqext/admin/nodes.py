@@ -92,7 +92,7 @@ class NodeAdmin(AdminBase):
             raise InvalidInput(f"level={level!r} is none of {', '.join(_LEVELS)}")
         requests = self._open()
         infos = await requests.client.nodes()
-        if cluster_generation(infos) == "ha":
+        if cluster_generation(infos) == "redesigned":
             await change_everywhere(requests, "/loglevel/set", {"loglevel": _LEVELS[level]}, lookupd=True)
             return
         for info in infos:
@@ -136,7 +136,7 @@ class NodeAdmin(AdminBase):
         return await option(requests, await node_info(requests, node), _option_name(name), sent)
 
     async def _check_ha(self, requests: ClusterRequests, operation: str) -> None:
-        if cluster_generation(await requests.client.nodes()) == "nsq":
+        if cluster_generation(await requests.client.nodes()) == "original":
             raise OperationNotSupported(f"{operation} is not supported: the original NSQ cannot do this")
 
 

@@ -72,7 +72,7 @@ class ClusterRequests:
     ) -> tuple[PartitionMap, tuple[str, ...]]:
         """Return partition map and channels of a topic of the redesigned NSQ; raise OperationNotSupported otherwise."""
         where, channels = await self.find_with_channels(topic)
-        if generation_of(where) == "nsq":
+        if generation_of(where) == "original":
             raise unsupported(operation, reason, topic)
         return where, channels
 
@@ -288,7 +288,7 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 
 def generation_of(where: PartitionMap) -> Generation:
     """Return the generation of a topic: only the redesigned NSQ reports a number of partitions, even without nodes."""
-    return "ha" if where.leaders or where.meta.partition_num else "nsq"
+    return "redesigned" if where.leaders or where.meta.partition_num else "original"
 
 
 def http_address(info: NodeInfo) -> Address:
@@ -300,7 +300,7 @@ def http_address(info: NodeInfo) -> Address:
 
 def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
     """Return the generation of a cluster by its nodes."""
-    return "ha" if any(info.is_ha for info in infos) else "nsq"
+    return "redesigned" if any(info.redesigned for info in infos) else "original"
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:

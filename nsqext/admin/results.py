@@ -10,8 +10,8 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     from nsqext.types import Address, TopicMeta
 
-Generation = Literal["ha", "nsq"]
-"""``ha`` is the redesigned NSQ, ``nsq`` the original."""
+Generation = Literal["redesigned", "original"]
+"""Generation of NSQ: redesigned (youzan/nsq) or original (nsqio/nsq)."""
 
 
 @frozen

@@ -202,7 +202,7 @@ async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
             http=info.http,
             version=info.version,
             hostname=info.hostname,
-            generation="ha" if info.is_ha else "nsq",
+            generation="redesigned" if info.redesigned else "original",
             topics=dict(sorted(info.topics.items())),
             tombstoned=info.tombstoned,
             reachable=answered.get(info.tcp, False),

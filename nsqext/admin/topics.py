@@ -54,7 +54,7 @@ class TopicAdmin(ChannelAdmin):
         where, channels = await self._open().find_with_channels(topic)
         nodes = tuple(sorted({*where.leaders.values(), *where.nodes}))
         generation = generation_of(where)
-        meta = where.meta if generation == "ha" else None
+        meta = where.meta if generation == "redesigned" else None
         return TopicInfo(topic, generation, meta, dict(sorted(where.leaders.items())), nodes, channels)
 
     async def channels(self, topic: str) -> tuple[str, ...]:
@@ -328,7 +328,7 @@ class TopicAdmin(ChannelAdmin):
     async def _switch_topic(self, topic: str, action: str) -> None:
         requests = self._open()
         where = await requests.find(topic)
-        if generation_of(where) == "ha":
+        if generation_of(where) == "redesigned":
             raise unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
         for node in where.nodes:
             await requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
@@ -361,7 +361,7 @@ class TopicAdmin(ChannelAdmin):
             TopicNotFound, LookupFailed: see `Admin`.
         """
         requests = self._open()
-        if generation_of(await requests.find(topic)) == "nsq" and restore:
+        if generation_of(await requests.find(topic)) == "original" and restore:
             raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
         known = sorted(str(info.http) for info in await requests.client.nodes())
         if node not in known:  # servers ignore an unknown node
@@ -420,7 +420,7 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
     """
     created: set[Address] = set()
     for info in await requests.client.nodes():
-        if not info.is_ha and info.http is not None:
+        if not info.redesigned and info.http is not None:
             await requests.post(info.http, "/topic/create", {"topic": topic})
             created.add(info.tcp)
     wanted = int(params["partition_num"]) if path == EXPAND else 0

@@ -50,7 +50,7 @@ class Cluster(ProcessBound):
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
         lookupds: number of nsqlookupd, named l1, l2 and so on; one is the leader.
-        generation: ``ha`` for the redesigned NSQ, ``nsq`` for the original.
+        generation: ``redesigned`` or ``original`` NSQ.
         data_path: folder of messages and topics; without it, memory.
         options: further settings.
 
@@ -66,7 +66,7 @@ class Cluster(ProcessBound):
         nodes: int = 3,
         *,
         lookupds: int = 1,
-        generation: str = "ha",
+        generation: str = "redesigned",
         data_path: str | Path | None = None,
         options: ClusterOptions | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Cluster(ProcessBound):
         try:
             from nsqext.broker.runtimes import RuntimeOriginal, RuntimeRedesigned
 
-            kind = RuntimeOriginal if self._shape.generation == "nsq" else RuntimeRedesigned
+            kind = RuntimeOriginal if self._shape.generation == "original" else RuntimeRedesigned
             return kind(self._shape, self._options)
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn", "re2"):
@@ -149,7 +149,7 @@ class Cluster(ProcessBound):
 
     @property
     def generation(self) -> str:
-        """``ha`` for the redesigned NSQ, ``nsq`` for the original."""
+        """``redesigned`` or ``original`` NSQ."""
         return self._shape.generation
 
     @property

@@ -27,7 +27,7 @@ def coordinated(runtime: Runtime) -> RuntimeRedesigned:
     from nsqext.broker.runtimes import RuntimeRedesigned
 
     if not isinstance(runtime, RuntimeRedesigned):
-        raise InvalidState("the original NSQ has no partition leaders", hint='use generation="ha"')
+        raise InvalidState("the original NSQ has no partition leaders", hint='use generation="redesigned"')
     return runtime
 
 

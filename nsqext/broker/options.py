@@ -83,13 +83,11 @@ class ClusterShape:
 
     nodes: int = 3
     lookupds: int = 1
-    generation: str = "ha"  # ``ha`` (redesigned) or ``nsq`` (original)
+    generation: str = "redesigned"  # ``redesigned`` or ``original``
     data_path: Path | None = None  # folder of messages and topics; None for memory
 
     def __attrs_post_init__(self) -> None:
         check_number("nodes", self.nodes, 1, 64)
         check_number("lookupds", self.lookupds, 1, 16)
-        if self.generation not in ("ha", "nsq"):
-            raise InvalidSetting(
-                f"generation={self.generation!r} is unknown", hint='use "ha" (redesigned) or "nsq" (original)'
-            )
+        if self.generation not in ("redesigned", "original"):
+            raise InvalidSetting(f"generation={self.generation!r} is unknown", hint='use "redesigned" or "original"')

@@ -36,13 +36,13 @@ logger: logging.Logger = logging.getLogger("nsqext.broker")
 
 
 def _is_redesigned(generation: str) -> bool:
-    if generation not in ("nsq", "ha"):
-        raise InvalidSetting(f"generation={generation!r} is unknown", hint='use "nsq" or "ha"')
-    return generation == "ha"
+    if generation not in ("original", "redesigned"):
+        raise InvalidSetting(f"generation={generation!r} is unknown", hint='use "original" or "redesigned"')
+    return generation == "redesigned"
 
 
 def _limits(generation: str) -> ServerLimits:
-    return ServerLimits() if generation == "ha" else ServerLimits.original()
+    return ServerLimits() if generation == "redesigned" else ServerLimits.original()
 
 
 def version_of(generation: str) -> str:
@@ -61,7 +61,7 @@ class TlsFiles:
     client_auth: str = ""
     min_version: str = "tls1.0"  # for example ``tls1.2``
 
-    def context(self, generation: str = "nsq") -> ssl.SSLContext:
+    def context(self, generation: str = "original") -> ssl.SSLContext:
         """Return the server's TLS context; the redesigned generation supports at most TLS 1.2."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.min_version not in _VERSIONS:
@@ -74,7 +74,7 @@ class TlsFiles:
             reason = _missing_file((self.cert, self.key, self.root_ca)) or error
             raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
-        if generation == "ha":
+        if generation == "redesigned":
             made.maximum_version = ssl.TLSVersion.TLSv1_2
         if self.client_auth in ("require", "require-verify"):
             # Python cannot demand a certificate without verifying it
@@ -95,7 +95,7 @@ class NsqdSettings:
     """Settings of a standalone nsqd; times in seconds."""
 
     node: NodeOptions  # except what follows from the other settings
-    generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned)
+    generation: str = "original"  # ``original`` or ``redesigned``
     tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
     http: str = "127.0.0.1:0"  # the same for HTTP
     https: str = ""  # the same for HTTPS; used when there is a certificate
@@ -163,7 +163,7 @@ async def run_nsqd(settings: NsqdSettings) -> None:
                 logger.info("HTTP: listening on %s", server.addresses["http"])
                 if settings.https and tls:
                     logger.info("HTTPS: listening on %s", server.addresses["https"])
-                if settings.lookupd_addresses or settings.generation == "nsq":
+                if settings.lookupd_addresses or settings.generation == "original":
                     tasks.start_soon(_register, node, settings, server.addresses["tcp"], server.addresses["http"])
                 await anyio.sleep_forever()
         finally:
@@ -179,15 +179,15 @@ async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> 
     advertised = [
         Address(at.host, port or at.port) for at, port in zip(listening, settings.broadcast_ports, strict=True)
     ]
-    ha = _is_redesigned(settings.generation)
-    await RegistrationClient(node, advertised[0], advertised[1], settings.lookup_ping, partitions=ha).run()
+    redesigned = _is_redesigned(settings.generation)
+    await RegistrationClient(node, advertised[0], advertised[1], settings.lookup_ping, partitions=redesigned).run()
 
 
 @frozen
 class LookupdSettings:
     """Settings of a standalone nsqlookupd; times in seconds."""
 
-    generation: str = "nsq"  # ``nsq`` (original) or ``ha`` (redesigned, without a cluster)
+    generation: str = "original"  # ``original``, or ``redesigned`` without a cluster
     tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
     http: str = "127.0.0.1:0"  # the same for HTTP
     broadcast_address: str = "127.0.0.1"  # its host in the answer to IDENTIFY
@@ -204,7 +204,7 @@ async def run_lookupd(settings: LookupdSettings) -> None:
     from nsqext.broker.lookupd.registry import LookupTcpServer, Registry
     from nsqext.http.uvicorn_server import HttpServer
 
-    ha = _is_redesigned(settings.generation)
+    redesigned = _is_redesigned(settings.generation)
     with listen(settings.tcp) as tcp, listen(settings.http) as http:
         addresses = [Address(*sock.getsockname()[:2]) for sock in (tcp, http)]
         registry = Registry(time.time_ns, settings.inactive_producer_timeout, settings.tombstone_lifetime)
@@ -212,8 +212,8 @@ async def run_lookupd(settings: LookupdSettings) -> None:
         lookupd = OriginalLookupd(registry, version, settings.broadcast_address, tcp=addresses[0], http=addresses[1])
         try:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(LookupTcpServer(partial(lookupd.session, partitions=ha)).serve, tcp)
-                app = standalone_app(lookupd) if ha else original_app(lookupd)
+                await tasks.start(LookupTcpServer(partial(lookupd.session, partitions=redesigned)).serve, tcp)
+                app = standalone_app(lookupd) if redesigned else original_app(lookupd)
                 await tasks.start(HttpServer(app, guard=_guard(settings.broadcast_address, settings)).serve, http)
                 logger.info("TCP: listening on %s", addresses[0])
                 logger.info("HTTP: listening on %s", addresses[1])

@@ -317,9 +317,9 @@ class Connection:
                 while True:
                     with suppress(LookupUnreachable):
                         try:
-                            return (await admin.topic(topic)).generation == "ha"
+                            return (await admin.topic(topic)).generation == "redesigned"
                         except TopicNotFound:  # it may be created later
-                            return any(node.generation == "ha" for node in await admin.nodes())
+                            return any(node.generation == "redesigned" for node in await admin.nodes())
                     await anyio.sleep(0.5)
         return False  # the consumer raises the error
 

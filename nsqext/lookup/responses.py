@@ -60,7 +60,7 @@ class NodeInfo:
     tombstoned: tuple[str, ...] = ()  # topics hidden on this node by the lookup service
 
     @property
-    def is_ha(self) -> bool:
+    def redesigned(self) -> bool:
         """Whether it is of the redesigned generation."""
         return "HA" in self.version
 

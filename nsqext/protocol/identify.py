@@ -170,7 +170,7 @@ class Negotiated:
     dispatch: str = ""  #: the channel's dispatch type; empty if the server has no dispatch types
 
     @property
-    def is_ha(self) -> bool:
+    def redesigned(self) -> bool:
         """Whether the server is of the redesigned generation."""
         return "-HA." in self.version
 

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the settings of the cluster."""
     parser.addini("nsqext_nodes", "nodes of the cluster of the fixture nsq_cluster", default="3")
     parser.addini("nsqext_lookupds", "lookup nodes of that cluster", default="1")
-    parser.addini("nsqext_generation", "ha (redesigned NSQ) or nsq (original)", default="ha")
+    parser.addini("nsqext_generation", "redesigned or original", default="redesigned")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,7 +73,7 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     from nsqext.protocol.names import DEFAULT_CHANNEL
 
     options: dict[str, object] = {}
-    if str(request.config.getini("nsqext_generation")) == "ha":
+    if str(request.config.getini("nsqext_generation")) == "redesigned":
         options["channels"] = [DEFAULT_CHANNEL]
     given: dict[str, object] = {}
     for mark in request.node.iter_markers(_MARKER):

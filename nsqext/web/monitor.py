@@ -78,7 +78,7 @@ def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
     """Return whether statistics have the same leaders, nodes and channels as lookup."""
     if info is None or set(info.channels) != set(stats.channels):
         return False
-    if info.generation == "nsq":
+    if info.generation == "original":
         return set(info.nodes) == {part.node for part in stats.partitions}
     return info.leaders == {part.partition: part.node for part in stats.partitions}
 
@@ -242,7 +242,7 @@ class Monitor:
     def _leaderless(self, name: str) -> TopicInfo:
         """Describe a topic that lookup lists but does not find: no partition has a leader at the moment."""
         old = self._latest.topics.get(name) if self._latest is not None else None
-        return TopicInfo(name, "ha", None, {}, (), ()) if old is None else evolve(old, leaders={})
+        return TopicInfo(name, "redesigned", None, {}, (), ()) if old is None else evolve(old, leaders={})
 
     def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
         """Forget deleted topics and channels."""

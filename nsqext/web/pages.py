@@ -129,7 +129,7 @@ class Pages:
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         parts = {part.partition: part for part in stats.partitions} if stats else {}
         rows: list[PartitionRow] = []
-        if info.generation == "nsq":
+        if info.generation == "original":
             rows = [PartitionRow(None, part.node, (), part) for part in (stats.partitions if stats else ())]
         else:
             replicas = await self._monitor.replicas(name)
@@ -148,7 +148,7 @@ class Pages:
             "channels": channels,
             "names": {node.address: node.name for node in nodes},
             "http": {node.address: str(node.status.http) for node in nodes if node.status and node.status.http},
-            "moves": moves if self._cluster is not None and info.generation == "ha" else {},
+            "moves": moves if self._cluster is not None and info.generation == "redesigned" else {},
         }
         return Page("topic.html", name, values)
 
@@ -179,7 +179,7 @@ class Pages:
         form = ActionForm(query)
         count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
         topic = snapshot.topics[name]
-        found = () if topic.generation == "nsq" else await self._admin.peek(name, count=count, partition=partition)
+        found = () if topic.generation == "original" else await self._admin.peek(name, count=count, partition=partition)
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
@@ -188,7 +188,7 @@ class Pages:
         They are copies from an ephemeral channel, which the servers delete when its consumer disconnects.
         """
         name = _known_topic(snapshot, path["topic"])
-        if snapshot.topics[name].generation != "nsq":
+        if snapshot.topics[name].generation != "original":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
         for part in (await self._admin.stats(name)).partitions:
             if not part.channels:

@@ -138,7 +138,7 @@ def _row(snapshot: Snapshot, name: str) -> TopicRow:
         topic=topic,
         stats=stats,
         rate=snapshot.publish_rate(name),
-        partitions=len(topic.nodes) if topic.generation == "nsq" else created,
+        partitions=len(topic.nodes) if topic.generation == "original" else created,
         messages=stats.messages if stats else 0,
         depth=sum(channel.depth for channel in channels),
         lag=sum(channel.lag for channel in channels),

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def ha() -> Iterator[Cluster]:
+def redesigned() -> Iterator[Cluster]:
     """A redesigned cluster of three nodes."""
     with Cluster(nodes=3) as cluster:
         yield cluster
@@ -35,7 +35,7 @@ def ha() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
     """An original cluster of two nodes."""
-    with Cluster(nodes=2, generation="nsq") as cluster:
+    with Cluster(nodes=2, generation="original") as cluster:
         yield cluster
 
 
@@ -44,15 +44,15 @@ def fresh(word: str = "admin") -> str:
     return f"{word}_{token_hex(4)}"
 
 
-async def test_a_created_topic_accepts_publishes_at_once(ha: Cluster) -> None:
+async def test_a_created_topic_accepts_publishes_at_once(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, partitions=2, replicas=1, extend=True, channels=["billing"])
         receipt = await producer.publish(topic, b"one", headers={"user": "1"})
         info = (await admin.topics())[topic]
         stats = await admin.stats(topic)
     assert receipt.topic == topic
-    assert info.generation == "ha"
+    assert info.generation == "redesigned"
     assert info.meta is not None
     assert (info.meta.partition_num, info.meta.extend_support) == (2, True)
     assert sorted(info.leaders) == [0, 1]
@@ -61,9 +61,9 @@ async def test_a_created_topic_accepts_publishes_at_once(ha: Cluster) -> None:
     assert (stats.channels["billing"].depth, stats.channels["billing"].lag) == (1, 1)
 
 
-async def test_an_existing_topic_is_an_error_unless_it_may_exist(ha: Cluster) -> None:
+async def test_an_existing_topic_is_an_error_unless_it_may_exist(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic)
         with pytest.raises(InvalidInput, match="the topic exists"):
             await admin.create_topic(topic)
@@ -71,8 +71,8 @@ async def test_an_existing_topic_is_an_error_unless_it_may_exist(ha: Cluster) ->
         assert await admin.channels(topic) == ("late",)
 
 
-async def test_deleted_topics_do_not_exist(ha: Cluster, original: Cluster) -> None:
-    for cluster in (ha, original):
+async def test_deleted_topics_do_not_exist(redesigned: Cluster, original: Cluster) -> None:
+    for cluster in (redesigned, original):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
             await admin.create_topic(topic, channels=["ch"])
@@ -86,8 +86,8 @@ async def test_deleted_topics_do_not_exist(ha: Cluster, original: Cluster) -> No
             assert topic not in await admin.topics()
 
 
-async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluster, original: Cluster) -> None:
-    for cluster in (ha, original):
+async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(redesigned: Cluster, original: Cluster) -> None:
+    for cluster in (redesigned, original):
         topic = fresh()
         async with (
             Admin(cluster.lookupd) as admin,
@@ -107,13 +107,13 @@ async def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(ha: Cluste
                 assert message.body == b"waits"
                 clients = (await admin.stats(topic)).channels["ch"].clients
                 assert sum(client.in_flight for client in clients) == 1
-                assert {client.partition for client in clients} == ({0} if cluster is ha else {None})
+                assert {client.partition for client in clients} == ({0} if cluster is redesigned else {None})
                 await message.finish()
             assert not (await admin.stats(topic)).channels["ch"].paused
 
 
-async def test_empty_discards_waiting_messages(ha: Cluster, original: Cluster) -> None:
-    for cluster in (ha, original):
+async def test_empty_discards_waiting_messages(redesigned: Cluster, original: Cluster) -> None:
+    for cluster in (redesigned, original):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin, Producer(cluster.lookupd) as producer:
             await admin.create_topic(topic, channels=["a", "b"])
@@ -126,9 +126,9 @@ async def test_empty_discards_waiting_messages(ha: Cluster, original: Cluster) -
             assert (await admin.stats(topic)).channels["b"].lag == 0
 
 
-async def test_channels_are_created_skipped_and_deleted(ha: Cluster) -> None:
+async def test_channels_are_created_skipped_and_deleted(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic, partitions=2, channels=["keep"])
         await admin.create_channel(topic, "ch")
         assert await admin.channels(topic) == ("ch", "keep")
@@ -145,9 +145,9 @@ async def test_channels_are_created_skipped_and_deleted(ha: Cluster) -> None:
         await admin.delete_channel(topic, "ch", missing_ok=True)
 
 
-async def test_a_channel_moves_back_to_the_start(ha: Cluster) -> None:
+async def test_a_channel_moves_back_to_the_start(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, channels=["ch"])
         await producer.publish_many(topic, [b"1", b"2"])
         await admin.empty_channel(topic, "ch")
@@ -158,9 +158,9 @@ async def test_a_channel_moves_back_to_the_start(ha: Cluster) -> None:
             await admin.seek_channel(topic, "ch", Position.latest(), partitions=[7])
 
 
-async def test_an_upgraded_topic_accepts_headers(ha: Cluster) -> None:
+async def test_an_upgraded_topic_accepts_headers(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
         await admin.upgrade_topic(topic)
         await admin.upgrade_topic(topic)
@@ -169,34 +169,34 @@ async def test_an_upgraded_topic_accepts_headers(ha: Cluster) -> None:
     assert meta.extend_support
 
 
-async def test_in_sync_replicas_name_the_leader_first(ha: Cluster) -> None:
+async def test_in_sync_replicas_name_the_leader_first(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic, replicas=3, channels=["ch"])
         replicas = await admin.replicas(topic)
         leader = (await admin.topic(topic)).leaders[0]
     assert replicas[0][0] == str(leader)
-    assert sorted(replicas[0]) == sorted(node.tcp for node in ha.nodes.values())
+    assert sorted(replicas[0]) == sorted(node.tcp for node in redesigned.nodes.values())
 
 
-async def test_a_change_waits_for_a_new_leader(ha: Cluster) -> None:
+async def test_a_change_waits_for_a_new_leader(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic, replicas=3, channels=["ch"])
-        name = ha.leader(topic, 0)
+        name = redesigned.leader(topic, 0)
         assert name is not None
-        ha.kill(name)
+        redesigned.kill(name)
         try:
             await admin.pause_channel(topic, "ch")
             assert (await admin.stats(topic)).channels["ch"].paused
             down = [node for node in await admin.nodes() if not node.reachable]
             assert len(down) <= 1
         finally:
-            ha.restart(name)
+            redesigned.restart(name)
 
 
-async def test_nodes_are_listed_with_their_topics(ha: Cluster, original: Cluster) -> None:
-    for cluster, generation in ((ha, "ha"), (original, "nsq")):
+async def test_nodes_are_listed_with_their_topics(redesigned: Cluster, original: Cluster) -> None:
+    for cluster, generation in ((redesigned, "redesigned"), (original, "original")):
         topic = fresh()
         async with Admin(cluster.lookupd) as admin:
             await admin.create_topic(topic, channels=["ch"])
@@ -206,12 +206,12 @@ async def test_nodes_are_listed_with_their_topics(ha: Cluster, original: Cluster
         assert all(node.reachable for node in nodes)
         holders = [node for node in nodes if topic in node.topics]
         assert holders
-        assert holders[0].topics[topic] == ((0,) if cluster is ha else ())
+        assert holders[0].topics[topic] == ((0,) if cluster is redesigned else ())
 
 
-async def test_statistics_of_all_topics_take_one_request_per_node(ha: Cluster) -> None:
+async def test_statistics_of_all_topics_take_one_request_per_node(redesigned: Cluster) -> None:
     first, second = fresh(), fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(first, partitions=3, channels=["ch"])
         await admin.create_topic(second, channels=["ch"])
         for number in range(6):
@@ -223,7 +223,7 @@ async def test_statistics_of_all_topics_take_one_request_per_node(ha: Cluster) -
     assert [part.partition for part in found[first].partitions] == [0, 1, 2]
 
 
-async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, original: Cluster) -> None:
+async def test_a_pause_of_the_original_nsq_covers_the_topic(redesigned: Cluster, original: Cluster) -> None:
     topic = fresh()
     async with Admin(original.lookupd) as admin:
         await admin.create_topic(topic, channels=["ch"])
@@ -239,7 +239,7 @@ async def test_a_pause_of_the_original_nsq_covers_the_topic(ha: Cluster, origina
             await admin.replicas(topic)
         with pytest.raises(OperationNotSupported):
             await admin.expand_topic(topic, 2)
-    async with Admin(ha.lookupd) as admin:
+    async with Admin(redesigned.lookupd) as admin:
         await admin.create_topic(topic)
         with pytest.raises(OperationNotSupported, match="pauses channels"):
             await admin.pause_topic(topic)
@@ -251,7 +251,7 @@ async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(or
         # lookup's entry of a topic whose nodes are all down
         await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
         info = await admin.topic(topic)
-        assert (info.generation, info.meta, info.nodes, info.channels) == ("nsq", None, (), ("ch",))
+        assert (info.generation, info.meta, info.nodes, info.channels) == ("original", None, (), ("ch",))
         with pytest.raises(OperationNotSupported, match="extend headers"):
             await admin.upgrade_topic(topic)
 
@@ -266,8 +266,8 @@ async def test_a_tombstoned_node_is_reported(original: Cluster) -> None:
     assert [node.tcp for node in nodes if topic in node.tombstoned] == [holder.tcp]
 
 
-async def test_input_is_checked_before_anything_is_sent(ha: Cluster) -> None:
-    async with Admin(ha.lookupd) as admin:
+async def test_input_is_checked_before_anything_is_sent(redesigned: Cluster) -> None:
+    async with Admin(redesigned.lookupd) as admin:
         with pytest.raises(InvalidName):
             await admin.create_topic("a b")
         with pytest.raises(InvalidInput, match=r"within 1\.\.254"):
@@ -280,37 +280,37 @@ async def test_input_is_checked_before_anything_is_sent(ha: Cluster) -> None:
             await admin.stats("unknown_topic")
 
 
-async def test_a_topic_that_no_node_can_hold_is_refused(ha: Cluster) -> None:
-    async with Admin(ha.lookupd) as admin:
+async def test_a_topic_that_no_node_can_hold_is_refused(redesigned: Cluster) -> None:
+    async with Admin(redesigned.lookupd) as admin:
         with pytest.raises(LookupFailed, match="5 replicas need 5 nodes, but the cluster has 3"):
             await admin.create_topic(fresh(), replicas=5)
 
 
-async def test_a_partition_without_a_leader_ends_in_time(ha: Cluster) -> None:
+async def test_a_partition_without_a_leader_ends_in_time(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    async with Admin(ha.lookupd, timeout=0.6) as admin:
-        name = ha.leader(topic, 0)
+    redesigned.create_topic(topic, channels=["ch"])
+    async with Admin(redesigned.lookupd, timeout=0.6) as admin:
+        name = redesigned.leader(topic, 0)
         assert name is not None
-        ha.kill(name)
+        redesigned.kill(name)
         try:
             with pytest.raises((PartitionUnavailable, ConnectionFailed, TopicNotFound)):
                 await admin.pause_channel(topic, "ch")
         finally:
-            ha.restart(name)
+            redesigned.restart(name)
 
 
-async def test_a_closed_client_is_refused(ha: Cluster) -> None:
-    admin = Admin(ha.lookupd)
+async def test_a_closed_client_is_refused(redesigned: Cluster) -> None:
+    admin = Admin(redesigned.lookupd)
     await admin.aclose()
     await admin.aclose()
     with pytest.raises(InvalidState, match="closed"):
         await admin.topics()
 
 
-async def test_peek_returns_the_newest_messages_and_consumes_nothing(ha: Cluster) -> None:
+async def test_peek_returns_the_newest_messages_and_consumes_nothing(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, partitions=2, extend=True, channels=["ch"])
         assert await admin.peek(topic) == ()
         for number in range(4):
@@ -337,11 +337,11 @@ async def test_peek_is_refused_on_the_original_nsq(original: Cluster) -> None:
             await admin.peek(topic)
 
 
-async def test_stats_list_the_key_ranges_of_consumers(ha: Cluster) -> None:
+async def test_stats_list_the_key_ranges_of_consumers(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, extend=True, channels=["other"])
-        consumers = [Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover") for _ in range(2)]
+        consumers = [Consumer(topic, "keys", lookupd=redesigned.lookupd, dispatch="key_failover") for _ in range(2)]
         async with consumers[0] as first, consumers[1]:
             with anyio.fail_after(25):
                 while True:
@@ -358,21 +358,23 @@ async def test_stats_list_the_key_ranges_of_consumers(ha: Cluster) -> None:
         assert {low.client, high.client} == {client.address for client in found.clients}
 
 
-def test_the_blocking_client_peeks(ha: Cluster) -> None:
+def test_the_blocking_client_peeks(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    with sync.Admin(ha.lookupd) as admin, sync.Producer(ha.lookupd) as producer:
+    redesigned.create_topic(topic, channels=["ch"])
+    with sync.Admin(redesigned.lookupd) as admin, sync.Producer(redesigned.lookupd) as producer:
         producer.publish(topic, b"one")
         assert [message.body for message in admin.peek(topic, count=1, partition=0)] == ["one"]
 
 
-async def test_an_error_of_one_of_several_requests_is_not_wrapped(ha: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_one_of_several_requests_is_not_wrapped(
+    redesigned: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = fresh()
 
     async def fail(*_: object) -> None:
         raise ConnectionFailed("no answer")
 
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, channels=["ch"])
         await producer.publish_many(topic, [b"1", b"2"])
         monkeypatch.setattr("nsqext.admin.admin._message_at", fail)
@@ -383,9 +385,9 @@ async def test_an_error_of_one_of_several_requests_is_not_wrapped(ha: Cluster, m
             await admin.topics()
 
 
-async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: Cluster) -> None:
+async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(redesigned: Cluster) -> None:
     topic = fresh()
-    async with Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, channels=["old"])
         await producer.publish(topic, b"one")
         await admin.expand_topic(topic, 2)
@@ -400,13 +402,13 @@ async def test_a_channel_that_added_partitions_lack_is_emptied_and_deleted(ha: C
         assert await admin.channels(topic) == ()
 
 
-async def test_traced_messages_are_logged(ha: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_traced_messages_are_logged(redesigned: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     topic, channel = fresh(), f"ch_{token_hex(4)}"
     caplog.set_level("INFO", "nsqext.broker")
     async with (
-        Admin(ha.lookupd) as admin,
-        Producer(ha.lookupd) as producer,
-        Consumer(topic, channel, lookupd=ha.lookupd) as consumer,
+        Admin(redesigned.lookupd) as admin,
+        Producer(redesigned.lookupd) as producer,
+        Consumer(topic, channel, lookupd=redesigned.lookupd) as consumer,
     ):
         await admin.create_topic(topic, extend=True, channels=[channel])
         await admin.trace_topic(topic)

@@ -64,7 +64,7 @@ class OddTopic(NamedTuple):
 
 
 class OddConversation(NamedTuple):
-    """A conversation with a node without a cluster, of one generation (``ha`` or ``nsq``)."""
+    """A conversation with a node without a cluster, of one generation (``redesigned`` or ``original``)."""
 
     generation: str
     name: str

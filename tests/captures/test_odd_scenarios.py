@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
 
 _PROGRAMS = {
-    "ha": os.environ.get("NSQEXT_TEST_HA_PROGRAMS", ""),
-    "nsq": os.environ.get("NSQEXT_TEST_NSQ_PROGRAMS", ""),
+    "redesigned": os.environ.get("NSQEXT_TEST_HA_PROGRAMS", ""),
+    "original": os.environ.get("NSQEXT_TEST_NSQ_PROGRAMS", ""),
 }
 _PATIENCE = 20.0  # seconds that a frame may take
 _STEP = 0.25
@@ -232,7 +232,7 @@ def _seconds_until_closed(talker: Talker) -> float:
 @table("recorded", [pytest.param(one, id=f"{one.generation}-{one.name}") for one in ALL])
 def test_an_embedded_node_answers_as_the_real_one_did(recorded: OddConversation) -> None:
     clock = Clock()
-    limits = ServerLimits() if recorded.generation == "ha" else ServerLimits.original()
+    limits = ServerLimits() if recorded.generation == "redesigned" else ServerLimits.original()
     node = make_node(clock, limits=limits, clustered=False)
     for topic in recorded.topics:
         for partition in topic.partitions:
@@ -247,7 +247,7 @@ def test_an_embedded_node_answers_as_the_real_one_did(recorded: OddConversation)
 def _program(generation: str, folder: Path) -> Iterator[tuple[int, int]]:
     tcp, http, metrics = free_ports(3)
     words = [f"-tcp-address=127.0.0.1:{tcp}", f"-http-address=127.0.0.1:{http}", f"-data-path={folder}"]
-    if generation == "ha":
+    if generation == "redesigned":
         words += ["-broadcast-interface=lo", f"-metric-address=127.0.0.1:{metrics}", f"-log-dir={folder}"]
     process = Popen([f"{_PROGRAMS[generation]}/nsqd", *words], stdout=DEVNULL, stderr=DEVNULL, cwd=folder)
     try:
@@ -261,7 +261,7 @@ def _program(generation: str, folder: Path) -> Iterator[tuple[int, int]]:
         process.wait(20)
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_the_real_node_still_answers_so(generation: str, tmp_path: Path) -> None:
     if not _PROGRAMS[generation]:
         pytest.skip(f"NSQEXT_TEST_{generation.upper()}_PROGRAMS does not name the folder of the real nsqd")
@@ -279,7 +279,7 @@ def test_the_real_node_still_answers_so(generation: str, tmp_path: Path) -> None
 def _prepare(recorded: OddConversation, tcp: int, http: int) -> None:
     for topic in recorded.topics:
         for partition in topic.partitions:
-            if recorded.generation == "ha":
+            if recorded.generation == "redesigned":
                 talker = _Real(tcp)
                 talker.send(b"  V2INTERNAL_CREATE_TOPIC %s %d %s\n" % _words(topic.name, partition, topic.extend))
                 assert talker.frame(_PATIENCE) is not None
@@ -297,5 +297,5 @@ def _words(name: str, partition: int, extend: bool) -> tuple[bytes, int, bytes]:
 
 def test_the_recording_has_both_generations() -> None:
     generations = [one.generation for one in odd_conversations()]
-    assert generations.count("ha") >= 20
-    assert generations.count("nsq") >= 20
+    assert generations.count("redesigned") >= 20
+    assert generations.count("original") >= 20

@@ -207,13 +207,13 @@ def test_the_client_role_reads_every_answer_to_identify() -> None:
             continue
         granted = Negotiated.decode(answer)
         asked = json.loads(body)
-        assert granted.is_ha == (answer != b"OK")
+        assert granted.redesigned == (answer != b"OK")
         assert granted.max_rdy_count == 2500
         assert granted.tls == (name == "tls" and asked.get("tls_v1", False))
         assert granted.snappy == (asked.get("snappy", False) and answer != b"OK")
         assert bool(granted.deflate_level) == (asked.get("deflate", False) and answer != b"OK")
         assert granted.auth_required == (name == "auth")
-        if asked.get("msg_timeout") and granted.is_ha:
+        if asked.get("msg_timeout") and granted.redesigned:
             assert granted.msg_timeout == asked["msg_timeout"] / 1000
 
 

@@ -175,7 +175,7 @@ def clusters() -> Iterator[tuple[Cluster, Cluster, Producer]]:
     """A redesigned cluster with a producer, and an original one with the topic ``orders``; both have a topic."""
     with (
         Cluster(nodes=1) as cluster,
-        Cluster(nodes=1, generation="nsq") as original,
+        Cluster(nodes=1, generation="original") as original,
         Producer(cluster.lookupd) as producer,
     ):
         cluster.create_topic("first", channels=["ch"])

@@ -30,7 +30,7 @@ def test_bench_creates_its_channel_and_refuses_a_missing_topic(nsq_cluster: Clus
 
 
 def test_bench_creates_topic_and_channel_without_lookup() -> None:
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         (node,) = cluster.nodes.values()
         where = ("--channel", "absent", "--count", "5", "--nsqd", node.tcp)
         assert [one["mode"] for one in lines("bench", "new", *where)] == ["publish", "consume"]

@@ -66,9 +66,9 @@ def test_a_client_shows_its_addresses_topics_channel_and_state(shown: str) -> No
 
 def test_a_cluster_shows_its_addresses_and_state() -> None:
     cluster = Cluster(1)
-    assert repr(cluster) == "Cluster(1 nodes, generation 'ha', not running)"
+    assert repr(cluster) == "Cluster(1 nodes, generation 'redesigned', not running)"
     with cluster:
-        assert repr(cluster) == f"Cluster(1 nodes, generation 'ha', running, lookupd='{cluster.lookupd[0]}')"
+        assert repr(cluster) == f"Cluster(1 nodes, generation 'redesigned', running, lookupd='{cluster.lookupd[0]}')"
 
 
 _BOUND: dict[str, Callable[[], object]] = {
@@ -76,7 +76,7 @@ _BOUND: dict[str, Callable[[], object]] = {
     "Admin('l:4161')": lambda: Admin("l:4161"),
     "Lookup('l:4161')": lambda: Lookup("l:4161"),
     "sync.Admin('l:4161')": lambda: sync.Admin("l:4161"),
-    "Cluster(1 nodes, generation 'ha', not running)": lambda: Cluster(1),
+    "Cluster(1 nodes, generation 'redesigned', not running)": lambda: Cluster(1),
 }
 
 

@@ -41,12 +41,12 @@ def server(request: pytest.FixtureRequest, channel: str) -> Server:
         cluster: ClusterUnderTest = request.getfixturevalue(request.param)
         with sync.Admin(cluster.lookupd) as admin:
             admin.create_channel(cluster.plain, channel)
-        return Server("ha", cluster.lookupd, cluster.plain)
+        return Server("redesigned", cluster.lookupd, cluster.plain)
     original: Original = request.getfixturevalue(request.param)
     topic = f"contract_{token_hex(4)}"
     with sync.Admin(original.lookupd) as admin:
         admin.create_topic(topic, channels=[channel])
-    return Server("nsq", original.lookupd, topic)
+    return Server("original", original.lookupd, topic)
 
 
 async def publish(server: Server, *bodies: bytes) -> None:
@@ -126,7 +126,7 @@ async def test_a_paused_topic_passes_messages_again_when_it_is_unpaused(original
 async def test_a_skipped_channel_finishes_messages_until_it_is_unskipped(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
-    server = Server("ha", cluster_under_test.lookupd, cluster_under_test.plain)
+    server = Server("redesigned", cluster_under_test.lookupd, cluster_under_test.plain)
     async with Admin(server.lookupd) as admin:
         await admin.create_channel(server.topic, channel)
         await admin.skip_channel(server.topic, channel)
@@ -144,7 +144,7 @@ async def test_a_skipped_channel_finishes_messages_until_it_is_unskipped(
 async def test_the_newest_messages_are_read_without_consuming_them(
     cluster_under_test: ClusterUnderTest, channel: str
 ) -> None:
-    server = Server("ha", cluster_under_test.lookupd, cluster_under_test.plain)
+    server = Server("redesigned", cluster_under_test.lookupd, cluster_under_test.plain)
     async with Admin(server.lookupd) as admin, Producer(server.lookupd) as producer:
         await admin.create_channel(server.topic, channel)
         for body in (b"one", b"two"):
@@ -168,7 +168,7 @@ async def test_channels_are_created_and_deleted(server: Server) -> None:
 
 async def test_operations_of_one_generation_are_refused_on_the_other(server: Server, channel: str) -> None:
     async with Admin(server.lookupd) as admin:
-        if server.generation == "ha":
+        if server.generation == "redesigned":
             with pytest.raises(OperationNotSupported):
                 await admin.pause_topic(server.topic)
             replicas = await admin.replicas(server.topic)
@@ -246,7 +246,7 @@ def test_the_trigger_of_keda_reads_the_depth_of_the_original_nsq_only(server: Se
         params = {"format": "json", "include_clients": "false", "include_mem": "false", "topic": server.topic}
         (topic,) = plain_http.get(address, params=params).json()["topics"]
         depth += sum(one["depth"] for one in topic["channels"] if one["channel_name"] == channel)
-    assert depth == (0 if server.generation == "ha" else 2)
+    assert depth == (0 if server.generation == "redesigned" else 2)
 
 
 async def test_a_pattern_finds_the_topic(server: Server, channel: str) -> None:

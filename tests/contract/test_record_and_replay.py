@@ -66,7 +66,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return
     # on disk: the flights of a year exceed the memory that a node keeps for messages
     folder = tmp_path_factory.mktemp("data")
-    with Cluster(nodes=1, generation="ha" if extend else "nsq", data_path=folder) as cluster:
+    with Cluster(nodes=1, generation="redesigned" if extend else "original", data_path=folder) as cluster:
         yield Servers(cluster.lookupd[0], extend)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 DEADLINE = 60.0
 
 
-@pytest.mark.parametrize(("generation", "each", "least"), [("ha", 12, 3), ("nsq", 6, 7)])
+@pytest.mark.parametrize(("generation", "each", "least"), [("redesigned", 12, 3), ("original", 6, 7)])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_kill_at_any_line_loses_no_message(
     generation: str, each: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

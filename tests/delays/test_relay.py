@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 DEADLINE = 20.0
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two nodes of one generation."""
     with Cluster(nodes=2, generation=request.param) as cluster:

@@ -33,7 +33,7 @@ async def _publish(lookupd: list[str]) -> None:
 @pytest.mark.parametrize("client", sorted(_BEFORE))
 def test_the_program_before_the_migration_consumes(client: str, tmp_path: Path) -> None:
     python = python_of(client)
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         cluster.create_topic("orders", channels=["billing"])
         anyio.run(_publish, cluster.lookupd)
         program = tmp_path / "before.py"

@@ -55,7 +55,7 @@ def _routes_of(generation: str, patch: pytest.MonkeyPatch) -> dict[str, set[tupl
         return served
 
 
-@pytest.mark.parametrize(("name", "generation"), [("redesigned", "ha"), ("original", "nsq")])
+@pytest.mark.parametrize(("name", "generation"), [("redesigned", "redesigned"), ("original", "original")])
 def test_the_page_lists_the_served_routes(name: str, generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served = _routes_of(generation, monkeypatch)
     for program in ("nsqd", "nsqlookupd"):

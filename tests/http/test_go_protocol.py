@@ -88,7 +88,8 @@ async def test_a_stream_ends_when_its_reader_disconnects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "answer", "stored"), [("ha", b"\r\n\r\nOK", 1), ("nsq", b'{"message":"INTERNAL_ERROR"}', 0)]
+    ("generation", "answer", "stored"),
+    [("redesigned", b"\r\n\r\nOK", 1), ("original", b'{"message":"INTERNAL_ERROR"}', 0)],
 )
 def test_a_publish_whose_body_ends_early(generation: str, answer: bytes, stored: int) -> None:
     with Cluster(nodes=1, generation=generation) as cluster:

@@ -19,7 +19,7 @@ _DATE = re.compile(rb"\r\nDate: [^\r]*", re.IGNORECASE)
 _HEAD = re.compile(rb"HTTP/1\.1 .*?\r\n\r\n", re.DOTALL)
 
 
-@pytest.fixture(params=["ha", "nsq"], scope="module")
+@pytest.fixture(params=["redesigned", "original"], scope="module")
 def ports(request: pytest.FixtureRequest) -> Iterator[dict[str, int]]:
     """HTTP ports of both servers of a generation."""
     generation: str = request.param

@@ -24,7 +24,7 @@ HIDDEN = "nsqd-0.nsqext.invalid"
 @pytest.fixture(scope="module")
 def lookupd() -> Iterator[str]:
     """Lookup of a cluster whose nodes register with a name that this host does not resolve."""
-    with Cluster(nodes=1, generation="nsq", options=ClusterOptions(broadcast_address=HIDDEN)) as cluster:
+    with Cluster(nodes=1, generation="original", options=ClusterOptions(broadcast_address=HIDDEN)) as cluster:
         yield f"127.0.0.1:{cluster.lookupd[0].rpartition(':')[2]}"
 
 

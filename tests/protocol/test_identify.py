@@ -86,13 +86,13 @@ def test_both_roles_agree() -> None:
         version="0.3.7-HA.1.13.0", max_rdy_count=2500, msg_timeout=2.0, max_msg_timeout=900.0, tls=True, snappy=True,
         deflate_level=0, auth_required=True, sample_rate=5, desired_tag="t",
     )  # fmt: skip
-    assert granted.is_ha
+    assert granted.redesigned
     assert settings.extend_support
 
 
 def test_a_server_without_negotiation_has_defaults() -> None:
     assert Negotiated.decode(b"OK") == Negotiated()
-    assert not Negotiated.decode(b'{"version":"1.3.0"}').is_ha
+    assert not Negotiated.decode(b'{"version":"1.3.0"}').redesigned
 
 
 def test_deflate_without_a_level_is_deflate() -> None:

@@ -99,7 +99,7 @@ async def check_clicks(cluster: Cluster, path: Path) -> None:
 
 def make_cluster() -> Cluster:
     """Return an original NSQ."""
-    return Cluster(nodes=1, generation="nsq")
+    return Cluster(nodes=1, generation="original")
 
 
 def create_topics(cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ class Invoice:
     order: int
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def lookupd(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """The lookup addresses of a cluster of a generation."""
     with Cluster(nodes=1, generation=request.param) as cluster:

@@ -56,7 +56,7 @@ class Schedule(RuleBasedStateMachine):
 
     consumer = Bundle("consumer")
     ordered = False
-    generation = "ha"
+    generation = "redesigned"
     extended = True
     memory_bytes = 10_000
 
@@ -79,7 +79,7 @@ class Schedule(RuleBasedStateMachine):
         options = PartitionOptions(
             extend=self.extended,
             ordered=self.ordered,
-            limits=ServerLimits() if self.generation == "ha" else ServerLimits.original(),
+            limits=ServerLimits() if self.generation == "redesigned" else ServerLimits.original(),
             clock=self.bench.clock,
             wall=self.bench.wall,
             memory_bound=self.memory_bytes,
@@ -216,7 +216,7 @@ class Schedule(RuleBasedStateMachine):
         """Connect a consumer."""
         if len(self.consumers) >= 4:
             return multiple()
-        return self.join(ready, tag if self.generation == "ha" else "")
+        return self.join(ready, tag if self.generation == "redesigned" else "")
 
     @rule(consumer=consumes(consumer))
     def disconnect(self, consumer: Watched) -> None:

@@ -130,7 +130,7 @@ def running_original(*, real: bool) -> Iterator[Original]:
         lookupd = REAL_ORIGINAL.split(",")
         yield Original(lookupd, [node.tcp for node in anyio.run(_nodes_of, lookupd)])
         return
-    with Cluster(nodes=2, generation="nsq") as cluster:
+    with Cluster(nodes=2, generation="original") as cluster:
         yield Original(cluster.lookupd, [node.tcp for node in cluster.nodes.values()])
 
 

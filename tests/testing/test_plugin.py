@@ -142,7 +142,7 @@ def test_it(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
         assert producer.publish(nsq_topic, b"hi").partition is None
 """,
-        ini="nsqext_generation = nsq\nnsqext_nodes = 1\n",
+        ini="nsqext_generation = original\nnsqext_nodes = 1\n",
     )
     assert outcome(output) == {"passed": 1}, output
 

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def ha() -> Iterator[Cluster]:
+def redesigned() -> Iterator[Cluster]:
     with Cluster(nodes=3) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
-    with Cluster(nodes=2, generation="nsq") as cluster:
+    with Cluster(nodes=2, generation="original") as cluster:
         yield cluster
 
 
@@ -33,8 +33,8 @@ def fresh() -> str:
     return f"web_{token_hex(4)}"
 
 
-async def test_a_topic_is_created_and_deleted(ha: Cluster, original: Cluster) -> None:
-    for cluster in (ha, original):
+async def test_a_topic_is_created_and_deleted(redesigned: Cluster, original: Cluster) -> None:
+    for cluster in (redesigned, original):
         topic = fresh()
         async with browsing(cluster, write=True) as browser, Admin(cluster.lookupd) as admin:
             created = await press(
@@ -54,12 +54,16 @@ async def test_a_topic_is_created_and_deleted(ha: Cluster, original: Cluster) ->
             assert topic not in await admin.topics()
 
 
-async def test_irreversible_actions_ask_first(ha: Cluster) -> None:
+async def test_irreversible_actions_ask_first(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
+    redesigned.create_topic(topic, channels=["ch"])
     asking = [name for name, action in ACTIONS.items() if action.question]
     assert {"delete-topic", "empty-topic", "delete-channel", "empty-channel", "seek-channel"} <= set(asking)
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with (
+        browsing(redesigned, write=True) as browser,
+        Admin(redesigned.lookupd) as admin,
+        Producer(redesigned.lookupd) as producer,
+    ):
         await producer.publish(topic, b"kept")
         token = await token_of(browser)
         for name in asking:
@@ -72,8 +76,8 @@ async def test_irreversible_actions_ask_first(ha: Cluster) -> None:
         assert (await admin.stats(topic)).channels["ch"].lag == 1
 
 
-async def test_a_channel_is_created_paused_emptied_and_deleted(ha: Cluster, original: Cluster) -> None:
-    for cluster in (ha, original):
+async def test_a_channel_is_created_paused_emptied_and_deleted(redesigned: Cluster, original: Cluster) -> None:
+    for cluster in (redesigned, original):
         topic = fresh()
         async with (
             browsing(cluster, write=True) as browser,
@@ -98,11 +102,15 @@ async def test_a_channel_is_created_paused_emptied_and_deleted(ha: Cluster, orig
             assert await admin.channels(topic) == ("keep",)
 
 
-async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
+async def test_a_channel_is_skipped_and_moved(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
+    redesigned.create_topic(topic, channels=["ch"])
     place = {"topic": topic, "channel": "ch"}
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin, Producer(ha.lookupd) as producer:
+    async with (
+        browsing(redesigned, write=True) as browser,
+        Admin(redesigned.lookupd) as admin,
+        Producer(redesigned.lookupd) as producer,
+    ):
         assert "skips every message" in (await press(browser, "skip-channel", **place)).text
         await press(browser, "unskip-channel", **place)
         assert not (await admin.stats(topic)).channels["ch"].skipped
@@ -116,10 +124,10 @@ async def test_a_channel_is_skipped_and_moved(ha: Cluster) -> None:
             assert (position, refused.status_code) == (position, 400)
 
 
-async def test_the_forms_of_pages_have_what_their_actions_take(ha: Cluster) -> None:
+async def test_the_forms_of_pages_have_what_their_actions_take(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    async with browsing(ha, write=True) as browser:
+    redesigned.create_topic(topic, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser:
         for label, action in (
             ("Pause", "pause-channel"),
             ("Unpause", "unpause-channel"),
@@ -136,11 +144,11 @@ async def test_the_forms_of_pages_have_what_their_actions_take(ha: Cluster) -> N
             assert (action, done.status_code, ACTIONS[action].done in done.text) == (action, 200, True)
 
 
-async def test_settings_of_topics_and_channels_are_changed(ha: Cluster) -> None:
+async def test_settings_of_topics_and_channels_are_changed(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
+    redesigned.create_topic(topic, channels=["ch"])
     place = {"topic": topic, "channel": "ch"}
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+    async with browsing(redesigned, write=True) as browser, Admin(redesigned.lookupd) as admin:
         changed = await press(browser, "set-topic", topic=topic, replicas="2", retention_days="7", sync_every="")
         assert (changed.status_code, "settings of the topic were changed" in changed.text) == (200, True)
         meta = (await admin.topic(topic)).meta
@@ -159,10 +167,10 @@ async def test_settings_of_topics_and_channels_are_changed(ha: Cluster) -> None:
             assert (name, refused.status_code) == (name, 400)
 
 
-async def test_a_hidden_node_is_shown_again(ha: Cluster) -> None:
+async def test_a_hidden_node_is_shown_again(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+    redesigned.create_topic(topic, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser, Admin(redesigned.lookupd) as admin:
         leader = (await admin.topic(topic)).leaders[0]
         node = next(one for one in await admin.nodes() if one.tcp == leader)
         await admin.tombstone(topic, str(node.http))
@@ -173,10 +181,10 @@ async def test_a_hidden_node_is_shown_again(ha: Cluster) -> None:
         assert next(one for one in await admin.nodes() if one.tcp == leader).tombstoned == ()
 
 
-async def test_a_message_is_published_with_all_properties(ha: Cluster) -> None:
+async def test_a_message_is_published_with_all_properties(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, extend=True, channels=["ch"])
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+    redesigned.create_topic(topic, extend=True, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser, Admin(redesigned.lookupd) as admin:
         fields = {"headers": "user: 42\r\nsource: page", "key": "k1", "tag": "canary", "trace_id": "77"}
         answer = await press(browser, "publish", topic=topic, body="two\r\nlines \u00e9", **fields)
         assert answer.status_code == 200 and "The message was stored." in answer.text
@@ -190,10 +198,10 @@ async def test_a_message_is_published_with_all_properties(ha: Cluster) -> None:
         assert len(await admin.peek(topic)) == 1
 
 
-async def test_a_topic_is_upgraded(ha: Cluster) -> None:
+async def test_a_topic_is_upgraded(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+    redesigned.create_topic(topic, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser, Admin(redesigned.lookupd) as admin:
         assert "upgrade-topic" in (await browser.get(f"/topics/{topic}")).text
         answer = await press(browser, "upgrade-topic", topic=topic)
         assert "upgrade-topic" not in answer.text.partition("<main")[2]
@@ -241,10 +249,10 @@ async def test_a_topic_without_channels_is_not_watched(original: Cluster) -> Non
     assert (refused.status_code, "would consume the waiting messages" in refused.text) == (503, True)
 
 
-async def test_partitions_are_added(ha: Cluster) -> None:
+async def test_partitions_are_added(redesigned: Cluster) -> None:
     topic = fresh()
-    ha.create_topic(topic, channels=["ch"])
-    async with browsing(ha, write=True) as browser, Admin(ha.lookupd) as admin:
+    redesigned.create_topic(topic, channels=["ch"])
+    async with browsing(redesigned, write=True) as browser, Admin(redesigned.lookupd) as admin:
         answer = await press(browser, "expand-topic", topic=topic, partitions="3")
         assert (answer.status_code, "The topic gets more partitions." in answer.text) == (200, True)
         with anyio.fail_after(25):
@@ -294,10 +302,10 @@ async def test_nodes_of_an_embedded_cluster_are_killed_frozen_and_restarted() ->
             assert (await press(browser, "kill", name="n9")).status_code == 400
 
 
-async def test_faults_are_for_embedded_clusters_only(ha: Cluster) -> None:
-    async with browsing(ha, write=True) as browser:
+async def test_faults_are_for_embedded_clusters_only(redesigned: Cluster) -> None:
+    async with browsing(redesigned, write=True) as browser:
         answer = await press(browser, "kill", name="n1")
         text = (await browser.get("/")).text
     assert answer.status_code == 503 and "nsqext broker --web" in answer.text
-    assert ha.state("n1") == "up"
+    assert redesigned.state("n1") == "up"
     assert "/actions/kill" not in text

@@ -49,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
-    with Cluster(nodes=2, generation="nsq") as running:
+    with Cluster(nodes=2, generation="original") as running:
         running.create_topic("clicks", channels=["archive"])
         yield running
 

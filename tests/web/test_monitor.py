@@ -71,7 +71,7 @@ class FakeAdmin:
 
     async def all_stats(self) -> dict[str, TopicStats]:
         await checkpoint()
-        generation: Generation = "ha"
+        generation: Generation = "redesigned"
         return {
             name: TopicStats(name, generation, (PartitionStats(0, node, (), 0, 0, 0, False, {}),))
             for name, node in self.leaders.items()
@@ -82,7 +82,7 @@ class FakeAdmin:
         self.asked.append(name)
         if name not in self.leaders:
             raise TopicNotFound("unknown", topic=name)
-        return TopicInfo(name, "ha", None, {0: self.leaders[name]}, (), ())
+        return TopicInfo(name, "redesigned", None, {0: self.leaders[name]}, (), ())
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
         await checkpoint()

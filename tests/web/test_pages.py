@@ -25,54 +25,54 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def ha() -> Iterator[Cluster]:
+def redesigned() -> Iterator[Cluster]:
     with Cluster(nodes=3) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
-    with Cluster(nodes=2, generation="nsq") as cluster:
+    with Cluster(nodes=2, generation="original") as cluster:
         yield cluster
 
 
 @pytest.fixture
-def topic(ha: Cluster) -> str:
+def topic(redesigned: Cluster) -> str:
     name = f"web_{token_hex(4)}"
-    ha.create_topic(name, partitions=2, replicas=2, extend=True, channels=["billing"])
+    redesigned.create_topic(name, partitions=2, replicas=2, extend=True, channels=["billing"])
     return name
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-async def test_the_overview_shows_topics_and_nodes(ha: Cluster, topic: str) -> None:
-    async with Producer(ha.lookupd) as producer, browsing(ha) as browser:
+async def test_the_overview_shows_topics_and_nodes(redesigned: Cluster, topic: str) -> None:
+    async with Producer(redesigned.lookupd) as producer, browsing(redesigned) as browser:
         await producer.publish_many(topic, [b"1"] * 1234)
         answer = await browser.get("/")
     assert answer.status_code == 200
     assert f'<a href="/topics/{topic}">{topic}</a>' in answer.text
     assert '<td class="num " data-label="Messages">1\u202f234</td>' in answer.text
-    for node in ha.nodes.values():
+    for node in redesigned.nodes.values():
         assert node.tcp in answer.text and node.http in answer.text
     assert "3 of 3" in answer.text
 
 
-async def test_a_topic_shows_partitions_with_leader_replicas_and_channels(ha: Cluster, topic: str) -> None:
-    async with browsing(ha) as browser:
+async def test_a_topic_shows_partitions_with_leader_replicas_and_channels(redesigned: Cluster, topic: str) -> None:
+    async with browsing(redesigned) as browser:
         answer = await browser.get(f"/topics/{topic}")
     assert answer.status_code == 200
     for partition in range(2):
         row = answer.text.partition(f'<th scope="row">{partition}</th>')[2].partition("</tr>")[0]
-        for name in ha.in_sync(topic, partition):
-            assert ha.nodes[name].tcp in row
+        for name in redesigned.in_sync(topic, partition):
+            assert redesigned.nodes[name].tcp in row
     assert f"/topics/{topic}/channels/billing" in answer.text
     assert "2 replicas" in answer.text and "extend" in answer.text
 
 
-async def test_a_channel_shows_consumers_with_tag_and_version(ha: Cluster, topic: str) -> None:
+async def test_a_channel_shows_consumers_with_tag_and_version(redesigned: Cluster, topic: str) -> None:
     async with (
-        Producer(ha.lookupd) as producer,
-        Consumer(topic, "billing", lookupd=ha.lookupd, tag="canary", max_in_flight=10) as consumer,
-        browsing(ha) as browser,
+        Producer(redesigned.lookupd) as producer,
+        Consumer(topic, "billing", lookupd=redesigned.lookupd, tag="canary", max_in_flight=10) as consumer,
+        browsing(redesigned) as browser,
     ):
         await producer.publish(topic, b"x", tag="canary")
         with anyio.fail_after(25):
@@ -85,11 +85,11 @@ async def test_a_channel_shows_consumers_with_tag_and_version(ha: Cluster, topic
     assert "<dt>In flight</dt><dd>1</dd>" in answer.text
 
 
-async def test_key_ranges_are_drawn(ha: Cluster, topic: str) -> None:
+async def test_key_ranges_are_drawn(redesigned: Cluster, topic: str) -> None:
     async with (
-        Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover"),
-        Consumer(topic, "keys", lookupd=ha.lookupd, dispatch="key_failover"),
-        browsing(ha, interval=0.1) as browser,
+        Consumer(topic, "keys", lookupd=redesigned.lookupd, dispatch="key_failover"),
+        Consumer(topic, "keys", lookupd=redesigned.lookupd, dispatch="key_failover"),
+        browsing(redesigned, interval=0.1) as browser,
     ):
         path = f"/topics/{topic}/channels/keys"
         text = await page_with(browser, path, lambda text: text.count("<title>0.") == 4)
@@ -97,9 +97,9 @@ async def test_key_ranges_are_drawn(ha: Cluster, topic: str) -> None:
     assert "key_failover" in text
 
 
-async def test_messages_are_shown_decoded_and_escaped(ha: Cluster, topic: str) -> None:
+async def test_messages_are_shown_decoded_and_escaped(redesigned: Cluster, topic: str) -> None:
     hostile = '<script>alert("1")</script>'
-    async with Producer(ha.lookupd) as producer, browsing(ha) as browser:
+    async with Producer(redesigned.lookupd) as producer, browsing(redesigned) as browser:
         await producer.publish(
             topic, hostile.encode(), headers={"user": "<i>42</i>"}, key="'><b>", tag="canary", trace_id=77
         )
@@ -121,16 +121,16 @@ async def test_messages_are_shown_decoded_and_escaped(ha: Cluster, topic: str) -
     ],
 )
 async def test_numbers_of_a_query_are_those_of_forms(
-    ha: Cluster, topic: str, query: dict[str, str], status: int, text: str
+    redesigned: Cluster, topic: str, query: dict[str, str], status: int, text: str
 ) -> None:
-    async with browsing(ha) as browser:
+    async with browsing(redesigned) as browser:
         answer = await browser.get(f"/topics/{topic}/messages", params=query)
     assert (answer.status_code, text in answer.text) == (status, True)
 
 
-async def test_a_node_shows_the_partitions_that_it_leads(ha: Cluster, topic: str) -> None:
-    leader = ha.nodes[ha.leader(topic, 0)]
-    async with browsing(ha) as browser:
+async def test_a_node_shows_the_partitions_that_it_leads(redesigned: Cluster, topic: str) -> None:
+    leader = redesigned.nodes[redesigned.leader(topic, 0)]
+    async with browsing(redesigned) as browser:
         answer = await browser.get(f"/nodes/{leader.tcp}")
         unknown = await browser.get("/nodes/127.0.0.1:1")
     assert answer.status_code == 200
@@ -164,15 +164,15 @@ async def test_the_original_nsq_is_shown_by_node(original: Cluster) -> None:
         ("/static/../app.py", 404, "the page does not exist"),
     ],
 )
-async def test_errors_are_pages(ha: Cluster, path: str, status: int, text: str) -> None:
-    async with browsing(ha) as browser:
+async def test_errors_are_pages(redesigned: Cluster, path: str, status: int, text: str) -> None:
+    async with browsing(redesigned) as browser:
         answer = await browser.get(path)
     assert (answer.status_code, text in answer.text) == (status, True)
     assert "What happened" in answer.text
 
 
-async def test_an_unknown_channel_is_an_error_page_with_a_link_back(ha: Cluster, topic: str) -> None:
-    async with browsing(ha) as browser:
+async def test_an_unknown_channel_is_an_error_page_with_a_link_back(redesigned: Cluster, topic: str) -> None:
+    async with browsing(redesigned) as browser:
         answer = await browser.get(f"/topics/{topic}/channels/missing")
     assert answer.status_code == 400
     assert f'href="/topics/{topic}"' in answer.text and "it may have been deleted" in answer.text
@@ -229,8 +229,8 @@ async def test_a_lookup_that_ends_leaves_the_last_numbers_with_a_warning() -> No
     assert 'href="/topics/orders"' in text
 
 
-async def test_styles_and_script_are_served(ha: Cluster) -> None:
-    async with browsing(ha) as browser:
+async def test_styles_and_script_are_served(redesigned: Cluster) -> None:
+    async with browsing(redesigned) as browser:
         for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
             answer = await browser.get(f"/static/{name}")
             assert answer.status_code == 200
@@ -249,12 +249,12 @@ async def test_a_topic_without_any_leader_is_still_shown() -> None:
     assert "0 of 1" in overview and "state down" in overview
 
 
-async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(ha: Cluster, tmp_path: Path) -> None:
-    async with browsing(ha) as browser:
+async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(redesigned: Cluster, tmp_path: Path) -> None:
+    async with browsing(redesigned) as browser:
         assert (await browser.get("/delayed")).status_code == 404
         assert "Delayed messages" not in (await browser.get("/")).text
     with DelayStore(tmp_path / "store") as store:
-        async with browsing(ha, delay_store=store) as browser:
+        async with browsing(redesigned, delay_store=store) as browser:
             assert "No message waits" in (await browser.get("/delayed")).text
             for number in range(201):
                 store.add([(DelayedMessage(identity=f"<id-{number}>", topic="orders", due=2**41 + number), b"x")])

@@ -93,7 +93,7 @@ class QueueOptions:
 
     @property
     def original(self) -> bool:
-        return self.limits.generation == "nsq"
+        return self.limits.generation == "original"
 
 
 @frozen(kw_only=True)

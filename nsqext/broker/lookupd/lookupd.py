@@ -347,7 +347,7 @@ def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
     channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}
     led = {name: sum(one.registered is not None for one in found) for name, found in partitions.items()}
     return _page(
-        _info(version, "ha"),
+        _info(version, "redesigned"),
         _one("leader", "1 on the leader of the lookup nodes.", int(leads)),
         _one("nsqd", "Connected nsqd.", len(view.peers())),
         _one("topics", "Topics.", len(topics)),

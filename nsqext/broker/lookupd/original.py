@@ -72,7 +72,7 @@ class _OriginalRoutes:
 
     def metrics(self, call: Call) -> object:
         version = self.lookupd.version
-        return registry_metrics(self.lookupd.view, version, "ha" if "HA" in version else "nsq")
+        return registry_metrics(self.lookupd.view, version, "redesigned" if "HA" in version else "original")
 
     def topics(self, call: Call) -> object:
         return {"topics": [found.key for found in self.lookupd.view.find("topic", "*")]}

@@ -146,7 +146,7 @@ async def _examine_lookup(client: LookupClient) -> Finding:
     if any(isinstance(node.address, LookupUrl) and node.address.path for node in nodes):
         return Finding("ok", "lookup", "behind a gateway, which does not tell which lookup node leads")
     known = await client.nodes()
-    if any(node.is_ha for node in known):
+    if any(node.redesigned for node in known):
         return Finding(
             "error", "lookup", "no lookup node is the leader", "are etcd and a majority of the lookup nodes up?"
         )
@@ -194,7 +194,7 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
             if number not in info.leaders:
                 hint = "start the nodes that hold its replicas"
                 findings.append(Finding("error", f"topic {name}", f"partition {number} has no leader", hint))
-        if info.generation == "ha" and not info.channels:
+        if info.generation == "redesigned" and not info.channels:
             hint = f"publishes are refused: nsqext channel create {name} default"
             findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
         if name in stats:

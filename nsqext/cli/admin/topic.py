@@ -57,7 +57,7 @@ async def show_topic(connection: Connection, topic: Topic) -> None:
     """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
     async with connection.admin() as admin:
         info = await admin.topic(topic)
-        replicas = await admin.replicas(topic) if info.generation == "ha" else {}
+        replicas = await admin.replicas(topic) if info.generation == "redesigned" else {}
     partitions = [
         {"partition": number, "leader": str(node), "in_sync": list(replicas.get(number, ()))}
         for number, node in info.leaders.items()
@@ -123,7 +123,7 @@ async def create(
             await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
         connection.show({"topic": topic, "created": True}, f"{topic} is created")
         info = await admin.topic(topic)
-        needed = [DEFAULT_CHANNEL] if info.generation == "ha" and not info.channels else []
+        needed = [DEFAULT_CHANNEL] if info.generation == "redesigned" and not info.channels else []
         for name in channel or needed:
             await admin.create_channel(topic, name)
             connection.show({"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FLAGS = ("extend", "ordered")
 _NUMBERS = ("partitions", "replicas")
-_GENERATIONS = {"ha": "redesigned NSQ", "nsq": "original NSQ"}
+_GENERATIONS = {"redesigned": "redesigned NSQ", "original": "original NSQ"}
 
 
 def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
@@ -111,13 +111,13 @@ class Page:
 @examples(
     "nsqext broker --topic orders:partitions=2,extend,channel=billing",
     "nsqext broker --web --nodes 1 --data-path data",
-    "nsqext broker --generation nsq",
+    "nsqext broker --generation original",
 )
 @command
 def run(
     nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
     lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,
-    generation: Annotated[str, typer.Option(help="ha (redesigned) or nsq (original).")] = "ha",
+    generation: Annotated[str, typer.Option(help="redesigned or original.")] = "redesigned",
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,7 +141,7 @@ def run(
 
     topics = dict(parse_topic(text) for text in topic or ())
     for arguments in topics.values():
-        if generation == "ha":  # the redesigned NSQ refuses publishes to a topic without channels
+        if generation == "redesigned":  # the redesigned NSQ refuses publishes to a topic without channels
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = _cluster_options(addresses, protection, lease)
     page_options = web_options("127.0.0.1", write=True) if page.web else None
@@ -211,7 +211,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     lines += [] if topics else [f"  nsqext topic create {name}"]
     # a temporary channel, not a service's; on the original NSQ it receives what is published from then on
     commands = [f"  nsqext pub {name} hello", f"  nsqext tail {name} --start earliest"]
-    if cluster.generation == "nsq":
+    if cluster.generation == "original":
         commands = [f"  nsqext tail {name} &", f"  nsqext pub {name} hello"]
     lines += [*commands, ""]
     return "\n".join([*lines, "ready"])

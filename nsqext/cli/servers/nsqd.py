@@ -106,7 +106,7 @@ def check_nsqd(flags: dict[str, Any]) -> None:
     check_nsqlookupd(flags)
     if "tls-required" in flags:
         flags["tls-required"] = _tls_required(flags["tls-required"])
-    if flags.get("generation", "nsq") != "nsq":
+    if flags.get("generation", "original") != "original":
         return
     version = flags.get("tls-min-version", "")
     if version and version.lower() not in _TLS_VERSIONS:
@@ -135,7 +135,7 @@ def check_values(flags: Mapping[str, Any]) -> None:
     encrypted = flags.get("tls-cert") or flags.get("tls-key")
     if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):
         raise InvalidSetting("cannot require TLS client connections without TLS key and cert")
-    if flags.get("generation", "nsq") != "nsq":
+    if flags.get("generation", "original") != "original":
         return
     if not 1 <= flags.get("max-deflate-level", 6) <= 9:
         raise InvalidSetting("--max-deflate-level must be [1,9]")
@@ -183,7 +183,7 @@ async def _serve(flags: dict[str, Any]) -> None:
     )
     settings = NsqdSettings(
         node,
-        generation=flags.get("generation", "nsq"),
+        generation=flags.get("generation", "original"),
         tcp=flags["tcp-address"],
         http=flags["http-address"],
         https=flags["https-address"],

@@ -33,9 +33,9 @@ def main(arguments: Sequence[str]) -> None:
     listen_early((flags["tcp-address"], flags["http-address"]))
     from nsqext.broker.standalone import LookupdSettings, run_lookupd
 
-    inactive = 60.0 if flags.get("generation") == "ha" else 300.0  # the real programs' defaults
+    inactive = 60.0 if flags.get("generation") == "redesigned" else 300.0  # the real programs' defaults
     settings = LookupdSettings(
-        generation=flags.get("generation", "nsq"),
+        generation=flags.get("generation", "original"),
         tcp=flags["tcp-address"],
         http=flags["http-address"],
         broadcast_address=flags.get("broadcast-address") or socket.gethostname(),

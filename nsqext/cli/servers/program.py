@@ -44,16 +44,16 @@ def _start_log(name: str, flags: Mapping[str, Any]) -> None:
 
 
 def _chooses_redesigned(arguments: Sequence[str]) -> bool:
-    """Return whether ``-generation ha`` is among the arguments; it decides how the others are read."""
+    """Return whether ``-generation redesigned`` is among the arguments; it decides how the others are read."""
     words = [word.removeprefix("-").removeprefix("-") for word in arguments]
-    return "generation=ha" in words or ("generation", "ha") in pairwise(words)
+    return "generation=redesigned" in words or ("generation", "redesigned") in pairwise(words)
 
 
 def check_nsqlookupd(flags: dict[str, Any]) -> None:
     """Check the command line of nsqlookupd."""
     check_alone(flags)
     level = flags.get("log-level")
-    if flags.get("generation", "nsq") == "nsq" and level is not None and level.lower() not in _LEVELS:
+    if flags.get("generation", "original") == "original" and level is not None and level.lower() not in _LEVELS:
         known = ", ".join(_LEVELS)
         raise FlagError(f"invalid value \"{level}\" for flag -log-level: invalid log level '{level}' ({known})")
 
@@ -75,7 +75,7 @@ def read_program(
     if flags.get("version"):
         from nsqext.broker.standalone import version_of
 
-        print(f"{name} v{version_of(flags.get('generation', 'nsq'))}")
+        print(f"{name} v{version_of(flags.get('generation', 'original'))}")
         raise SystemExit(0)
     if not flags.get("config"):
         return {**defaults, **flags}
@@ -83,7 +83,7 @@ def read_program(
 
     try:
         read = with_config_file(flags, kinds)
-        flags = with_config_file(flags, without_old_names(both)) if read.get("generation") == "ha" else read
+        flags = with_config_file(flags, without_old_names(both)) if read.get("generation") == "redesigned" else read
         check(flags)
     except (FlagError, InvalidSetting) as error:
         _start_log(name, {})
@@ -101,7 +101,7 @@ def run_program(name: str, flags: Mapping[str, Any], serve: Callable[[], Corouti
     from nsqext.errors import NsqError
 
     _start_log(name, flags)
-    logger.info("%s v%s", name, version_of(flags.get("generation", "nsq")))
+    logger.info("%s v%s", name, version_of(flags.get("generation", "original")))
     for ignored in given_without_effect(flags):
         logger.warning("-%s has no effect in this server", ignored)
 

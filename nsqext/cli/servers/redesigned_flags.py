@@ -1,4 +1,4 @@
-"""Flags that only the redesigned programs have, or read differently; ``-generation ha`` chooses them."""
+"""Flags that only the redesigned programs have, or read differently; ``-generation redesigned`` chooses them."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class ConnectionPool:
         try:
             self._ended(node)
             connection, negotiated = await self._open(node)
-            node.redesigned = negotiated.is_ha
+            node.redesigned = negotiated.redesigned
             if self._closed:
                 connection.close()
                 raise InvalidState("the producer was closed", node=node.node)

@@ -329,7 +329,7 @@ class RouteTable:
                 topic=topic,
                 hint="start an nsqd that registers with this lookup service",
             )
-        if any(node.is_ha for node in nodes):
+        if any(node.redesigned for node in nodes):
             return None
         return self._metadata.of_nodes(topic, nodes)
 

@@ -64,7 +64,7 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
     largest = limits.max_body_size if batch else limits.max_msg_size
     if 0 < size <= largest:
         return
-    if limits.generation == "ha":
+    if limits.generation == "redesigned":
         name, what = "", "body"
         code = "E_BAD_BODY" if batch or size <= 0 else "E_BAD_MESSAGE"
     else:

@@ -13,7 +13,7 @@ from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import MAX_TAG_BYTES
 
 Generation = str
-"""``ha`` (redesigned) or ``nsq`` (original)."""
+"""Generation of NSQ: redesigned (youzan/nsq) or original (nsqio/nsq)."""
 
 
 @frozen
@@ -25,7 +25,7 @@ class ServerLimits:
     released servers.
     """
 
-    generation: Generation = "ha"
+    generation: Generation = "redesigned"
     version: str = "0.3.7-HA.1.13.0"
     max_msg_size: int = 1024 * 1024
     max_body_size: int = 5 * 1024 * 1024
@@ -56,7 +56,7 @@ class ServerLimits:
     def original(cls, **changes: Any) -> ServerLimits:
         """Return the limits of the original NSQ."""
         values: dict[str, Any] = {
-            "generation": "nsq",
+            "generation": "original",
             "version": "1.3.0",
             "max_req_timeout": 3600.0,
             "output_buffer_size": 16 * 1024,
@@ -94,7 +94,7 @@ class ClientSettings:
     @classmethod
     def defaults(cls, limits: ServerLimits) -> ClientSettings:
         """Return the settings of a connection without IDENTIFY."""
-        timeout, original = limits.output_buffer_timeout, limits.generation == "nsq"
+        timeout, original = limits.output_buffer_timeout, limits.generation == "original"
         return cls(
             heartbeat_interval=limits.heartbeat_interval,
             msg_timeout=limits.msg_timeout,
@@ -122,10 +122,10 @@ _SCHEMA: dict[str, Any] = {
     "msg_timeout": int,
 }
 _SCHEMAS: dict[str, dict[str, Any]] = {
-    "ha": _SCHEMA
+    "redesigned": _SCHEMA
     | {"short_id": str, "long_id": str, "desired_tag": str, "extend_support": bool, "ext_filter": _FILTER}
     | {"dispatch": str, "key_header": str},
-    "nsq": _SCHEMA | {"topology_region": str, "topology_zone": str},
+    "original": _SCHEMA | {"topology_region": str, "topology_zone": str},
 }
 
 
@@ -144,7 +144,7 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
     settings.user_agent = data.get("user_agent", "")
     settings.feature_negotiation = data.get("feature_negotiation", False)
     _heartbeat(settings, limits, data.get("heartbeat_interval", 0))
-    if limits.generation == "nsq":
+    if limits.generation == "original":
         _buffer_timeout(settings, limits, data.get("output_buffer_timeout", 0))
         _buffer_size(settings, limits, data.get("output_buffer_size", 0))
     else:
@@ -158,7 +158,7 @@ def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> No
     if timeout:
         _check("msg timeout", timeout, 1000, limits.max_msg_timeout * 1000)
         settings.msg_timeout = timeout / 1000
-    if limits.generation == "ha":
+    if limits.generation == "redesigned":
         _tag(settings, data.get("desired_tag", ""))
         settings.extend_support = settings.extend_support or data.get("extend_support", False)
         settings.ext_filter = data.get("ext_filter", {})
@@ -184,9 +184,9 @@ def _buffer_size(settings: ClientSettings, limits: ServerLimits, value: int) -> 
     largest = limits.max_output_buffer_size
     if value == -1:
         settings.output_buffer_size = 1
-        if limits.generation == "nsq":
+        if limits.generation == "original":
             settings.output_buffer_timeout = 0.0
-    elif value > largest and limits.generation == "ha":
+    elif value > largest and limits.generation == "redesigned":
         settings.output_buffer_size = largest
     elif value:
         _check("output buffer size", value, 64, largest)
@@ -222,7 +222,7 @@ def _layers(settings: ClientSettings, limits: ServerLimits, data: dict[str, Any]
     settings.deflate = wanted and limits.deflate and data.get("deflate", False)
     settings.snappy = wanted and limits.snappy and data.get("snappy", False)
     level = data.get("deflate_level", 0)
-    if limits.generation == "nsq":
+    if limits.generation == "original":
         settings.deflate_level = min(level if settings.deflate and level > 0 else 6, limits.max_deflate_level)
     else:
         settings.deflate_level = min(max(level, -1), limits.max_deflate_level) if settings.deflate else 0
@@ -249,7 +249,7 @@ def identify_reply(settings: ClientSettings, limits: ServerLimits) -> bytes:
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": round(settings.output_buffer_timeout * 1000),
     }
-    if limits.generation == "nsq":
+    if limits.generation == "original":
         reply |= {"topology_region": limits.topology_region, "topology_zone": limits.topology_zone}
     elif settings.desired_tag:
         reply["desired_tag"] = settings.desired_tag

@@ -62,7 +62,7 @@ class SimulatedCluster:
     def __init__(
         self, nodes: int, lookupds: int, seed: int, disk: SimulatedDisk | None = None, files: DiskOptions | None = None
     ) -> None:
-        shape = ClusterShape(nodes, lookupds, "ha", disk.root if disk is not None else None)
+        shape = ClusterShape(nodes, lookupds, "redesigned", disk.root if disk is not None else None)
         runtime = _Runtime(shape, ClusterOptions(seed=seed))
         runtime.files = files or DiskOptions(fsync="always")
         self.runtime: RuntimeRedesigned = runtime

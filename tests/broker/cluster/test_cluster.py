@@ -46,7 +46,7 @@ def _waiting_requests(runtime: Runtime) -> int:
     return sum(len(server._server.server_state.tasks) for server in servers if server is not None)
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_stop_ends_requests_that_wait_without_a_traceback(
     generation: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,7 +387,7 @@ def test_an_invalid_dispatch_is_refused_clearly() -> None:
 
 
 @pytest.mark.parametrize("numbers", [{"partitions": 0}, {"partitions": -1}, {"replicas": 0}, {"partitions": 1.5}])
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_topics_have_partitions_and_replicas(numbers: dict[str, Any], generation: str) -> None:
     with Cluster(1, generation=generation) as cluster:
         with pytest.raises(InvalidInput, match="is not within 1"):

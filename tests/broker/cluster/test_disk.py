@@ -105,9 +105,12 @@ def _finished(node: Path) -> int:
 
 
 def test_the_original_generation_finds_its_topics(tmp_path: Path) -> None:
-    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster, BlockingClient(cluster.nodes["n1"].tcp) as talker:
+    with (
+        Cluster(1, generation="original", data_path=tmp_path) as cluster,
+        BlockingClient(cluster.nodes["n1"].tcp) as talker,
+    ):
         assert talker.ask("PUB t", b"kept") == b"OK"
-    with Cluster(1, generation="nsq", data_path=tmp_path) as cluster:
+    with Cluster(1, generation="original", data_path=tmp_path) as cluster:
         assert lookup(cluster.lookupd[0], "/topics") == {"topics": ["t"]}
         assert cluster.topics == {"t": []}
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
@@ -251,7 +254,7 @@ def test_two_clusters_do_not_share_a_path(tmp_path: Path) -> None:
         assert consume(cluster, "t", 1) == [b"one"]
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, generation: str) -> None:
     path = tmp_path / "data"
     path.write_text("no folder")

@@ -25,7 +25,7 @@ def port(address: str) -> int:
 
 
 def test_nodes_register_created_topics() -> None:
-    with Cluster(2, lookupds=2, generation="nsq") as cluster:
+    with Cluster(2, lookupds=2, generation="original") as cluster:
         cluster.create_topic("orders", channels=["billing"])
         everywhere = sorted(port(node.tcp) for node in cluster.nodes.values())
         for address in cluster.lookupd:
@@ -46,12 +46,12 @@ def test_lookup_lists_the_nodes_when_the_cluster_has_started(monkeypatch: pytest
         await connect(self, peer)
 
     monkeypatch.setattr(RegistrationClient, "_connect", slow)
-    with Cluster(2, lookupds=2, generation="nsq") as cluster:
+    with Cluster(2, lookupds=2, generation="original") as cluster:
         assert [len(lookup(address, "/nodes")["producers"]) for address in cluster.lookupd] == [2, 2]
 
 
 def test_a_killed_node_is_not_listed_as_producer() -> None:
-    with Cluster(2, generation="nsq") as cluster:
+    with Cluster(2, generation="original") as cluster:
         cluster.create_topic("t")
         cluster.kill("n1")
         second = port(cluster.nodes["n2"].tcp)
@@ -61,7 +61,7 @@ def test_a_killed_node_is_not_listed_as_producer() -> None:
 
 
 def test_a_lookup_node_that_was_down_receives_all_registrations() -> None:
-    with Cluster(1, lookupds=2, generation="nsq", options=ClusterOptions(lookup_ping=0.05)) as cluster:
+    with Cluster(1, lookupds=2, generation="original", options=ClusterOptions(lookup_ping=0.05)) as cluster:
         cluster.create_topic("t", channels=["c"])
         cluster.kill("l1")
         cluster.create_topic("u")
@@ -73,7 +73,7 @@ def test_a_lookup_node_that_was_down_receives_all_registrations() -> None:
 
 def test_a_frozen_node_becomes_inactive() -> None:
     options = ClusterOptions(lookup_ping=0.05, inactive_producer_timeout=30)
-    with Cluster(1, generation="nsq", options=options) as cluster:
+    with Cluster(1, generation="original", options=options) as cluster:
         cluster.create_topic("t")
         cluster.faults.freeze("n1")
         cluster.faults.clock.advance(31)
@@ -85,7 +85,7 @@ def test_a_frozen_node_becomes_inactive() -> None:
 
 
 def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
-    with Cluster(2, generation="nsq") as cluster:
+    with Cluster(2, generation="original") as cluster:
         plain_http.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
         cluster.create_topic("t")
         registered = eventually(lambda: lookup(cluster.lookupd[0], "/debug").get("channel:t:known", []), _is_pair)
@@ -93,7 +93,7 @@ def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
 
 
 def test_the_publish_that_creates_a_topic_is_received_by_all_channels_that_lookup_knows() -> None:
-    with Cluster(1, generation="nsq") as cluster:
+    with Cluster(1, generation="original") as cluster:
         node, address = cluster.nodes["n1"], cluster.lookupd[0]
         for channel in ("audit", "billing", "preview#ephemeral"):
             plain_http.post(f"http://{address}/channel/create", params={"topic": "t", "channel": channel})
@@ -113,7 +113,7 @@ def _is_pair(found: list[dict[str, object]]) -> bool:
 
 
 def test_messages_flow() -> None:
-    with Cluster(1, generation="nsq") as cluster:
+    with Cluster(1, generation="original") as cluster:
         tcp = cluster.nodes["n1"].tcp
         with BlockingClient(tcp) as talker, BlockingClient(tcp) as consumer:
             assert talker.ask("PUB first", b"before") == b"OK"
@@ -126,7 +126,7 @@ def test_messages_flow() -> None:
 
 
 def test_operations_that_the_original_nsq_does_not_support() -> None:
-    with Cluster(1, generation="nsq") as cluster:
+    with Cluster(1, generation="original") as cluster:
         for options in ({"partitions": 2}, {"extend": True}, {"ordered": True}, {"replicas": 2}):
             with pytest.raises(InvalidInput, match="has no partitions"):
                 cluster.create_topic("t", **options)
@@ -134,7 +134,9 @@ def test_operations_that_the_original_nsq_does_not_support() -> None:
             cluster.leader("t")
 
 
-@pytest.mark.parametrize(("generation", "limits"), [("nsq", ServerLimits()), ("ha", ServerLimits.original())])
+@pytest.mark.parametrize(
+    ("generation", "limits"), [("original", ServerLimits()), ("redesigned", ServerLimits.original())]
+)
 def test_limits_of_the_other_generation_are_refused(generation: str, limits: ServerLimits) -> None:
     cluster = Cluster(1, generation=generation, options=ClusterOptions(limits=limits))
     with pytest.raises(InvalidSetting, match="the limits are those of the generation"):

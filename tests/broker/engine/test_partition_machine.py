@@ -366,7 +366,7 @@ class OperatedOrdered(Ordered, Operated):
 class Original(Schedule):
     """The original server."""
 
-    generation = "nsq"
+    generation = "original"
     extended = False
 
     @rule(delay=st.sampled_from([0.5, 100.0]))

@@ -160,7 +160,7 @@ async def test_metrics_in_the_format_of_prometheus() -> None:
         later = (await client.get("/metrics")).text
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in (
-        'nsqlookupd_info{version="1.3.0",generation="nsq"} 1',
+        'nsqlookupd_info{version="1.3.0",generation="original"} 1',
         "nsqlookupd_nsqd 1",
         "nsqlookupd_topics 2",
         'nsqlookupd_topic_producers{topic="t2"} 1',

@@ -91,11 +91,11 @@ async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing() -> None:
     assert bodies(bench) == ["before", "after"]
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Servers of a generation; the redesigned ones replicate."""
-    with Cluster(nodes=2 if request.param == "ha" else 1, generation=request.param) as cluster:
-        cluster.create_topic("t", replicas=2 if request.param == "ha" else 1, channels=["ch"])
+    with Cluster(nodes=2 if request.param == "redesigned" else 1, generation=request.param) as cluster:
+        cluster.create_topic("t", replicas=2 if request.param == "redesigned" else 1, channels=["ch"])
         yield cluster
 
 

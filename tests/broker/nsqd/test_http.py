@@ -473,5 +473,5 @@ async def test_a_body_in_chunks_is_bounded(path: str, limits: ServerLimits) -> N
     host(node)
     web = _Web(node)
     answer = await (web.put(path, body()) if "config" in path else web.post(path, body()))  # type: ignore[arg-type]
-    assert answer.status_code == 413 or (limits.generation == "ha" and answer.status_code in (406, 500))
+    assert answer.status_code == 413 or (limits.generation == "redesigned" and answer.status_code in (406, 500))
     assert node.hosted["t", 0].partition.log.end_count == 0

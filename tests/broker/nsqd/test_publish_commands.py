@@ -38,10 +38,10 @@ def test_responses_precede_deliveries_of_the_same_publish() -> None:
     assert [kind for kind, _ in client.receive()] == [2], "the response does not take the message along"
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_commands_that_arrive_together_are_answered_before_their_messages_are_delivered(generation: str) -> None:
     clock = Clock()
-    limits = ServerLimits() if generation == "ha" else ServerLimits.original()
+    limits = ServerLimits() if generation == "redesigned" else ServerLimits.original()
     node = make_node(clock, limits=limits, clustered=False)
     host(node).partition.channel("ch")
     client = Client(node)

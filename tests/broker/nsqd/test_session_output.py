@@ -113,7 +113,7 @@ def test_messages_of_an_ordered_channel_are_not_buffered() -> None:
 @pytest.mark.parametrize("deflate", [False, True])
 def test_the_answer_to_sub_leaves_alone_before_the_first_message(limits: ServerLimits, deflate: bool) -> None:
     node = make_node(limits=limits)
-    if limits.generation == "ha":
+    if limits.generation == "redesigned":
         host(node).partition.channel("ch")
     Client(node).ask(sized("PUB t", b"first"))
     client = Client(node)

@@ -22,7 +22,7 @@ def test_a_partition_is_moved_and_a_node_is_removed(pair: Cluster) -> None:
     topic, where = f"t_{token_hex(4)}", ("--lookupd", pair.lookupd[0])
     pair.create_topic(topic, channels=["c"])
     listed = lines("node", "list", *where)
-    assert [(one["reachable"], one["generation"]) for one in listed] == [(True, "ha")] * 2
+    assert [(one["reachable"], one["generation"]) for one in listed] == [(True, "redesigned")] * 2
     source = pair.nodes[pair.leader(topic, 0)].tcp
     target = next(one["node"] for one in listed if one["node"] != source)
     assert lines("topic", "move", topic, "0", source, target, "--yes", *where) == [{"topic": topic, "moved": True}]

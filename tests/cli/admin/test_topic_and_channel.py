@@ -19,7 +19,7 @@ NODES = 2
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
     """An original cluster of one node."""
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         yield cluster
 
 

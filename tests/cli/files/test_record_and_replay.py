@@ -52,7 +52,7 @@ def test_messages_are_recorded_and_replayed(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) -> None:
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         where = ("--lookupd", cluster.lookupd[0])
         lines("topic", "create", "orders", "--channel", "record", *where)
         lines("pub", "orders", "one", *where)

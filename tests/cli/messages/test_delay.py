@@ -16,7 +16,7 @@ from tests.support.blocking_client import eventually
 from tests.support.command_line import lines, run, started
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 def test_a_relay_publishes_lists_and_cancels(tmp_path: Path, generation: str) -> None:
     store = ("--store", str(tmp_path / "store"))
     with Cluster(nodes=1, generation=generation) as cluster:

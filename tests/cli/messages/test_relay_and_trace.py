@@ -37,7 +37,7 @@ def test_a_topic_is_relayed_to_another_one(cluster: Cluster) -> None:
 def test_a_topic_is_relayed_to_the_original_generation(cluster: Cluster) -> None:
     source = make_topic(cluster, "relay")
     lines("pub", source, "one", "--header", "user=42", "--lookupd", cluster.lookupd[0])
-    with Cluster(nodes=1, generation="nsq") as original:
+    with Cluster(nodes=1, generation="original") as original:
         other = ("--lookupd", original.lookupd[0])
         lines("topic", "create", "copy", "--channel", "ch", *other)
         lines(
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_a_relay(cluster: Cluster) -> None:
 
 
 def test_trace_needs_stored_messages() -> None:
-    with Cluster(nodes=1, generation="nsq") as original:
+    with Cluster(nodes=1, generation="original") as original:
         original.create_topic("orders", channels=["ch"])
         done = run("trace", "orders", "7", "--lookupd", original.lookupd[0])
     assert (done.returncode, b"nsqext tail --trace-id" in done.stderr) == (2, True)

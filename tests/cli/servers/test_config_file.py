@@ -116,10 +116,10 @@ def test_words_that_nsqd_refuses(flags: dict[str, Any], text: str) -> None:
 
 
 def test_the_redesigned_programs_take_numbers() -> None:
-    flags = {"generation": "ha", "log-level": "2", "worker-id": "3", "tls-min-version": "ssl3.0"}
+    flags = {"generation": "redesigned", "log-level": "2", "worker-id": "3", "tls-min-version": "ssl3.0"}
     check_nsqd(flags)
     check_nsqlookupd(flags)
-    check_values({"generation": "ha", "max-deflate-level": 10})
+    check_values({"generation": "redesigned", "max-deflate-level": 10})
 
 
 @pytest.mark.parametrize(("given", "read"), [("1", "true"), ("F", "false"), ("TCP-HTTPS", "tcp-https")])

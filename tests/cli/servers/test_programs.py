@@ -46,7 +46,7 @@ def test_version_and_unknown_flags(name: str) -> None:
     expected = run(name, "--version")
     build = f"(built w/python{platform.python_version()})"
     assert (expected.returncode, expected.stdout, expected.stderr) == (0, f"{name} v1.3.0 {build}\n", "")
-    assert run(name, "--generation", "ha", "--version").stdout == f"{name} v0.3.7-HA.1.13.0 {build}\n"
+    assert run(name, "--generation", "redesigned", "--version").stdout == f"{name} v0.3.7-HA.1.13.0 {build}\n"
     refused = run(name, "-nope")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith(f"flag provided but not defined: -nope\nUsage of {name}:\n")
@@ -320,7 +320,7 @@ def test_https(tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         assert httpx.get(f"https://{program.address('HTTPS')}/ping", verify=context).text == "OK"
-    with running("nsqd", "--generation=ha", *LOCAL, *words) as program:  # which ends at TLS 1.2
+    with running("nsqd", "--generation=redesigned", *LOCAL, *words) as program:  # which ends at TLS 1.2
         url = f"https://{program.address('HTTPS')}/ping"
         with pytest.raises(httpx.ConnectError, match="SSL"):
             httpx.get(url, verify=context)
@@ -336,7 +336,9 @@ def test_the_sync_timeout_decides_when_a_redesigned_node_flushes(monkeypatch: py
 
     monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", record)
     for flags in ({}, {"sync-timeout": 0.5}):
-        anyio.run(_serve, {"tcp-address": "", "http-address": "", "https-address": "", "generation": "ha", **flags})
+        anyio.run(
+            _serve, {"tcp-address": "", "http-address": "", "https-address": "", "generation": "redesigned", **flags}
+        )
     assert started == [8.0, 2.0]
 
 
@@ -350,7 +352,7 @@ def test_tls_cannot_be_required_without_a_certificate(tmp_path: Path) -> None:
 
 def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
     with (
-        running("nsqd", "--generation", "ha", *LOCAL, "-data-path", str(tmp_path)) as program,
+        running("nsqd", "--generation", "redesigned", *LOCAL, "-data-path", str(tmp_path)) as program,
         BlockingClient(program.address("TCP")) as talker,
     ):
         assert talker.ask("INTERNAL_CREATE_TOPIC topic 0") == b"OK"
@@ -358,10 +360,12 @@ def test_a_standalone_redesigned_nsqd(tmp_path: Path) -> None:
 
 
 def test_standalone_redesigned_programs_find_each_other(tmp_path: Path) -> None:
-    with running("nsqlookupd", "--generation=ha", "--alsologtostderr=false", "--log-level=2", *LOCAL) as lookupd:
+    with running(
+        "nsqlookupd", "--generation=redesigned", "--alsologtostderr=false", "--log-level=2", *LOCAL
+    ) as lookupd:
         expected = f"--lookupd-tcp-address={lookupd.address('TCP')}"
         with (
-            running("nsqd", "--generation=ha", expected, *LOCAL, "-data-path", str(tmp_path)) as nsqd,
+            running("nsqd", "--generation=redesigned", expected, *LOCAL, "-data-path", str(tmp_path)) as nsqd,
             BlockingClient(nsqd.address("TCP")) as talker,
         ):
             assert talker.ask("INTERNAL_CREATE_TOPIC topic 1 true") == b"OK"

@@ -59,7 +59,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> NsqdSettings:
 
     monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", keep)
     addresses = {"tcp-address": "", "http-address": "", "https-address": ""}
-    anyio.run(nsqd._serve, addresses | _read("-generation=ha", *arguments))
+    anyio.run(nsqd._serve, addresses | _read("-generation=redesigned", *arguments))
     return found[0]
 
 
@@ -74,17 +74,17 @@ def test_the_original_programs_do_not_know_them(kinds: Mapping[str, str], capsys
         _read("-metric-address=:1", kinds=kinds)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("flag provided but not defined: -metric-address\n")
-    assert _read("-generation", "ha", "-metric-address=:1", kinds=kinds)["metric-address"] == ":1"
+    assert _read("-generation", "redesigned", "-metric-address=:1", kinds=kinds)["metric-address"] == ":1"
 
 
 @pytest.mark.parametrize("flag", ["-rpc-port=1", "-cluster-leadership-addresses=http://h:1"])
 def test_a_flag_for_a_cluster_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        _read("-generation=ha", flag)
+        _read("-generation=redesigned", flag)
     assert ended.value.code == 2
     text = "this program runs without a cluster; start one with nsqext broker"
     assert capsys.readouterr().err.startswith(f"{flag.partition('=')[0]}: {text}\n")
-    assert _read("-generation=ha", "-rpc-port=")["rpc-port"] == ""
+    assert _read("-generation=redesigned", "-rpc-port=")["rpc-port"] == ""
 
 
 def test_flags_that_change_what_clients_see(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +107,13 @@ def test_the_new_name_of_a_flag_counts(tmp_path: Path) -> None:
     path = tmp_path / "nsqd.cfg"
     path.write_text('max_message_size = 5\nmax_msg_size = 6\nmax_confirm_win = 7\nreq_to_end_threshold = "20s"\n')
     old, new = "-max-message-size=1", "-max-msg-size=2"
-    assert _read("-generation=ha", old, new)["max-msg-size"] == 2
-    assert _read("-generation=ha", old, f"-config={path}")["max-msg-size"] == 1
-    found = _read("-generation=ha", f"-config={path}")
+    assert _read("-generation=redesigned", old, new)["max-msg-size"] == 2
+    assert _read("-generation=redesigned", old, f"-config={path}")["max-msg-size"] == 1
+    found = _read("-generation=redesigned", f"-config={path}")
     assert (found["max-msg-size"], found["max-confirm-win"], found["req-to-end-threshold"]) == (6, 7, 20.0)
     assert "max-confirm-win" not in _read(f"-config={path}"), "the original nsqd ignores names that it does not know"
 
 
 def test_flags_without_effect_are_named() -> None:
-    flags = _read("-generation=ha", "-use-fsync", "-kv-enabled", "-max-confirm-win=3", "-max-conn-for-client=1")
+    flags = _read("-generation=redesigned", "-use-fsync", "-kv-enabled", "-max-confirm-win=3", "-max-conn-for-client=1")
     assert redesigned_flags.given_without_effect(flags) == ["kv-enabled", "max-conn-for-client", "use-fsync"]

@@ -301,7 +301,7 @@ async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> 
 
 
 async def test_a_server_without_key_failover_is_refused() -> None:
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         cluster.create_topic("t", channels=["ch"])
         consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
         with pytest.raises(InvalidSetting, match="does not support dispatch by key_failover"):

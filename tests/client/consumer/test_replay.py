@@ -93,7 +93,7 @@ async def test_another_message_is_not_replayed() -> None:
 async def test_a_topic_without_dead_letters_is_refused_at_once() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(25), pytest.raises(TopicNotFound):
         await replay_dead_letters("absent", lookupd=cluster.lookupd)
-    with Cluster(nodes=1, generation="nsq") as original:
+    with Cluster(nodes=1, generation="original") as original:
         original.create_topic("dead")
         with anyio.fail_after(25), pytest.raises(OperationNotSupported, match="do not say where"):
             await replay_dead_letters("dead", lookupd=original.lookupd)

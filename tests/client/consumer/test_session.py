@@ -247,7 +247,7 @@ async def test_the_messages_behind_one_whose_key_cannot_be_read_are_requeued_on_
         await peer.answer(b"CLOSE_WAIT")
 
 
-@pytest.mark.parametrize("generation", ["nsq", "ha"])
+@pytest.mark.parametrize("generation", ["original", "redesigned"])
 async def test_messages_of_cancelled_handlers_are_redelivered_at_once(generation: str) -> None:
     with Cluster(nodes=1, generation=generation) as cluster, anyio.fail_after(25):
         cluster.create_topic("t", channels=["ch"])

@@ -153,7 +153,7 @@ async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, capl
 
 
 async def test_the_original_nsq_through_lookup() -> None:
-    with Cluster(nodes=2, generation="nsq") as cluster, anyio.fail_after(25):
+    with Cluster(nodes=2, generation="original") as cluster, anyio.fail_after(25):
         async with Producer(cluster.lookupd, timeout=30) as producer:
             for number in range(10):
                 assert (await producer.publish("fresh", b"%d" % number)).partition is None

@@ -155,7 +155,7 @@ def test_large_bodies_are_compressed_where_topics_have_headers(
 def test_topics_and_servers_decide_what_a_message_may_have(
     members: dict[str, Any], plain: bytes | None, extend: bytes | None, original: bytes | None, redesigned: bytes | None
 ) -> None:
-    for meta, is_ha, line in (
+    for meta, is_redesigned, line in (
         (TopicMeta(partition_num=1), True, plain),
         (TopicMeta(partition_num=1, extend_support=True), True, extend),
         (TopicMeta(), False, original),
@@ -163,7 +163,7 @@ def test_topics_and_servers_decide_what_a_message_may_have(
     ):
         partition = 0 if meta.partition_num else None
         target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-        target.node.redesigned = is_ha
+        target.node.redesigned = is_redesigned
         if line is None:
             with pytest.raises(ExtendNotSupported) as caught:
                 _request(**members).command(target)
@@ -388,7 +388,7 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
 def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
     partition = 0 if meta.partition_num else None
     target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-    target.node.redesigned = Negotiated(version=version).is_ha
+    target.node.redesigned = Negotiated(version=version).redesigned
     return target
 
 

@@ -224,7 +224,7 @@ async def test_it_is_refused_where_no_log_can_be_searched() -> None:
         Producer(nsqd="127.0.0.1:4150", on_unknown="settle")
     with pytest.raises(InvalidSetting, match="settle_timeout has no effect"):
         Producer("127.0.0.1:4161", settle_timeout=3)
-    with Cluster(nodes=1, generation="nsq") as original:
+    with Cluster(nodes=1, generation="original") as original:
         original.create_topic("t")
         async with bounded(), _settling(original) as producer:
             with pytest.raises(OperationNotSupported, match="redesigned"):

@@ -24,7 +24,7 @@ def every_client_is_closed() -> Iterator[None]:
     assert shared_loop._provider._leases == before
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node."""
     with Cluster(nodes=1, generation=request.param) as cluster:

@@ -26,7 +26,7 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest, authority: trustme.CA) -> Iterator[Cluster]:
     """A node that requires AUTH, and grants TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

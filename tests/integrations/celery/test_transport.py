@@ -177,7 +177,7 @@ def test_count_purge_get_and_delete(connect: Connect, cluster: Cluster, name: st
         assert message is not None
         message.ack()
         assert queue.purge() == 2
-        if cluster.generation == "nsq":  # the redesigned NSQ delivers the record that it had read ahead
+        if cluster.generation == "original":  # the redesigned NSQ delivers the record that it had read ahead
             assert queue.get() is None
         queue.delete()
         with sync.Admin(cluster.lookupd) as admin:
@@ -213,7 +213,9 @@ def test_expired_messages_are_dropped(connect: Connect, name: str) -> None:
 def test_a_task_beyond_the_longest_timeout_of_the_server_is_an_error_in_the_log(
     cluster: Cluster, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limits = evolve(ServerLimits() if cluster.generation == "ha" else ServerLimits.original(), max_msg_timeout=2.0)
+    limits = evolve(
+        ServerLimits() if cluster.generation == "redesigned" else ServerLimits.original(), max_msg_timeout=2.0
+    )
     options = ClusterOptions(limits=limits)
     with (
         Cluster(1, generation=cluster.generation, options=options) as strict,
@@ -326,7 +328,7 @@ def test_the_next_broker_is_used_when_one_does_not_respond(cluster: Cluster, nam
 
 
 def test_one_nsqd_without_lookup(cluster: Cluster, name: str) -> None:
-    if cluster.generation == "ha":
+    if cluster.generation == "redesigned":
         cluster.create_topic(name, channels=[name])
     address = next(iter(cluster.nodes.values())).tcp
     with kombu.Connection(f"nsqd://{address}") as connection:

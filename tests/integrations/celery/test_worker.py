@@ -70,7 +70,9 @@ def worker(name: str, pool: str = "prefork") -> Iterator[Process]:
 
 
 # each pool, and each generation
-@pytest.mark.parametrize(("cluster", "pool"), [("ha", "prefork"), ("nsq", "threads")], indirect=["cluster"])
+@pytest.mark.parametrize(
+    ("cluster", "pool"), [("redesigned", "prefork"), ("original", "threads")], indirect=["cluster"]
+)
 def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> None:
     for number in range(50):
         tasks.note.delay(number)
@@ -83,7 +85,9 @@ def test_a_worker_runs_tasks_answers_ping_and_drains(tasks: Any, pool: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("cluster", "pool"), [("ha", "solo"), ("ha", "threads"), ("nsq", "prefork")], indirect=["cluster"]
+    ("cluster", "pool"),
+    [("redesigned", "solo"), ("redesigned", "threads"), ("original", "prefork")],
+    indirect=["cluster"],
 )
 def test_a_task_longer_than_msg_timeout_and_heartbeats_runs_once(tasks: Any, pool: str) -> None:
     tasks.note.delay(1, 4.5)  # msg_timeout is 3 s
@@ -94,7 +98,7 @@ def test_a_task_longer_than_msg_timeout_and_heartbeats_runs_once(tasks: Any, poo
     assert Path(os.environ["NSQ_NOTES"]).read_text().split() == ["1", "2"]
 
 
-@pytest.mark.parametrize("cluster", ["nsq"], indirect=True)
+@pytest.mark.parametrize("cluster", ["original"], indirect=True)
 def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster: Cluster) -> None:
     for number in range(30):
         tasks.note.delay(number, 0.3)
@@ -111,7 +115,7 @@ def test_a_worker_holds_as_many_tasks_as_its_prefetch_count(tasks: Any, cluster:
     assert max(seen) == 8  # worker_prefetch_multiplier 4, two processes
 
 
-@pytest.mark.parametrize("cluster", ["ha"], indirect=True)
+@pytest.mark.parametrize("cluster", ["redesigned"], indirect=True)
 def test_events_of_tasks_arrive(tasks: Any) -> None:
     seen: set[str] = set()
     with worker("events"), tasks.app.connection_for_read() as connection:
@@ -129,7 +133,7 @@ def test_events_of_tasks_arrive(tasks: Any) -> None:
             thread.join(25)
 
 
-@pytest.mark.parametrize("cluster", ["nsq"], indirect=True)
+@pytest.mark.parametrize("cluster", ["original"], indirect=True)
 def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> None:
     for number in range(100):
         tasks.note.delay(number, 0.02)
@@ -141,7 +145,7 @@ def test_late_acknowledged_tasks_survive_the_kill_of_a_worker(tasks: Any) -> Non
         eventually(lambda: notes() == set(range(100)), seconds=60.0)
 
 
-@pytest.mark.parametrize("cluster", ["ha"], indirect=True)
+@pytest.mark.parametrize("cluster", ["redesigned"], indirect=True)
 def test_the_example_runs(cluster: Cluster) -> None:
     env = {**os.environ, "BROKER_URL": f"nsq://{cluster.lookupd[0]}", "PYTHONUNBUFFERED": "1"}
     python = [sys.executable, "-m"]

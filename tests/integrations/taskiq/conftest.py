@@ -21,7 +21,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node."""
     with Cluster(nodes=1, generation=request.param) as cluster:

@@ -87,7 +87,7 @@ async def test_labels_choose_queue_and_delay(cluster: Cluster, opened: Opened) -
         await note.kicker().with_labels(delay=1.0).kiq(2)
         await note.kicker().with_labels(queue=queues[1]).kiq(1)
         assert [task.args[0] for task, _ in await take(broker, 2)] == [1, 2]
-        if cluster.generation == "ha":  # the original NSQ has neither keys nor tags
+        if cluster.generation == "redesigned":  # the original NSQ has neither keys nor tags
             async with Consumer(queues[0], broker.channel, cluster.lookupd, tag="canary") as consumer:
                 await note.kicker().with_labels(key="k", tag="canary").kiq(3)
                 with anyio.fail_after(25):

@@ -11,8 +11,8 @@ from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
 from tests.support.tables import table
 
-_HA = ServerLimits()
-_NSQ = ServerLimits.original()
+_REDESIGNED = ServerLimits()
+_ORIGINAL = ServerLimits.original()
 
 
 def _identify(limits: ServerLimits, **members: Any) -> ClientSettings:
@@ -27,13 +27,13 @@ def _reply(limits: ServerLimits, **members: Any) -> dict[str, Any]:
 
 
 def test_defaults_are_the_servers() -> None:
-    reply = _reply(_HA)
+    reply = _reply(_REDESIGNED)
     assert reply == {
         "max_rdy_count": 2500, "version": "0.3.7-HA.1.13.0", "max_msg_timeout": 900000, "msg_timeout": 60000,
         "tls_v1": False, "deflate": False, "deflate_level": 0, "max_deflate_level": 6, "snappy": False,
         "sample_rate": 0, "auth_required": False, "output_buffer_size": 100, "output_buffer_timeout": 50,
     }  # fmt: skip
-    reply = _reply(_NSQ)
+    reply = _reply(_ORIGINAL)
     assert (reply["output_buffer_size"], reply["output_buffer_timeout"], reply["deflate_level"]) == (16384, 250, 6)
     assert (reply["topology_region"], reply["topology_zone"]) == ("", "")
 
@@ -49,24 +49,24 @@ def test_without_negotiation_the_reply_is_ok_and_no_layer_begins() -> None:
 
 def test_settings_of_the_client_are_kept() -> None:
     settings = _identify(
-        _HA, client_id="c", hostname="h", user_agent="u", desired_tag="té", extend_support=True,
+        _REDESIGNED, client_id="c", hostname="h", user_agent="u", desired_tag="té", extend_support=True,
         ext_filter={"type": 4, "filter_ext_key": "any", "filter_data_list": [{"filter_ext_key": "k"}]},
     )  # fmt: skip
     assert (settings.client_id, settings.hostname, settings.user_agent) == ("c", "h", "u")
     assert (settings.desired_tag, settings.extend_support) == ("té", True)
     assert settings.ext_filter["filter_data_list"] == [{"filter_ext_key": "k"}]
-    assert orjson.loads(identify_reply(settings, _HA))["desired_tag"] == "té"
-    legacy = _identify(_HA, short_id="s", long_id="l")
+    assert orjson.loads(identify_reply(settings, _REDESIGNED))["desired_tag"] == "té"
+    legacy = _identify(_REDESIGNED, short_id="s", long_id="l")
     assert (legacy.client_id, legacy.hostname) == ("s", "l")
-    original = _identify(_NSQ, short_id="s", desired_tag="t" * 200, extend_support=True)
+    original = _identify(_ORIGINAL, short_id="s", desired_tag="t" * 200, extend_support=True)
     assert (original.client_id, original.desired_tag, original.extend_support) == ("", "", False)
 
 
 def test_identifying_again_keeps_unnamed_settings() -> None:
     settings = _identify(
-        _HA, desired_tag="t", heartbeat_interval=2000, msg_timeout=3000, extend_support=True, snappy=True
+        _REDESIGNED, desired_tag="t", heartbeat_interval=2000, msg_timeout=3000, extend_support=True, snappy=True
     )
-    negotiate(b'{"client_id":"again"}', _HA, settings)
+    negotiate(b'{"client_id":"again"}', _REDESIGNED, settings)
     assert (settings.desired_tag, settings.heartbeat_interval, settings.msg_timeout) == ("t", 2.0, 3.0)
     assert settings.extend_support
     assert not settings.snappy
@@ -93,7 +93,7 @@ def test_identifying_again_keeps_unnamed_settings() -> None:
     ],
 )
 def test_settings_granted_by_the_redesigned_server(members: dict[str, Any], name: str, expected: float) -> None:
-    assert getattr(_identify(_HA, **members), name) == expected
+    assert getattr(_identify(_REDESIGNED, **members), name) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,28 +108,28 @@ def test_settings_granted_by_the_redesigned_server(members: dict[str, Any], name
     ],
 )
 def test_settings_granted_by_the_original_server(members: dict[str, Any], name: str, expected: float) -> None:
-    assert getattr(_identify(_NSQ, **members), name) == expected
+    assert getattr(_identify(_ORIGINAL, **members), name) == expected
 
 
 @table(
     ("limits", "members", "text"),
     [
-        (_HA, {"heartbeat_interval": 999}, "heartbeat interval (999) is invalid"),
-        (_HA, {"heartbeat_interval": 60001}, "heartbeat interval (60001) is invalid"),
-        (_HA, {"heartbeat_interval": -2}, "heartbeat interval (-2) is invalid"),
-        (_HA, {"output_buffer_size": 63}, "output buffer size (63) is invalid"),
-        (_HA, {"output_buffer_size": -2}, "output buffer size (-2) is invalid"),
-        (_NSQ, {"output_buffer_size": 65537}, "output buffer size (65537) is invalid"),
-        (_HA, {"output_buffer_timeout": 1001}, "output buffer timeout (1001) is invalid"),
-        (_NSQ, {"output_buffer_timeout": 24}, "output buffer timeout (24) is invalid"),
-        (_HA, {"sample_rate": 100}, "sample rate (100) is invalid"),
-        (_HA, {"sample_rate": -1}, "sample rate (-1) is invalid"),
-        (_HA, {"msg_timeout": 999}, "msg timeout (999) is invalid"),
-        (_HA, {"msg_timeout": -1}, "msg timeout (-1) is invalid"),
-        (_NSQ, {"msg_timeout": 900001}, "msg timeout (900001) is invalid"),
-        (_HA, {"desired_tag": "é" * 51}, "invalid tag len 102, exceed limit 100"),
-        (_HA, {"desired_tag": 5}, "failed to decode JSON body"),
-        (_NSQ, {"topology_zone": 5}, "failed to decode JSON body"),
+        (_REDESIGNED, {"heartbeat_interval": 999}, "heartbeat interval (999) is invalid"),
+        (_REDESIGNED, {"heartbeat_interval": 60001}, "heartbeat interval (60001) is invalid"),
+        (_REDESIGNED, {"heartbeat_interval": -2}, "heartbeat interval (-2) is invalid"),
+        (_REDESIGNED, {"output_buffer_size": 63}, "output buffer size (63) is invalid"),
+        (_REDESIGNED, {"output_buffer_size": -2}, "output buffer size (-2) is invalid"),
+        (_ORIGINAL, {"output_buffer_size": 65537}, "output buffer size (65537) is invalid"),
+        (_REDESIGNED, {"output_buffer_timeout": 1001}, "output buffer timeout (1001) is invalid"),
+        (_ORIGINAL, {"output_buffer_timeout": 24}, "output buffer timeout (24) is invalid"),
+        (_REDESIGNED, {"sample_rate": 100}, "sample rate (100) is invalid"),
+        (_REDESIGNED, {"sample_rate": -1}, "sample rate (-1) is invalid"),
+        (_REDESIGNED, {"msg_timeout": 999}, "msg timeout (999) is invalid"),
+        (_REDESIGNED, {"msg_timeout": -1}, "msg timeout (-1) is invalid"),
+        (_ORIGINAL, {"msg_timeout": 900001}, "msg timeout (900001) is invalid"),
+        (_REDESIGNED, {"desired_tag": "é" * 51}, "invalid tag len 102, exceed limit 100"),
+        (_REDESIGNED, {"desired_tag": 5}, "failed to decode JSON body"),
+        (_ORIGINAL, {"topology_zone": 5}, "failed to decode JSON body"),
     ],
 )
 def test_refused_settings(limits: ServerLimits, members: dict[str, Any], text: str) -> None:
@@ -142,12 +142,12 @@ def test_refused_settings(limits: ServerLimits, members: dict[str, Any], text: s
 def test_the_first_error_in_the_servers_order_is_answered() -> None:
     bad = {"output_buffer_size": 1, "output_buffer_timeout": 99999, "sample_rate": 100, "msg_timeout": 1}
     with pytest.raises(RequestError, match="output buffer size"):
-        _identify(_HA, **bad)
+        _identify(_REDESIGNED, **bad)
     with pytest.raises(RequestError, match="output buffer timeout"):
-        _identify(_NSQ, **bad)
+        _identify(_ORIGINAL, **bad)
 
 
-@pytest.mark.parametrize("limits", [_HA, _NSQ])
+@pytest.mark.parametrize("limits", [_REDESIGNED, _ORIGINAL])
 def test_two_compressions_are_refused(limits: ServerLimits) -> None:
     with pytest.raises(RequestError, match="E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"):
         _identify(limits, snappy=True, deflate=True)
@@ -155,7 +155,7 @@ def test_two_compressions_are_refused(limits: ServerLimits) -> None:
 
 
 def test_layers_are_granted_as_the_server_has_them() -> None:
-    assert not _identify(_HA, tls_v1=True).tls
+    assert not _identify(_REDESIGNED, tls_v1=True).tls
     assert _reply(ServerLimits(tls=True), tls_v1=True)["tls_v1"] is True
-    assert _reply(_HA, snappy=True)["snappy"] is True
+    assert _reply(_REDESIGNED, snappy=True)["snappy"] is True
     assert _reply(ServerLimits(auth=True))["auth_required"] is True

@@ -19,8 +19,8 @@ from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.commands import ext_body, multi_body, trace_body
 from tests.support.tables import table
 
-_HA = ServerLimits()
-_NSQ = ServerLimits.original()
+_REDESIGNED = ServerLimits()
+_ORIGINAL = ServerLimits.original()
 _SMALL = ServerLimits(max_msg_size=20, max_body_size=64)
 _EXTEND = CommandTarget("t", extend=True)
 _PLAIN = CommandTarget("t")
@@ -33,28 +33,33 @@ def _one(header: bytes) -> bytes:
 
 
 def test_single_bodies() -> None:
-    assert parse_publish(b"PUB", b"b", _HA, _PLAIN) == [PublishItem(b"b")]
-    assert parse_publish(b"DPUB", b"b", _NSQ, _PLAIN) == [PublishItem(b"b")]
-    assert parse_publish(b"PUB_TRACE", trace_body(7, b"b"), _HA, _PLAIN) == [PublishItem(b"b", 7, traced=True)]
+    assert parse_publish(b"PUB", b"b", _REDESIGNED, _PLAIN) == [PublishItem(b"b")]
+    assert parse_publish(b"DPUB", b"b", _ORIGINAL, _PLAIN) == [PublishItem(b"b")]
+    assert parse_publish(b"PUB_TRACE", trace_body(7, b"b"), _REDESIGNED, _PLAIN) == [PublishItem(b"b", 7, traced=True)]
     header = b'{"k":"v"}'
-    assert parse_publish(b"PUB_EXT", ext_body(header, b"b"), _HA, _EXTEND) == [PublishItem(b"b", 0, header, 4)]
+    assert parse_publish(b"PUB_EXT", ext_body(header, b"b"), _REDESIGNED, _EXTEND) == [PublishItem(b"b", 0, header, 4)]
     header = b'{"##trace_id":"0"}'
-    assert parse_publish(b"PUB_EXT", ext_body(header, b"b"), _HA, _EXTEND) == [PublishItem(b"b", 0, header, 4, True)]
+    assert parse_publish(b"PUB_EXT", ext_body(header, b"b"), _REDESIGNED, _EXTEND) == [
+        PublishItem(b"b", 0, header, 4, True)
+    ]
 
 
 def test_batches() -> None:
-    assert parse_publish(b"MPUB", multi_body([b"a", b"bc"]), _HA, _EXTEND) == [PublishItem(b"a"), PublishItem(b"bc")]
+    assert parse_publish(b"MPUB", multi_body([b"a", b"bc"]), _REDESIGNED, _EXTEND) == [
+        PublishItem(b"a"),
+        PublishItem(b"bc"),
+    ]
     traced = multi_body([trace_body(1, b"a"), trace_body(2, b"b")])
-    assert parse_publish(b"MPUB_TRACE", traced, _HA, _PLAIN) == [PublishItem(b"a", 1), PublishItem(b"b", 2)]
+    assert parse_publish(b"MPUB_TRACE", traced, _REDESIGNED, _PLAIN) == [PublishItem(b"a", 1), PublishItem(b"b", 2)]
     header = b'{"##trace_id":"55"}'
     mixed = multi_body([ext_body(header, b"a"), ext_body(b"", b"b"), ext_body(b"{}", b"c")])
-    assert parse_publish(b"MPUB_EXT", mixed, _HA, _EXTEND) == [
+    assert parse_publish(b"MPUB_EXT", mixed, _REDESIGNED, _EXTEND) == [
         PublishItem(b"a", 55, header, 4),
         PublishItem(b"b"),
         PublishItem(b"c", 0, b"{}", 4),
     ]
     plain = multi_body([ext_body(b"", b"a")])
-    assert parse_publish(b"MPUB_EXT", plain, _HA, _PLAIN) == [PublishItem(b"a")]
+    assert parse_publish(b"MPUB_EXT", plain, _REDESIGNED, _PLAIN) == [PublishItem(b"a")]
 
 
 @table(
@@ -73,21 +78,21 @@ def test_batches() -> None:
 )  # fmt: skip
 def test_headers_that_the_server_refuses_leave_the_connection_open(verb: bytes, body: bytes, text: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_publish(verb, body, _HA, _EXTEND)
+        parse_publish(verb, body, _REDESIGNED, _EXTEND)
     assert str(caught.value) == text
     assert not caught.value.fatal
 
 
 def test_many_leading_zeros_are_a_number() -> None:
     header = b'{"##trace_id":"' + b"0" * 9000 + b'5"}'
-    assert parse_publish(b"PUB_EXT", ext_body(header, b"x"), _HA, _EXTEND)[0].trace_id == 5
+    assert parse_publish(b"PUB_EXT", ext_body(header, b"x"), _REDESIGNED, _EXTEND)[0].trace_id == 5
 
 
 @pytest.mark.parametrize("verb", [b"PUB_EXT", b"MPUB_EXT"])
 def test_headers_on_a_plain_topic(verb: bytes) -> None:
     def publish(header: bytes, target: CommandTarget) -> PublishItem:
         body = ext_body(header, b"x")
-        return parse_publish(verb, multi_body([body]) if verb == b"MPUB_EXT" else body, _HA, target)[0]
+        return parse_publish(verb, multi_body([body]) if verb == b"MPUB_EXT" else body, _REDESIGNED, target)[0]
 
     for header in (b"{}", b'{"##trace_id":"1"}', b'{"k":"v"}'):
         with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT ext content not supported in topic t"):
@@ -102,9 +107,9 @@ def test_headers_on_a_plain_topic(verb: bytes) -> None:
 
 def test_a_single_publish_reads_the_header_before_it_asks_for_the_topic_and_a_batch_after() -> None:
     with pytest.raises(RequestError, match="E_INVALID_JSON_HEADER"):
-        parse_publish(b"PUB_EXT", ext_body(b"{", b"x"), _HA, _PLAIN)
+        parse_publish(b"PUB_EXT", ext_body(b"{", b"x"), _REDESIGNED, _PLAIN)
     with pytest.raises(RequestError, match="E_EXT_NOT_SUPPORT"):
-        parse_publish(b"MPUB_EXT", multi_body([ext_body(b"{", b"x")]), _HA, _PLAIN)
+        parse_publish(b"MPUB_EXT", multi_body([ext_body(b"{", b"x")]), _REDESIGNED, _PLAIN)
 
 
 @table(
@@ -151,12 +156,12 @@ def test_framing_that_the_server_refuses_ends_the_connection(verb: bytes, body: 
 )
 def test_the_original_server_names_the_command(verb: bytes, size: int, text: str) -> None:
     with pytest.raises(RequestError) as caught:
-        check_publish_size(verb, size, _NSQ)
+        check_publish_size(verb, size, _ORIGINAL)
     assert str(caught.value) == text
 
 
 def test_the_largest_sizes_pass() -> None:
-    for limits in (_HA, _NSQ):
+    for limits in (_REDESIGNED, _ORIGINAL):
         check_publish_size(b"PUB", 1048576, limits)
         check_publish_size(b"MPUB", 5242880, limits)
     check_room(b"PUB_TRACE", 9)
@@ -166,7 +171,7 @@ def test_the_largest_sizes_pass() -> None:
 
 def test_a_batch_is_read_as_it_arrives() -> None:
     body = multi_body([b"first", b"second"])
-    reader = BatchReader(b"MPUB", _HA, _PLAIN)
+    reader = BatchReader(b"MPUB", _REDESIGNED, _PLAIN)
     assert not reader.read(b"ab" + body[:6], 2)
     assert (reader.position, reader.need) == (6, 4)
     assert not reader.read(body[4:12], 0)

@@ -413,7 +413,7 @@ async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> No
 
 
 async def test_the_original_nsq_has_no_ranges() -> None:
-    with Cluster(nodes=1, generation="nsq") as original:
+    with Cluster(nodes=1, generation="original") as original:
         original.create_topic("t", channels=["c"])
         async with Admin(access(original.lookupd)) as admin:
             with pytest.raises(InvalidSetting, match="readMode=channel"):

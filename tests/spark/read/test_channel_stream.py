@@ -38,7 +38,7 @@ _DEADLINE = 15.0
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
     """The original NSQ on one node."""
-    with Cluster(1, generation="nsq") as cluster:
+    with Cluster(1, generation="original") as cluster:
         yield cluster
 
 
@@ -192,7 +192,7 @@ def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeyp
 
 def test_messages_in_flight_are_touched() -> None:
     limits = evolve(ServerLimits.original(), msg_timeout=1.0)
-    with Cluster(1, generation="nsq", options=ClusterOptions(limits=limits)) as cluster:
+    with Cluster(1, generation="original", options=ClusterOptions(limits=limits)) as cluster:
         cluster.create_topic("touched", channels=["spark"])
         publish(cluster, "touched", 3)
         source = reader(cluster, "touched")

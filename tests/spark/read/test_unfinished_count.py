@@ -22,11 +22,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.parametrize("generation", ["ha", "nsq"])
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
 async def test_waiting_and_in_flight_messages_are_counted_over_all_nodes(generation: str) -> None:
     with Cluster(2, generation=generation) as cluster:
         for topic in ("one", "two"):
-            cluster.create_topic(topic, 2 if generation == "ha" else 1, channels=["spark", "other"])
+            cluster.create_topic(topic, 2 if generation == "redesigned" else 1, channels=["spark", "other"])
         async with Admin(cluster.lookupd) as admin:
             assert await unfinished_count(admin, ["one", "two"], "spark") == 0
             async with Producer(cluster.lookupd) as producer:
@@ -62,7 +62,7 @@ async def test_no_node_answers() -> None:
 
 
 async def test_a_node_that_does_not_answer_may_have_messages() -> None:
-    with Cluster(2, generation="nsq") as cluster:
+    with Cluster(2, generation="original") as cluster:
         cluster.create_topic("one", channels=["spark"])
         cluster.faults.freeze("n2")
         async with Admin(cluster.lookupd, lookup_request_timeout=0.5) as admin:

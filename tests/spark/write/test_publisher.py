@@ -149,7 +149,7 @@ def test_the_original_nsq_creates_topics() -> None:
         expected.append(meta("fresh"))
         return [chunk(("fresh", None, b"x"), ("fresh", None, b"y"))]
 
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         tallies = publish_chunks(ClientConfig(tuple(cluster.lookupd)), 0, chunks)
     assert expected == [TopicMeta()]
     assert tallies == {("fresh", None): 2}

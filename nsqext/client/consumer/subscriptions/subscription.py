@@ -139,7 +139,9 @@ class Subscription(PartitionReader):
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int | None = request.partition
-        self.original: bool = self.partition is None and not negotiated.is_ha  # whether its node is of the original NSQ
+        self.original: bool = (
+            self.partition is None and not negotiated.redesigned
+        )  # whether its node is of the original NSQ
         self.in_order: bool = request.ordered
         self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
         self.in_flight: int = 0  # messages that were received and neither answered nor timed out

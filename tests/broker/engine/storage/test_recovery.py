@@ -268,7 +268,7 @@ DAMAGES: dict[str, Callable[[bytes, int], bytes | None]] = {
 
 
 def _limits(generation: str) -> ServerLimits:
-    return ServerLimits.original() if generation == "nsq" else ServerLimits()
+    return ServerLimits.original() if generation == "original" else ServerLimits()
 
 
 def store_everything(path: Path, generation: str) -> list[Path]:
@@ -292,14 +292,14 @@ def store_everything(path: Path, generation: str) -> list[Path]:
     which=st.integers(0, 1000),
     damage=st.sampled_from(sorted(DAMAGES)),
     at=st.integers(0, 10_000),
-    generation=st.sampled_from(["ha", "nsq"]),
+    generation=st.sampled_from(["redesigned", "original"]),
 )
-@example(which=0, damage="flip", at=2, generation="ha")
-@example(which=3, damage="zeros", at=4, generation="nsq")
-@example(which=3, damage="zeros", at=22, generation="nsq")
-@example(which=3, damage="cut", at=0, generation="ha")
-@example(which=1, damage="remove", at=0, generation="ha")
-@example(which=381, damage="flip", at=381, generation="ha")
+@example(which=0, damage="flip", at=2, generation="redesigned")
+@example(which=3, damage="zeros", at=4, generation="original")
+@example(which=3, damage="zeros", at=22, generation="original")
+@example(which=3, damage="cut", at=0, generation="redesigned")
+@example(which=1, damage="remove", at=0, generation="redesigned")
+@example(which=381, damage="flip", at=381, generation="redesigned")
 def test_any_damaged_file_is_survived_and_named(
     tmp_path_factory: pytest.TempPathFactory,
     caplog: pytest.LogCaptureFixture,

@@ -402,7 +402,7 @@ async def test_fetch_needs_an_open_consumer() -> None:
 
 @pytest.fixture(scope="module")
 def original() -> Iterator[Cluster]:
-    with Cluster(nodes=1, generation="nsq") as cluster:
+    with Cluster(nodes=1, generation="original") as cluster:
         yield cluster
 
 

@@ -314,7 +314,7 @@ def test_nothing_is_accepted_after_the_stop() -> None:
 @pytest.mark.anyio
 async def test_closing_on_the_original_nsq_requeues_all_messages(lanes: bool) -> None:
     """The server would keep messages in flight until they time out (captured behaviour of the original server)."""
-    with Cluster(nodes=1, generation="nsq") as cluster, anyio.fail_after(25):
+    with Cluster(nodes=1, generation="original") as cluster, anyio.fail_after(25):
         options = quick(key=lambda message: message.body[:1]) if lanes else quick()
         consumer = Consumer("fresh", "ch", lookupd=cluster.lookupd, concurrency=2, **options)
         handled: list[bytes] = []

@@ -88,7 +88,7 @@ def test_settings_of_a_single_topic_are_refused_for_several() -> None:
 # On clusters of both generations
 
 
-@pytest.fixture(scope="module", params=["ha", "nsq"])
+@pytest.fixture(scope="module", params=["redesigned", "original"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two nodes of a generation."""
     with Cluster(nodes=2, generation=request.param) as cluster:

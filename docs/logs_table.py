@@ -20,7 +20,7 @@ _SHOWN = ("ERROR", "WARNING", "INFO, WARNING")
 _LOGGER = re.compile(r"""getLogger\((?:"([\w.]+)"|(__name__))\)""")
 _PLACEHOLDER = re.compile(r"%(?:\.\d)?[srdgf]")
 # commands and servers print for a person at a terminal
-_CLIENT = ("app", "client", "lookup", "observability", "spark")
+_CLIENT = ("app", "client", "lookup", "observability", "partitions", "spark")
 
 
 def messages() -> Iterator[tuple[str, str, str]]:

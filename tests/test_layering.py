@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": BASE,
     "client": CLIENT,
     "admin": CLIENT,
+    "partitions": CLIENT | {"admin"},
     "http": PROTOCOL,
     "broker": PROTOCOL | {"dispatch", "http", "waits"},
     "sync": PUBLIC,
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "app": PUBLIC | {"middleware"},
     "delays": PUBLIC | {"app"},
     "transactions": PUBLIC | {"app"},
-    "spark": PUBLIC | {"sync"},
+    "spark": PUBLIC | {"partitions", "sync"},
     "arrow": PUBLIC | {"spark"},
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
@@ -270,6 +271,12 @@ def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
         if found.target not in allowed:
             wrong.append(f"{found.where} imports {found.module}")
     assert wrong == []
+
+
+def test_rooms_above_the_client_subscribe_through_its_public_modules() -> None:
+    """What subscribes without a consumer uses `nsqext.partitions`."""
+    users = {found.room for found in own_imports() if found.module.startswith("nsqext.client.consumer.subscriptions")}
+    assert users == {ROOT, "app", "client", "partitions"}
 
 
 def test_dispatch_imports_only_the_hash_of_the_protocol() -> None:

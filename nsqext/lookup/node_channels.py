@@ -50,9 +50,9 @@ class ChannelConnections:
 class LogBounds(NamedTuple):
     """Byte offsets of the log of a partition."""
 
-    begin: int  # of the first retained record
-    end: int  # behind the last record, including records that replicas have not confirmed and may be undone
-    channel: int | None = None  # behind the records that a channel has finished without a gap; None if unknown
+    begin: int  #: of the first retained record
+    end: int  #: behind the last record, including records that replicas have not confirmed and may be undone
+    channel: int | None = None  #: behind the records that a channel has finished without a gap; None if unknown
 
 
 class NodeChannels:

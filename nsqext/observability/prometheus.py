@@ -26,7 +26,7 @@ from nsqext.observability import Observer, failure
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerStatistics
+    from nsqext import ConsumerStatistics
     from nsqext.client.middleware import Client, Handling
     from nsqext.client.producer.request import Publishing
     from nsqext.client.producer.statistics import ProducerStatistics

@@ -24,11 +24,11 @@ from nsqext.sync.loop import BlockingClient, Method, OpenLoop, Same, shared_loop
 from nsqext.sync.message import AnswerQueue, Message, MessageBatch
 
 if TYPE_CHECKING:
+    from nsqext import ConsumerConnection
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.handlers.workers import MessageQueue, Slot
     from nsqext.client.consumer.options import ConsumerSettings
-    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup

@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 
 from nsqext.errors import NsqError
+from nsqext.partitions import ChannelPosition, Leader
 from nsqext.protocol.client.commands import rdy
 from nsqext.protocol.messages import RawMessage, encode_message
-from nsqext.spark.cluster.leader_locator import ChannelPosition, Leader
 from nsqext.types import Address, TopicMeta
 
 __all__ = ("LEADER", "Clock", "Connection", "Servers", "fins", "frames")

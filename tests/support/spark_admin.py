@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.partitions import MessagePosition
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.leader_locator import MessagePosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

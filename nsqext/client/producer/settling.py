@@ -112,18 +112,16 @@ class LogSearch:
             await self._metadata.refresh(self._topic, "r", view, self._partition)
 
     async def _pass(self, view: PartitionMap) -> None:
-        """Read to the end on one connection. Raises DataLoss."""
-        leader = view.leaders.get(self._partition)
-        http = None if leader is None else view.http.get(leader)
-        if leader is None or http is None:
-            raise PartitionUnavailable("lookup returned no leader with an HTTP address")
+        """Read with one connection; return at the end. Raises DataLoss."""
+        leader = view.leader(self._partition)
+        http = leader.http
         start, self._end, _ = await self._metadata.channels.log_bounds(http, self._topic, self._partition)
-        self.node = str(leader)
+        self.node = str(leader.tcp)
         self._next = self._begin(start)
         if self._next >= self._end:
             return
         channel = f"nsqext_settle_{os.urandom(8).hex()}#ephemeral"
-        request = SubscribeRequest(self._topic, channel, self._partition, leader, view.meta, options=self._options)
+        request = SubscribeRequest(self._topic, channel, self._partition, leader.tcp, view.meta, options=self._options)
         reader = await PartitionReader.open(request)
         try:
             position = str(Position.offset(self._next))

@@ -15,17 +15,16 @@ import anyio
 from attrs import evolve, frozen
 
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.errors import InvalidPartition, InvalidState, NsqError, PartitionUnavailable
 from nsqext.errors.server import ChannelNotRegistered
+from nsqext.partitions import LeaderLocator, PartitionReader, SubscribeRequest
 from nsqext.protocol.names import MAX_NAME_LENGTH
-from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
+    from nsqext.partitions import ChannelPosition, Leader, MessagePosition
     from nsqext.spark.cluster.client_config import ClientConfig
-    from nsqext.spark.cluster.leader_locator import ChannelPosition, Leader, MessagePosition
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
@@ -104,7 +103,11 @@ class Admin:
     """
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
-        self.leaders: LeaderLocator = LeaderLocator(config, first_contact=first_contact)
+        options = config.consumer()
+        self.connection: ConnectionOptions = options.connection
+        self.leaders: LeaderLocator = LeaderLocator(
+            config.lookupd, options.lookup, timeout=config.timeout, first_contact=first_contact
+        )
         self._starts: dict[tuple[str, int, int], int] = {}
         self._set_up: set[tuple[str, int, str]] = set()
 
@@ -197,7 +200,7 @@ class Admin:
         if stats.committed >= min(wanted, stats.messages):
             return stats
         _, meta = await self.leaders.leader(topic, partition)
-        options = self.leaders.connection
+        options = self.connection
         reader = await open_ephemeral(options, leader, topic, partition, meta, ephemeral_name())
         try:
             return await self._poll(leader, topic, partition, wanted, patience)

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from attrs import define, evolve
 
 from nsqext.errors import InvalidSetting, TopicNotFound
+from nsqext.partitions.leaders import FIRST_CONTACT
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.range_reader import TaskReader

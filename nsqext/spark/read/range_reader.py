@@ -33,8 +33,7 @@ from nsqext.waits import Wakeup
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-    from nsqext.spark.cluster.leader_locator import Leader
+    from nsqext.partitions import Leader, PartitionReader
     from nsqext.spark.options import SourceOptions
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
@@ -128,7 +127,7 @@ class RangeReader:
         leader, meta = await self._admin.leaders.leader(topic, partition)
         channel = ephemeral_name(self._options.channel)
         try:
-            options = self._admin.leaders.connection
+            options = self._admin.connection
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
                 await self._move(reader, leader)

@@ -26,9 +26,9 @@ from pyspark.sql.datasource import (
 )
 
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.partitions.leaders import FIRST_CONTACT
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.leader_locator import FIRST_CONTACT
 from nsqext.spark.pyspark_features import (
     ReadAllAvailable,
     ReadLimit,

@@ -17,7 +17,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.errors import DataLoss
-from nsqext.spark.cluster.leader_locator import MessagePosition
+from nsqext.partitions import MessagePosition
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.offsets import Key, by_partition, by_topic, dump
 from nsqext.spark.read.planning import (

@@ -26,17 +26,16 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.errors.server import ChannelNotRegistered
+from nsqext.partitions import PartitionNodes, leaders
 from nsqext.spark.cluster import admin as admin_module
-from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin, ephemeral_name, setup_mark
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.cluster.leader_locator import Nodes
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
 
 if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
-    from nsqext.spark.cluster.leader_locator import Leader
+    from nsqext.partitions import Leader
     from tests.support.spark_cluster import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]  # a real cluster takes a while to make a topic
@@ -178,13 +177,13 @@ async def test_all_partitions_with_one_question_to_each_node(
 
 async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
-    led = Nodes.led
+    led = PartitionNodes.led
 
-    async def count(nodes: Nodes, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
+    async def count(nodes: PartitionNodes, leader: Leader, topic: str | None) -> dict[tuple[str, int], PartitionStats]:
         asked.append(topic)
         return await led(nodes, leader, topic)
 
-    monkeypatch.setattr(Nodes, "led", count)
+    monkeypatch.setattr(PartitionNodes, "led", count)
     with Cluster(2) as cluster:
         names = [f"t{number}" for number in range(8)]
         for number, name in enumerate(names):
@@ -470,7 +469,7 @@ async def test_lookup_that_has_answered_before_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A record says so, one for all requests."""
-    monkeypatch.setattr(leader_locator, "_QUIET", 0.0)
+    monkeypatch.setattr(leaders, "_QUIET", 0.0)
     async with scripted_lookup() as node, Admin(access([node], timeout=0.8), first_contact=0.1) as admin:
         node.set_leaders({0: node.address}, num=2)  # the second partition has no leader
         began = anyio.current_time()

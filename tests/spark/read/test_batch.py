@@ -19,9 +19,9 @@ from pyspark.sql.datasource import InputPartition
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
-from nsqext.spark.cluster import leader_locator, portal
+from nsqext.partitions import LeaderLocator, leaders
+from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.admin import Admin
-from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_PUSHDOWN
 from nsqext.spark.read import batch_plan, range_reader
@@ -33,7 +33,7 @@ from nsqext.sync import Producer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqext.spark.cluster.leader_locator import Leader
+    from nsqext.partitions import Leader
     from nsqext.types import TopicMeta
     from tests.support.spark_cluster import Servers
 
@@ -325,7 +325,7 @@ def test_a_topic_that_is_deleted_before_it_is_read(
     gone = Range("deleted_topic", 0, 0, 10)
     with pytest.raises(TopicNotFound, match="deleted_topic"):
         list(read_ranges(options(cluster, topic), [gone]))
-    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.1)
+    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.1)
     monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
     lenient = options(cluster, topic, failOnDataLoss="false")
     assert numbers(read_ranges(lenient, [gone, Range(topic, 0, 0, COUNT)])) == list(range(COUNT))
@@ -346,7 +346,7 @@ def test_a_range_that_was_refused_long_ago_is_looked_up_again(
 ) -> None:
     """All open ranges were refused when the task began; the second one is needed after the first one was read."""
     refuse_first_look(monkeypatch)
-    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.01)
+    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.01)
     lenient = options(cluster, topic, failOnDataLoss="false")
     found = numbers(read_ranges(lenient, [Range(topic, 0, 0, COUNT), Range(topic, 1, 0, COUNT // 2)]))
     assert found == [*range(COUNT), *range(COUNT // 2)]

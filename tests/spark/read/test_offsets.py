@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.partitions import MessagePosition
 from nsqext.protocol.names import MAX_PARTITION
-from nsqext.spark.cluster.leader_locator import MessagePosition
 from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,

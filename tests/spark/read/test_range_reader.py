@@ -24,8 +24,8 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.errors.server import ChannelNotRegistered
+from nsqext.partitions import leaders
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.spark.cluster import leader_locator
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
@@ -292,8 +292,8 @@ async def test_a_partition_without_a_leader(cluster: Cluster, monkeypatch: pytes
         reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=1.0)
         await _until_error(reader, RangeIncomplete)
         logged = anyio.Event()
-        monkeypatch.setattr(leader_locator, "_QUIET", 0.0)
-        monkeypatch.setattr(leader_locator.logger, "warning", lambda *_: logged.set())
+        monkeypatch.setattr(leaders, "_QUIET", 0.0)
+        monkeypatch.setattr(leaders.logger, "warning", lambda *_: logged.set())
         async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=60.0):
             await logged.wait()
     finally:

@@ -30,8 +30,8 @@ from tests.support.sleeps import replace_sleep
 from tests.support.spark_readers import bodies
 
 if TYPE_CHECKING:
+    from nsqext.partitions import Leader
     from nsqext.spark.cluster.admin import Admin
-    from nsqext.spark.cluster.leader_locator import Leader
     from nsqext.spark.read.frames import Block
 
 pytestmark = pytest.mark.anyio

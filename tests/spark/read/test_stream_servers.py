@@ -14,10 +14,9 @@ from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import DataLoss, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
-from nsqext.spark.cluster import leader_locator
+from nsqext.partitions import LeaderLocator, leaders
 from nsqext.spark.cluster.admin import Admin
 from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.cluster.leader_locator import LeaderLocator
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
 from nsqext.spark.read.stream_planner import StreamPlanner
@@ -104,7 +103,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_locator, "_DELETED_AFTER", 0.1)
+    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.1)
     monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
     lookupd = cluster.lookupd
     for name in ("bills", "orders"):

@@ -14,7 +14,7 @@ from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.leader_locator import MessagePosition
+    from nsqext.partitions import MessagePosition
     from nsqext.spark.read.offsets import Key
     from nsqext.spark.read.stream_planner import LastMessages
 

@@ -50,14 +50,14 @@ class SubscribeRequest:
 
     topic: str
     channel: str
-    partition: int | None  # the partition; None at the original NSQ
-    address: Address  # the node that leads it
-    meta: TopicMeta  # the topic's meta; decides extend support and order
+    partition: int | None  #: the partition; None at the original NSQ
+    address: Address  #: the node that leads it
+    meta: TopicMeta  #: the topic's meta; decides extend support and order
     options: ConsumerOptions = field(kw_only=True)
-    tag: str | None = field(default=None, kw_only=True)  # the tag that messages must have; None without one
-    # name of a consumer that shares keys by tags in the server's statistics, where the others find it
+    tag: str | None = field(default=None, kw_only=True)  #: the tag that messages must have; None without one
+    #: name of a consumer that shares keys by tags in the server's statistics, where the others find it
     client_id: str = field(default="", kw_only=True)
-    # number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
+    #: number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
     key_tags: int = field(default=0, kw_only=True)
 
     @property
@@ -213,18 +213,18 @@ class PartitionReader:
     """
 
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
-        self.request: SubscribeRequest = request  # what it is subscribed to
-        self.node: str = str(request.address)  # ``host:port`` of the node
-        self.pending: list[bytes] = []  # commands that the next `flush` sends: FIN, REQ, TOUCH
-        self.ready: int = 0  # the RDY count that was set last
+        self.request: SubscribeRequest = request  #: what it is subscribed to
+        self.node: str = str(request.address)  #: ``host:port`` of the node
+        self.pending: list[bytes] = []  #: commands that the next `flush` sends: FIN, REQ, TOUCH
+        self.ready: int = 0  #: the RDY count that was set last
         # largest RDY count: that of the server, or 1 for an ordered subscription, whose channel sends one at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
-        self.msg_timeout: float = negotiated.msg_timeout  # seconds that a message may be in flight
+        self.msg_timeout: float = negotiated.msg_timeout  #: seconds that a message may be in flight
         # seconds that a message may be in flight, touches included
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
-        self.extend: bool = request.meta.extend_support  # whether messages carry an extend header
-        self.detail: bool = request.verb != "SUB"  # whether messages carry their offset and size
+        self.extend: bool = request.meta.extend_support  #: whether messages carry an extend header
+        self.detail: bool = request.verb != "SUB"  #: whether messages carry their offset and size
         self._rdy: int | None = None
         self._largest = 0
         # largest number of messages that the server may have sent and that were neither answered nor timed out, by the

@@ -9,9 +9,8 @@ import pytest
 from attrs import define
 
 from nsqext.errors import LookupFailed, TopicNotFound
-from nsqext.spark.cluster import leader_locator
-from nsqext.spark.cluster.client_config import ClientConfig
-from nsqext.spark.cluster.leader_locator import LeaderLocator
+from nsqext.lookup.options import LookupOptions
+from nsqext.partitions import LeaderLocator, leaders
 from tests.support.fake_nsqd import ScriptedLookup, scripted_lookup
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +34,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the rule."""
     clock = Clock()
-    monkeypatch.setattr(leader_locator, "_clock", clock)
+    monkeypatch.setattr(leaders, "_clock", clock)
     return clock
 
 
@@ -44,7 +43,7 @@ async def locating() -> AsyncIterator[tuple[LeaderLocator, ScriptedLookup]]:
     """Open a locator with a lookup node that finds no topic."""
     async with scripted_lookup() as lookup:
         lookup.refuse()
-        locator = LeaderLocator(ClientConfig((str(lookup.address),), {"lookup_max_pause": "0"}, timeout=0.05))
+        locator = LeaderLocator(str(lookup.address), LookupOptions(max_pause=0.0), timeout=0.05)
         try:
             yield locator, lookup
         finally:

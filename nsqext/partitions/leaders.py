@@ -1,161 +1,28 @@
-"""The leaders of partitions: looked up, asked over HTTP, and looked up again until an answer.
-
-Requests concern a partition that the node leads: bounds, positions of channels, single messages.
-"""
+"""The leaders of partitions: looked up, asked over HTTP, and looked up again until one answers."""
 
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
-import orjson
-from attrs import frozen
 
-from nsqext.admin.stats import read_stats
-from nsqext.client.consumer.position import Position
-from nsqext.errors import (
-    InvalidPartition,
-    InvalidSetting,
-    LookupFailed,
-    NsqError,
-    PartitionUnavailable,
-    ProtocolError,
-    TopicNotFound,
-)
+from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, TopicNotFound
 from nsqext.lookup.metadata import MetadataCache
-from nsqext.lookup.node_channels import NodeChannels, ask_node
-from nsqext.lookup.responses import LookupHttp, unwrap
+from nsqext.lookup.responses import LookupHttp
+from nsqext.partitions.nodes import PartitionNodes
 from nsqext.waits import pause_after
 
 if TYPE_CHECKING:
-    from nsqext.admin import PartitionStats
-    from nsqext.lookup.partition_map import PartitionMap
-    from nsqext.spark.cluster.client_config import ClientConfig
-    from nsqext.transport.options import ConnectionOptions
-    from nsqext.types import Address, TopicMeta
+    import re
 
-_SHOWN = 200
-_POSITION = r"&\{\{\{\d+ \d+\} (\d+)\} (\d+)\}"
-_POSITIONS = re.compile(rf"channel end : {_POSITION},current read:.*?, current confirm {_POSITION},", re.DOTALL)
+    from nsqext.lookup.options import LookupOptions
+    from nsqext.lookup.partition_map import Leader, PartitionMap
+    from nsqext.types import TopicMeta
 
-
-@frozen
-class Leader:
-    """The node that leads a partition."""
-
-    tcp: Address
-    http: Address
-
-
-@frozen
-class ChannelPosition:
-    """Position of a channel; counts are messages before a position."""
-
-    end: int  # at the end of the readable messages
-    count: int  # at the first unfinished message
-    offset: int  # byte offset of this message
-
-
-@frozen
-class MessagePosition:
-    """Position of a single message."""
-
-    count: int  # messages before it
-    id: int  # internal id, the base of the server's message id
-    offset: int
-    timestamp: int  # when stored, in nanoseconds since 1970
-
-
-def read_position(text: str) -> ChannelPosition | None:
-    """Parse the response of ``/message/stats`` for one channel; None if it does not exist."""
-    if not text.strip():
-        return None
-    match = _POSITIONS.search(text)
-    if match is None:
-        raise ValueError("it contains no positions")
-    end, offset, count = match[2], match[3], match[4]
-    return ChannelPosition(int(end), int(count), int(offset))
-
-
-class Nodes:
-    """Sends requests to nodes; errors name topic, partition and node."""
-
-    def __init__(self, http: LookupHttp) -> None:
-        self._http = http
-        self._channels = NodeChannels(http)
-
-    async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
-        """Return the statistics of a partition."""
-        stats = (await self.led(leader, topic, partition)).get((topic, partition))
-        if stats is None:
-            raise PartitionUnavailable(
-                "the node does not lead the partition", topic=topic, partition=partition, node=str(leader.http)
-            )
-        return stats
-
-    async def led(
-        self, leader: Leader, topic: str | None, partition: int | None = None
-    ) -> dict[tuple[str, int], PartitionStats]:
-        """Return the statistics of all partitions led by a node, by topic and partition, with one request.
-
-        Of one topic, or with None of all topics.
-        """
-        body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
-        try:
-            found = read_stats(unwrap(200, body, leader.http), leader.tcp)
-        except (LookupFailed, ProtocolError) as error:
-            raise _unreadable("the statistics", body, leader, topic, partition) from error
-        return {(name, part.partition or 0): part for name, parts in found.items() for part in parts}
-
-    async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
-        """Return a channel's position; None if it does not exist."""
-        body = await self._ask("GET", leader, "/message/stats", topic, partition, channel=channel)
-        try:
-            return read_position(body.decode("utf-8", "replace"))
-        except ValueError as error:
-            raise _unreadable("the channel's positions", body, leader, topic, partition) from error
-
-    async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> MessagePosition:
-        """Look a message up by ``count`` (from 1) or ``virtual_offset``, or the first retained message after it.
-
-        Raises PartitionUnavailable without a usable response, also for a number after the last message.
-        """
-        body = await self._ask("GET", leader, "/message/get", topic, partition, search_mode=mode, search_pos=number)
-        try:
-            found = orjson.loads(body)
-            return MessagePosition(
-                int(found["queue_cnt_index"]) - 1, int(found["id"]), int(found["offset"]), int(found["timestamp"])
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable("a message's position", body, leader, topic, partition) from error
-
-    async def change_channel(self, leader: Leader, topic: str, partition: int, action: str, channel: str) -> None:
-        """``create`` a channel at the end of the partition if it is missing, or ``delete`` it."""
-        await self._ask("POST", leader, f"/channel/{action}", topic, partition, channel=channel)
-
-    async def move(self, leader: Leader, topic: str, partition: int, channel: str, count: int) -> None:
-        """Move a channel behind ``count`` messages, soon after the node's response."""
-        await self._channels.move(leader.http, topic, partition, channel, str(Position.message(count + 1)))
-
-    async def _ask(
-        self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **params: str | int
-    ) -> bytes:
-        return await ask_node(self._http, method, leader.http, path, topic, partition, params)
-
-
-def _unreadable(
-    what: str, body: bytes, leader: Leader, topic: str | None, partition: int | None
-) -> PartitionUnavailable:
-    return PartitionUnavailable(
-        f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(leader.http)
-    )
-
-
-logger: logging.Logger = logging.getLogger("nsqext.spark")
+logger: logging.Logger = logging.getLogger("nsqext.partitions")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -203,21 +70,32 @@ class _Absences:
 class LeaderLocator:
     """Finds leaders; waits for leader changes and unresponsive nodes.
 
-    Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for an unknown partition, and
-    `PartitionUnavailable` or `LookupFailed` without an answer within the timeout. Cancellation is safe at any time.
+    Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for a partition that the topic does not
+    have, and `PartitionUnavailable` or `LookupFailed` if no server answered within the timeout. Cancellation is safe
+    at any time.
+
+    Args:
+        lookupd: HTTP addresses of nsqlookupd.
+        options: the options of the lookup client.
+        timeout: seconds for which a request is repeated.
+        first_contact: seconds in which a lookup node must answer for the first time; ``timeout`` by default.
     """
 
-    def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
-        options = config.consumer()
-        self.connection: ConnectionOptions = options.connection
-        self._timeout = config.timeout
-        # seconds for a lookup node's first answer; None for `config.timeout`
-        self._first_contact = config.timeout if first_contact is None else min(first_contact, config.timeout)
-        self._metadata = MetadataCache(config.lookupd, options=options.lookup)
+    def __init__(
+        self,
+        lookupd: str | Sequence[str],
+        options: LookupOptions,
+        *,
+        timeout: float = 30.0,
+        first_contact: float | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._first_contact = timeout if first_contact is None else min(first_contact, timeout)
+        self._metadata = MetadataCache(lookupd, options=options)
         self._failed: dict[tuple[str, int], PartitionMap] = {}
         self._absences = _Absences()
-        self._http = LookupHttp(options.lookup)
-        self.nodes: Nodes = Nodes(self._http)
+        self._http = LookupHttp(options)
+        self.nodes: PartitionNodes = PartitionNodes(self._http)
         self._logged_at = float("-inf")
 
     async def aclose(self) -> None:
@@ -230,7 +108,7 @@ class LeaderLocator:
 
     async def _partitions(self, topic: str) -> dict[int, Leader]:
         view = await self._current(topic)
-        return {partition: _leader(view, partition) for partition in range(view.partition_num)}
+        return {partition: view.leader(partition) for partition in range(view.partition_num)}
 
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
         return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
@@ -254,7 +132,7 @@ class LeaderLocator:
             raise InvalidPartition(
                 f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
             )
-        return _leader(view, partition), view.meta
+        return view.leader(partition), view.meta
 
     def distrust(self, topic: str, partition: int, leader: Leader) -> None:
         """Ask lookup again before the next use of a partition: a request to this leader failed."""
@@ -355,15 +233,3 @@ class LeaderLocator:
         if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now
             logger.warning("no success for %.0f s, trying again until %.0f s are over: %s", waited, limit, error)
-
-
-def _leader(view: PartitionMap, partition: int) -> Leader:
-    tcp = view.leaders.get(partition)
-    http = view.http.get(tcp) if tcp is not None else None
-    if tcp is None or http is None:
-        raise PartitionUnavailable(
-            "lookup returned no leader" if tcp is None else "lookup did not return the leader's HTTP address",
-            topic=view.topic,
-            partition=partition,
-        )
-    return Leader(tcp, http)

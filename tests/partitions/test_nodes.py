@@ -8,7 +8,8 @@ import respx
 from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.lookup.client import LookupClient
-from nsqext.spark.cluster.leader_locator import ChannelPosition, Leader, Nodes, read_position
+from nsqext.partitions import ChannelPosition, Leader, PartitionNodes
+from nsqext.partitions.nodes import read_position
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
 
@@ -44,7 +45,7 @@ def test_texts_that_do_not_match() -> None:
 @pytest.mark.anyio
 async def test_answers_that_cannot_be_read() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
-        nodes, leader = Nodes(client.http), Leader(node.address, node.address)
+        nodes, leader = PartitionNodes(client.http), Leader(node.address, node.address)
         node.set_response("/stats", {"topics": [{"topic_name": "t", "topic_partition": "3"}]})
         node.set_response("/message/stats", "hello")
         node.set_response("/message/get", {"offset": 3})
@@ -61,7 +62,7 @@ async def test_answers_that_cannot_be_read() -> None:
 @pytest.mark.anyio
 async def test_nodes_that_do_not_lead() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
-        nodes, leader = Nodes(client.http), Leader(node.address, node.address)
+        nodes, leader = PartitionNodes(client.http), Leader(node.address, node.address)
         expected = {"topic_name": "t", "topic_partition": "3", "is_leader": False, "message_count": 1, "channels": None}
         expected |= {"backend_start": 0, "backend_depth": 30}
         for topics in (None, [], [expected], [{**expected, "topic_partition": "2", "is_leader": True}]):
@@ -76,7 +77,7 @@ async def test_nodes_that_do_not_lead() -> None:
 @pytest.mark.anyio
 async def test_all_partitions_of_a_leader() -> None:
     async with scripted_lookup() as node, LookupClient([str(node.address)]) as client:
-        nodes, leader = Nodes(client.http), Leader(node.address, node.address)
+        nodes, leader = PartitionNodes(client.http), Leader(node.address, node.address)
         expected = {"message_count": 1, "channels": [], "backend_start": 0, "backend_depth": 30}
         leading = {"0": True, "1": False, "5": True}
         node.set_response(
@@ -102,7 +103,7 @@ async def test_an_unreachable_node() -> None:
         leader = Leader(node.address, node.address)
     async with LookupClient([str(leader.http)]) as client:
         with pytest.raises(PartitionUnavailable, match="no response to /stats") as caught:
-            await Nodes(client.http).stats(leader, "t", 3)
+            await PartitionNodes(client.http).stats(leader, "t", 3)
         assert caught.value.topic == "t"
         assert not isinstance(caught.value, LookupFailed)
 
@@ -122,5 +123,5 @@ async def test_refusals(status: int, text: str, kind: type[NsqError]) -> None:
     async with LookupClient([str(address)]) as client:
         with respx.mock, pytest.raises(kind) as caught:
             respx.post("http://127.0.0.1:4151/channel/create").respond(status, json={"message": text})
-            await Nodes(client.http).change_channel(Leader(address, address), "t", 3, "create", "c")
+            await PartitionNodes(client.http).change_channel(Leader(address, address), "t", 3, "create", "c")
         assert (caught.value.topic, caught.value.partition) == ("t", 3)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nsqext.types import Address, TopicMeta
 
 Generation = Literal["redesigned", "original"]
-"""Generation of NSQ: redesigned (youzan/nsq) or original (nsqio/nsq)."""
+"""The redesigned NSQ (youzan/nsq) or the original (nsqio/nsq)."""
 
 
 @frozen

@@ -13,7 +13,7 @@ from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import MAX_TAG_BYTES
 
 Generation = str
-"""Generation of NSQ: redesigned (youzan/nsq) or original (nsqio/nsq)."""
+"""The redesigned NSQ (youzan/nsq) or the original (nsqio/nsq)."""
 
 
 @frozen

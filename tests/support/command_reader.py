@@ -92,7 +92,7 @@ def _item(verb: bytes, item: PublishItem) -> bytes:
 def _write_line(words: list[str]) -> bytes | None:
     verb, rest = words[0], words[1:]
     if verb in ("SUB", "SUB_ADVANCED", "SUB_ORDERED") and 2 <= len(rest) <= 4:
-        partition = int(rest[2]) if len(rest) > 2 else -1
+        partition = int(rest[2]) if len(rest) > 2 else None
         return write.sub(rest[0], rest[1], partition, verb=verb, start=rest[3] if len(rest) == 4 else None)
     if verb == "RDY" and len(rest) == 1:
         return write.rdy(int(rest[0]))

@@ -476,7 +476,7 @@ async def test_lookup_that_has_answered_before_is_waited_for(
         with pytest.raises(PartitionUnavailable):
             await admin.leaders.partitions("t")
         assert anyio.current_time() - began >= 0.7
-    (record,) = [found for found in caplog.records if found.name == "nsqext.spark"]
+    (record,) = [found for found in caplog.records if found.name == "nsqext.partitions"]
     assert re.fullmatch(
         r"no success for \d s, trying again until 1 s are over: lookup returned no leader .*", record.message
     )

@@ -215,7 +215,7 @@ class PartitionReader:
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
         self.request: SubscribeRequest = request  #: what it is subscribed to
         self.node: str = str(request.address)  #: ``host:port`` of the node
-        self.pending: list[bytes] = []  #: commands that the next `flush` sends: FIN, REQ, TOUCH
+        self.pending: list[bytes] = []  #: commands that the next `flush` sends (FIN, REQ, TOUCH)
         self.ready: int = 0  #: the RDY count that was set last
         # largest RDY count: that of the server, or 1 for an ordered subscription, whose channel sends one at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count

@@ -107,7 +107,6 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
     ``reader.read_pandas()``.
 
     Args:
-        topics: the topics.
         lookupd: addresses of nsqlookupd.
         options: see `ReadOptions`.
 
@@ -141,7 +140,6 @@ def consume(
     closed before, and batches that were not processed.
 
     Args:
-        topics: the topics.
         channel: the channel, maybe shared with other consumers.
         lookupd: addresses of nsqlookupd.
         until_empty: end after the messages published before the call.

@@ -67,7 +67,6 @@ def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> d
 
     Args:
         place: what has the settings, for errors.
-        kind: the class of the settings.
     """
     arguments: dict[str, str | int] = {}
     for name, value in settings.items():

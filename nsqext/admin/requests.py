@@ -220,7 +220,6 @@ class ClusterRequests:
         Args:
             action: last part of the path of the request.
             ha_only: name of an operation that the original NSQ lacks, for its error.
-            extra: further arguments of the request.
         """
         changed, missing = 0, None
 

@@ -76,8 +76,6 @@ class TopicAdmin(ChannelAdmin):
         the first publish. The original generation creates the topic on every node and ignores all options except names.
 
         Args:
-            topic: name of the topic.
-            channels: channels to create.
             exist_ok: an existing topic is not an error; its partitions and flags stay.
             wait: seconds to wait for publishes to be accepted; a real cluster takes 2 to 12 s, longer while its nodes
                 change. 0 for no wait; ``channels`` must be empty then.
@@ -123,7 +121,6 @@ class TopicAdmin(ChannelAdmin):
         """Delete a topic with all its messages and channels.
 
         Args:
-            topic: name of the topic.
             missing_ok: a missing topic is not an error.
 
         Raises:
@@ -267,7 +264,6 @@ class TopicAdmin(ChannelAdmin):
         refuses them.
 
         Args:
-            partition: number of the partition.
             source: ``host:port`` of the TCP side of a node with a replica, as `replicas` returns it.
             target: ``host:port`` of the TCP side of the other node.
             wait: seconds for the move; a real cluster refuses moves while it is unstable.

@@ -70,7 +70,6 @@ class Router:
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
-            channel: name of the channel.
             middleware: around this handler, inside the app's middleware.
             auto_finish: see `nsqext.Consumer.handler`.
             settings: see `HandlerSettings`; they take precedence over the app's.
@@ -108,11 +107,9 @@ class Router:
 
         Args:
             topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
-            channel: name of the channel.
             max_count: largest number of messages in a batch; also limited by ``max_in_flight``.
             max_wait: seconds that the first message of a batch waits for others.
             middleware: see `handler`.
-            settings: see `handler`.
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.

@@ -135,7 +135,6 @@ class AppTest:
     publishes are recorded and sent.
 
     Args:
-        app: the app.
         lookupd: lookup addresses of a test cluster.
     """
 
@@ -209,8 +208,6 @@ class AppTest:
         Args:
             value: the body, see `nsqext.app.encode_body`.
             channel: call only this channel's handlers.
-            headers: extend headers.
-            key: key.
             attempts: number of deliveries of the message.
             handled: False if middleware must finish the message without a handler.
 

@@ -195,8 +195,6 @@ class Cluster(ProcessBound):
         Partitions share nodes (``multi_part``) if there are more replicas than nodes.
 
         Args:
-            partitions: number of partitions.
-            replicas: replicas of each partition.
             extend: messages may carry headers and tags.
             ordered: each partition delivers one message at a time, in order.
             channels: channels to create; a channel gets no message that was published before its creation.
@@ -268,8 +266,6 @@ class Cluster(ProcessBound):
         """Return the leader's name as soon as the partition accepts writes.
 
         Args:
-            topic: the topic.
-            partition: its number.
             timeout: longest wait, in seconds.
 
         Raises:

@@ -121,8 +121,6 @@ class ClusterFaults:
         """Discard bytes of a node's connections.
 
         Args:
-            name: the node.
-            direction: ``in`` or ``out``.
             size: number of bytes; without it, all bytes until `heal`.
             peer: limits the fault to this client.
         """
@@ -136,9 +134,6 @@ class ClusterFaults:
         """Pass half of the next frame and close the connection.
 
         Args:
-            name: the node.
-            direction: ``in`` or ``out``.
-            connections: number of connections to cut.
             peer: limits the fault to this client.
         """
         self._add(name, Rule("cut", direction, peer, left=connections))
@@ -156,10 +151,8 @@ class ClusterFaults:
         """Answer the next commands at a node with an error, without executing them.
 
         Args:
-            name: the node.
             code: ``E_…`` word.
             text: text after the code.
-            times: number of commands.
             command: limits the fault to commands of this name, for example ``PUB``.
             closes: close the connection afterwards; by default as the real server after this code.
         """

@@ -91,7 +91,6 @@ class NsqError(Exception):
 
     Args:
         message: what happened.
-        topic: the topic.
         partition: its partition.
         node: ``host:port`` of the node.
         hint: what to do.

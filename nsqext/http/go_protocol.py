@@ -60,11 +60,7 @@ class HeadRefused(Exception):
 
 
 def end_of_head(data: bytes | bytearray, searched: int = 0) -> int:
-    """Return the length of a head with its empty line; -1 while incomplete.
-
-    Args:
-        searched: bytes already searched.
-    """
+    """Return the length of a head with its empty line; -1 while incomplete."""
     match = _END.search(data, max(0, searched - _LONGEST_END + 1))
     return -1 if match is None else match.end()
 
@@ -131,11 +127,7 @@ def _path(method: bytes, target: bytes) -> bytes:
 
 
 def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
-    """Check the headers that define the body's end; return the names of those to ignore.
-
-    Args:
-        headers: name and value of each.
-    """
+    """Check the headers that define the body's end; return the names of those to ignore."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings and chunks:
         if len(codings) > 1 or codings[0].lower() != b"chunked":

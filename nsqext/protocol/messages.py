@@ -74,7 +74,6 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
     """Fill a message from the data of a message frame.
 
     Args:
-        data: data of the frame.
         extend: topic and consumer have extend support.
         detail: the subscription was SUB_ADVANCED or SUB_ORDERED.
 

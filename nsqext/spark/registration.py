@@ -224,9 +224,6 @@ def root_cause(error: BaseException) -> str | None:
 
     Spark puts it between traces of Python and Java, and for streams the query's plan.
 
-    Args:
-        error: an error that Spark raised.
-
     Returns:
         Kind and message; None for an error of other origin.
     """

@@ -112,7 +112,6 @@ class Connection:
         """Send a command, and return an awaitable for the data of its response.
 
         Args:
-            data: the command.
             deadline: in seconds of the monotonic clock; enforced by `tick`.
             breaks: a refusing server stops reading within the command, so an error response closes the connection.
 

@@ -36,8 +36,6 @@ def encode_with_header(
 
     Args:
         options: limits for the topic.
-        meta: meta of the topic.
-        body: the body.
         header: the header; empty for no header.
         trace_id: trace id of a message without header.
         default_trace: trace id if the message has neither header nor trace id.

@@ -119,8 +119,6 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     """Return the decompressed body; unchanged if the headers name no compression.
 
     Args:
-        headers: the message's extend headers.
-        body: its body.
         limit: largest decompressed size, in bytes.
 
     Raises:

@@ -69,7 +69,6 @@ class FrameParser:
         Never raises: invalid bytes set ``error``, and all further bytes are discarded.
 
         Args:
-            data: the bytes.
             messages: takes the data of message frames, which are then not returned: the garbage collector counts and
                 visits tuples, but not bytes.
         """

@@ -112,7 +112,6 @@ def publish_line(verb: str, topic: str, partition: int | None = None, *, delay: 
     """Return the line of a publish command (PUB, MPUB, PUB_TRACE, MPUB_TRACE, PUB_EXT, MPUB_EXT, DPUB).
 
     Args:
-        topic: name of the topic.
         partition: None for the original NSQ.
         delay: seconds, only for DPUB, sent in milliseconds.
     """
@@ -139,8 +138,6 @@ def multi(line: bytes, bodies: Sequence[bytes], sizes: Sequence[int] | int | Non
     """Return MPUB: line, size, count, then each body with its size.
 
     Args:
-        line: the command line.
-        bodies: the messages.
         sizes: their lengths, or their common length, if known.
     """
     count = len(bodies)
@@ -192,7 +189,6 @@ def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int
     """Return a message body; raise `InvalidBody` if servers do not accept it.
 
     Args:
-        body: the body.
         limit: largest message of the server, in bytes.
         overhead: bytes of trace id and header, which count against the limit.
     """
@@ -217,10 +213,7 @@ def sub(
     """Return SUB, SUB_ADVANCED or SUB_ORDERED.
 
     Args:
-        topic: name of the topic.
-        channel: name of the channel.
         partition: the partition; None at the original NSQ.
-        verb: the command.
         start: start position of SUB_ADVANCED, ``kind:number``; with it, servers ignore the partition (captured:
             sub_advanced_offset_partition).
     """

@@ -111,7 +111,7 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         options: see `ReadOptions`.
 
     Returns:
-        The rows, ordered by topic, partition and offset; the columns are those of the Spark source. They are received
+        The rows, ordered by topic, partition and offset, in the Spark source's columns. They are received
         while it is read, which raises the errors of the servers: `DataLoss` if messages are not retained any more,
         `RangeIncomplete` if one was not received in time. Each message is in it once, or an error is raised.
 

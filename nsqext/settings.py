@@ -349,7 +349,7 @@ class _Collector:
         self.add(_from_url(url, known), redact_url(url, known), text=True)
 
     def add_environment(self, environ: Mapping[str, str], prefix: str) -> None:
-        """Add the environment's settings, first those of its URL."""
+        """Add the settings of the environment's URL, then the environment's."""
         if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*_", prefix):
             raise InvalidSetting(f"env={prefix!r} is not a prefix of variables", hint='write env="ORDERS_"')
         url = environ.get(f"{prefix}URL")

@@ -155,8 +155,6 @@ class Router:
         None is not published; `nsqext.OutgoingMessage` is published with headers, tag, trace id and key; other values
         are encoded by `nsqext.app.encode_body`. If the publish fails, the message is requeued.
 
-        Args:
-
         Raises:
             InvalidName: a topic that servers refuse.
         """

@@ -34,8 +34,8 @@ class NsqBroker(AsyncBroker):
     or ``task.kicker().with_labels(...)``:
 
     - ``queue``: its topic, from ``queues``.
-    - ``delay``: seconds after which it runs; see `nsqext.Producer.publish`. Workers return a task that is delivered
-      earlier to the server: on a topic without extend headers, or beyond the longest delay of the original NSQ.
+    - ``delay``: seconds after which it runs; see `nsqext.Producer.publish`. Workers requeue a task that is delivered
+      earlier: on a topic without extend headers, or beyond the longest delay of the original NSQ.
     - ``key``: tasks of a key share a partition, in the order of the calls.
     - ``tag``: workers with this tag receive it; needs extend support.
 

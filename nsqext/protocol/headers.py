@@ -46,7 +46,7 @@ IDENTITY_HEADER = "nsqext_id"
 """Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
 MAX_STORED_HEADER = 65_506
-"""Largest header that servers deliver, in bytes; they crash on larger ones.
+"""Largest header that servers deliver, in bytes; they crash on larger headers.
 
 Captured: ext_max_header.
 """

@@ -249,7 +249,7 @@ class _RedesignedRoutes:
         (group.hidden.discard if restored else group.hidden.add)(node)
 
     def disable_write(self, call: Call) -> None:
-        """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered ones (``ordered``)."""
+        """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered topics (``ordered``)."""
         kind = call.arg("type")
         self.lookupd.write_disabled = kind if kind in ("all", "ordered") else ""
 

@@ -74,7 +74,7 @@ async def run(
 ) -> None:
     """Publish the messages of a topic to another topic, or send them to a URL, at least once.
 
-    A message is finished after it was stored, or after the URL responded with a status of 200 to 299; otherwise it is
+    A message is finished after it was stored, or after a response of the URL with status 200 to 299; otherwise it is
     requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. Extend header
     and body stay as they are stored, byte for byte. If messages have extend headers, the other topic must support them,
     or use --without-headers.

@@ -200,7 +200,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     """
     from nsqext._version import __version__
 
-    topics = cluster.topics  # with those of the data path
+    topics = cluster.topics  # topics of the data path, too
     lines = [f"nsqext {__version__} broker: {about}"]
     lines += [f"page: {page}"] if page else []
     lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]

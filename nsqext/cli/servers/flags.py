@@ -160,7 +160,7 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags with those of the configuration file (``-config``) added; ignore its other names."""
+    """Return the flags, completed by the configuration file (``-config``); ignore its other names."""
     path = flags.get("config")
     if not path:
         return dict(flags)

@@ -83,7 +83,7 @@ class Batch(PublishRequest):
     ) -> bool:
         """Return whether another message can join; HTTP has no batches with headers or trace ids.
 
-        In a batch with headers, a trace id becomes a header; that of a ``bare`` message must not.
+        In a batch with headers, a trace id becomes a header; a ``bare`` message's must not.
         """
         if self._bare if header else bare and self.breaks:
             return False

@@ -29,7 +29,7 @@ def encode_with_header(
     default_trace: int | None = None,
     others: Mapping[str, object],
 ) -> tuple[bytes, bytes, int | None]:
-    """Check a message with a header of its own, and return body, header and trace id.
+    """Check a message with its own header; return body, header and trace id.
 
     The trace id by which a publish of unknown outcome is settled cannot be added to a header: without a trace id in the
     header, the outcome stays unknown.

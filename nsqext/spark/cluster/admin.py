@@ -258,7 +258,7 @@ class Admin:
         return await self.leaders.ask(topic, partition, self.leaders.nodes.message, "count", count + 1)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
-        """Return the number of messages that end at or before a byte offset, at most that of the last message."""
+        """Return the number of messages that end at or before a byte offset, at most the last message's end."""
         # the first message at or after the offset
         found = await self.leaders.ask(topic, partition, self.leaders.nodes.message, "virtual_offset", offset)
         return found.count if found.offset == offset else found.count - 1

@@ -171,7 +171,7 @@ def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.Reco
 
 
 async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) -> int:
-    """Return the unfinished messages of a channel over several topics, with those in flight."""
+    """Return the unfinished messages of a channel over several topics, also those in flight."""
     count = 0
     for topic in topics:
         stats = await admin.stats(topic, channel)

@@ -254,7 +254,7 @@ class Blocks:
         return len(self._ready) >= self.most
 
     def add(self, columns: MessageColumns) -> None:
-        """Append messages that follow the previous ones."""
+        """Append messages that follow the previous messages."""
         while len(columns):
             room = self._rows - self._count
             # the message that crosses the limit of bytes still belongs to the block

@@ -201,7 +201,7 @@ def simulate(
         disk: nodes store messages on a simulated disk, and sync each publish.
 
     Raises:
-        SimulationFailed: the scenario raised; its faults were reduced to the necessary ones.
+        SimulationFailed: the scenario raised; with the necessary faults.
     """
     options = faults or FaultOptions()
     names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]

@@ -59,11 +59,13 @@ class ScriptedClock:
 class ClusterFaults:
     """Faults of a cluster; every method blocks until it is done.
 
-    All raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node, and `InvalidSetting`
-    for an unknown direction.
+    All raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node or a count below 1,
+    and `InvalidSetting` for an unknown direction.
 
     Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from clients) or ``out`` (to
     clients). A peer is the client's end of a connection, ``host:port``; without it, the fault applies to all clients.
+
+    A fault replaces the last one of its kind, node, direction and peer, or command: counts do not add up.
 
     Attributes:
         clock: the cluster's clock.
@@ -115,7 +117,9 @@ class ClusterFaults:
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
             raise InvalidSetting(f"direction={rule.direction!r} is unknown", hint='use "in" or "out"')
-        self._run(lambda runtime: runtime.node(name).member.node.faults.add(rule))
+        if rule.left is not None:
+            _check_count(rule.left)
+        self._run(lambda runtime: runtime.node(name).member.node.faults.replace(rule))
 
     def drop(self, name: str, direction: Direction, *, size: int | None = None, peer: str | None = None) -> None:
         """Discard bytes of a node's connections.
@@ -134,6 +138,7 @@ class ClusterFaults:
         """Pass half of the next frame and close the connection.
 
         Args:
+            connections: number of connections to cut; the rest of an earlier call is forgotten.
             peer: limits the fault to this client.
         """
         self._add(name, Rule("cut", direction, peer, left=connections))
@@ -156,6 +161,7 @@ class ClusterFaults:
             command: limits the fault to commands of this name, for example ``PUB``.
             closes: close the connection afterwards; by default as the real server after this code.
         """
+        _check_count(times)
         known = SERVER_ERRORS.get(code)
         fatal = (known is None or known.closes_connection) if closes is None else closes
         fault = RequestError(code, text, fatal=fatal)
@@ -194,6 +200,21 @@ class ClusterFaults:
         """Make lookup nodes show the present state again, without delay."""
         self._lookups(name, lambda lookupd: lookupd.show_current())
 
+    def pending(self) -> dict[str, list[str]]:
+        """Return the faults of nodes that are in effect, by node; those of lookup and kills are not included."""
+
+        def collect(runtime: Runtime) -> dict[str, list[str]]:
+            found = {name: running.member.node.faults.pending() for name, running in runtime.nodes.items()}
+            return {name: faults for name, faults in found.items() if faults}
+
+        pending: dict[str, list[str]] = self._run(collect)
+        return pending
+
     def heal(self) -> None:
         """Remove every fault except kills."""
         self._run(lambda runtime: runtime.heal())
+
+
+def _check_count(count: int) -> None:
+    if count < 1:
+        raise InvalidInput(f"a fault cannot apply {count!r} times", hint="give 1 or more; heal() ends faults")

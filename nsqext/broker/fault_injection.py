@@ -30,12 +30,27 @@ class Rule:
     # bytes to discard or connections to cut; None without limit
     left: int | None = None
 
+    @property
+    def place(self) -> tuple[str, str, str | None]:
+        """What a later rule has to share to replace it."""
+        return self.kind, self.direction, self.peer
+
+    def __str__(self) -> str:
+        if self.kind == "delay":
+            extent = f"{self.seconds:g} s"
+        else:
+            extent = f"{'all' if self.left is None else self.left} {'bytes' if self.kind == 'drop' else 'connections'}"
+        return f"{self.kind} {self.direction}{f' of {self.peer}' if self.peer else ''}: {extent}"
+
 
 @define(eq=False)
 class _Answer:
     fault: RequestError
     command: str | None
     left: int
+
+    def __str__(self) -> str:
+        return f"answer {self.command or 'any command'} with {self.fault.code}: {self.left} commands"
 
 
 def _half(data: bytes, direction: Direction) -> bytes:
@@ -81,14 +96,28 @@ class NodeFaults:
         self.rules.append(rule)
         self._update()
 
+    def replace(self, rule: Rule) -> None:
+        """Add a disturbance in the place of the same kind, direction and peer."""
+        self.remove([old for old in self.rules if old.place == rule.place])
+        self.add(rule)
+
     def remove(self, rules: Sequence[Rule]) -> None:
         self.rules[:] = [rule for rule in self.rules if not any(rule is gone for gone in rules)]
         self._update()
 
     def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:
-        """Answer the next commands, or only commands of one name (``PUB``), with an error instead of running them."""
+        """Answer the next commands, or only commands of one name (``PUB``), with an error instead of running them.
+
+        Replaces the last answer to commands of this name.
+        """
+        self._answers[:] = [answer for answer in self._answers if answer.command != command]
         self._answers.append(_Answer(fault, command, times))
         self._update()
+
+    def pending(self) -> list[str]:
+        """Return a description of each fault that is in effect."""
+        states = {"frozen": self.frozen, "refuse connections": self.refusing}
+        return [*(name for name, set_ in states.items() if set_), *map(str, (*self.rules, *self._answers))]
 
     def heal(self) -> None:
         """Remove every fault, and thaw the node."""

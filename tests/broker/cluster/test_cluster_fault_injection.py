@@ -107,6 +107,42 @@ def test_a_request_that_is_cut_on_its_way_in_is_not_run() -> None:
                 consumer.message(timeout=0.1)
 
 
+def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
+    with Cluster(2) as cluster:
+        faults = cluster.faults
+        for _ in range(3):
+            faults.cut("n1", connections=2)
+        faults.cut("n1", "in")
+        faults.delay("n1", "out", 0.5, peer="127.0.0.1:1")
+        faults.drop("n1", "out", size=9)
+        for times in (3, 1):
+            faults.answer("n2", "E_PUB_FAILED", times=times, command="PUB")
+        faults.refuse("n2")
+        assert faults.pending() == {
+            "n1": [
+                "cut out: 2 connections",
+                "cut in: 1 connections",
+                "delay out of 127.0.0.1:1: 0.5 s",
+                "drop out: 9 bytes",
+            ],
+            "n2": ["refuse connections", "answer PUB with E_PUB_FAILED: 1 commands"],
+        }
+        faults.heal()
+        assert faults.pending() == {}
+
+
+def test_cuts_that_are_repeated_do_not_add_up() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        for _ in range(5):
+            cluster.faults.cut("n1")
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker, pytest.raises((EOFError, ConnectionError)):
+            talker.ask("PUB t 0", b"x")
+        assert not cluster.faults.pending()
+        with BlockingClient(cluster.nodes["n1"].tcp) as talker:
+            assert talker.ask("PUB t 0", b"x") == b"OK"
+
+
 def test_swallowed_bytes() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
@@ -217,6 +253,13 @@ def test_invalid_faults() -> None:
             cluster.faults.empty_lookup("n1")
         with pytest.raises(InvalidSetting, match="direction"):
             cluster.faults.drop("n1", "up")  # type: ignore[arg-type]
+        for inject in (
+            lambda: cluster.faults.cut("n1", connections=0),
+            lambda: cluster.faults.drop("n1", "in", size=0),
+            lambda: cluster.faults.answer("n1", "E_BAD_TOPIC", times=0),
+        ):
+            with pytest.raises(InvalidInput, match="cannot apply 0 times"):
+                inject()
         for seconds in (-1, float("nan")):
             with pytest.raises(InvalidInput, match="cannot advance the clock by"):
                 cluster.faults.clock.advance(seconds)

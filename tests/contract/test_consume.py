@@ -9,6 +9,7 @@ import pytest
 
 from nsqext import Consumer, ConsumerSettings, Message, Producer
 from nsqext.errors import InvalidState, MessageNotInFlight
+from tests.support.blocked_loop import handled_by_a_blocking_handler
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
 from tests.support.machine_pauses import unless_paused
 from tests.support.messages import DEADLINE, finish_all, nothing_for, subscribed, take
@@ -427,3 +428,12 @@ async def test_a_batch_is_finished_in_part_and_its_rest_is_delivered_again(
                 rest += [message.body for message in again]
                 await again.finish()
     assert sorted(rest) == sorted(bodies[first // 2 + 1 :])
+
+
+async def test_an_answer_is_sent_before_its_handler_blocks_the_event_loop(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    topic = cluster_under_test.plain
+    await cluster_under_test.make_named_channel(topic, channel)
+    handled = await handled_by_a_blocking_handler(cluster_under_test.lookupd, topic, channel)
+    assert sorted(handled) == [b"1", b"2", b"last"]

@@ -19,6 +19,7 @@ from nsqext.errors import (
     InvalidPartition,
     MessageNotInFlight,
 )
+from tests.support.blocked_loop import handled_by_a_blocking_handler
 from tests.support.consumers import eventually
 from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 from tests.support.machine_pauses import unless_paused
@@ -328,3 +329,8 @@ async def test_lanes_keep_the_order_of_received_messages_when_connections_are_cu
     begun = [(name, received[f"{name}:{number}".encode()]) for name, number in faulty.begun]
     assert backward_steps(begun) == []
     assert sorted(faulty.done) == sorted(set(faulty.done)), "no message is handled again because its FIN was lost"
+
+
+async def test_an_answer_is_sent_before_its_handler_blocks_the_event_loop(original: Original, topic: str) -> None:
+    handled = await handled_by_a_blocking_handler(original.lookupd, topic, "ch")
+    assert sorted(handled) == [b"1", b"2", b"last"]

@@ -96,6 +96,7 @@ class FakeMonitor:
         self.on_time_until = inf
         self.share = 2
         self.receipt = 0.0
+        self.at_once = False
 
     def received(self, subscription: Subscription) -> None:
         self.calls.append("received")
@@ -119,8 +120,9 @@ class FakeMonitor:
     def grow(self) -> None:
         self.calls.append("grow")
 
-    def needs_flush(self, subscription: Subscription) -> None:
+    def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         self.calls.append("needs_flush")
+        return answer and self.at_once
 
     def rebalance(self) -> None:
         self.calls.append("rebalance")

@@ -168,9 +168,9 @@ TOUCHES = 16
 class Message(RawMessage):
     """A delivered message.
 
-    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler. Answers are
-    collected and sent together in the next turn of the event loop. Awaiting them does not wait for the server, which
-    sends no response.
+    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler. An answer is
+    sent at once, and those of the next 2 ms together in the next turn of the event loop. Awaiting them does not wait
+    for the server, which sends no response.
     """
 
     __slots__ = ("_headers", "_stored_body", "answered", "budget", "counted", "delivered", "owner", "received")

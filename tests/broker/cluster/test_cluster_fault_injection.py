@@ -253,13 +253,12 @@ def test_invalid_faults() -> None:
             cluster.faults.empty_lookup("n1")
         with pytest.raises(InvalidSetting, match="direction"):
             cluster.faults.drop("n1", "up")  # type: ignore[arg-type]
-        for inject in (
-            lambda: cluster.faults.cut("n1", connections=0),
-            lambda: cluster.faults.drop("n1", "in", size=0),
-            lambda: cluster.faults.answer("n1", "E_BAD_TOPIC", times=0),
-        ):
-            with pytest.raises(InvalidInput, match="cannot apply 0 times"):
-                inject()
+        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
+            cluster.faults.cut("n1", connections=0)
+        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
+            cluster.faults.drop("n1", "in", size=0)
+        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
+            cluster.faults.answer("n1", "E_BAD_TOPIC", times=0)
         for seconds in (-1, float("nan")):
             with pytest.raises(InvalidInput, match="cannot advance the clock by"):
                 cluster.faults.clock.advance(seconds)

@@ -212,8 +212,8 @@ class StallWatch:
         else:
             reason = "no handler of this consumer was running"
         logger.warning(
-            "the event loop was blocked for %.1f s; %s; heartbeats cannot be answered meanwhile: "
-            "give blocking work to a thread (anyio.to_thread.run_sync)",
+            "the event loop was blocked for %.1f s; %s; heartbeats, and answers of the last milliseconds before, are "
+            "not sent meanwhile: give blocking work to a thread (anyio.to_thread.run_sync)",
             late,
             reason,
             extra={"seconds": late},

@@ -68,8 +68,8 @@ class SubscriptionMonitor(Protocol):
     def grow(self) -> None:
         """Raise the RDY counts that limit the consumer: what it received waits in flight until it is due."""
 
-    def needs_flush(self, subscription: Subscription) -> None:
-        """Record that commands are pending."""
+    def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
+        """Record that commands are pending; return whether an ``answer`` is sent at once instead of with others."""
 
     def rebalance(self) -> None:
         """Distribute RDY again, because the state of a backoff changed."""
@@ -171,6 +171,9 @@ class Subscription(PartitionReader):
         # whether messages that are due soon stay in flight
         self._keeps_early = self.partition is not None and self.key_sharing is not KeySharing.SERVER
         self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
+        self._most_pending = (
+            _MANY  # answers that wait for the end of the turn of the event loop; above it they are sent
+        )
         # an nsqd of the original NSQ that was killed reads messages of its queue again. One that is in flight twice is
         # answered once, and stays in the count that nsqd compares with RDY.
         self._overcounted = False
@@ -309,10 +312,17 @@ class Subscription(PartitionReader):
         if message.received < self.horizon:
             raise self._lost(message)
         if not self.pending:
-            self._monitor.needs_flush(self)  # first: it refuses a call in another event loop
+            self._begin_answers()  # first: it refuses a call in another event loop
         message.counted.count -= 1
         self.in_flight -= 1
         self.pending.append(command)
+        if len(self.pending) > self._most_pending:
+            self.flush()
+
+    def _begin_answers(self) -> None:
+        """Decide whether the next answers are sent at once, or together at the end of the turn of the event loop."""
+        at_once = self._monitor.needs_flush(self, answer=True)
+        self._most_pending = 0 if at_once else _MANY
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush; raises MessageNotInFlight."""
@@ -321,13 +331,13 @@ class Subscription(PartitionReader):
             raise self._lost(message)
         pending = self.pending
         if not pending:
-            self._monitor.needs_flush(self)
+            self._begin_answers()
         message.counted.count -= 1
         self.in_flight -= 1
         pending.append(b"FIN %b\n" % message.id)
         if self.backoff.level and self.backoff.succeeded(_clock()):
             self._monitor.rebalance()
-        if len(pending) > _MANY:
+        if len(pending) > self._most_pending:
             self.flush()
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:

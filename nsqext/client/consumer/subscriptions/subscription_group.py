@@ -75,6 +75,10 @@ _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
 _LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight and nothing is due
 _TICKS_PER_TIMEOUT = 8
+_TOGETHER = 0.002
+"""Seconds within which answers are sent together. The first of them is sent at once: its handler may block the event
+loop next."""
+_BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
 _clock = time.monotonic
 
@@ -107,6 +111,8 @@ class SubscriptionGroup:
         # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._unsent: list[Subscription] = []
+        self._collects_until = -inf  # until when answers are sent together, at the end of a turn of the event loop
+        self._blocked_at = -inf  # when a block of the event loop was noticed last
         self._flush_due = anyio.Event()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
@@ -317,8 +323,10 @@ class SubscriptionGroup:
 
     # Sending
 
-    def needs_flush(self, subscription: Subscription) -> None:
+    def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop.
+
+        Returns whether an ``answer`` has to be sent at once: after a pause, or while handlers block the event loop.
 
         Raises InvalidState in another event loop, or in a thread without one.
         """
@@ -326,6 +334,13 @@ class SubscriptionGroup:
         if not self._unsent:
             self._flush_due.set()
         self._unsent.append(subscription)
+        if not answer:
+            return False
+        now = _clock()
+        if now < self._collects_until and now - self._blocked_at > _BLOCKS_AGAIN:
+            return False
+        self._collects_until = now + _TOGETHER
+        return True
 
     def flush(self) -> None:
         """Send all pending commands now."""
@@ -361,6 +376,7 @@ class SubscriptionGroup:
                 now = _clock()
                 late = max(0.0, now - self._due_at)
                 if late >= _TICK:
+                    self._blocked_at = now
                     pulse.notice(self._ticked_at, now)
                 self._tick(now)
                 ticked(now, late)

@@ -122,6 +122,34 @@ def test_no_command_is_recorded_in_another_event_loop(now: list[float]) -> None:
     assert connection.flushes == 0
 
 
+def test_the_first_answer_after_a_pause_is_sent_at_once(now: list[float]) -> None:
+    bench, connection = Bench(), cast("Subscription", Connection())
+
+    def at_once(after: float) -> bool:
+        now[0] += after
+        return bench.group.needs_flush(connection, answer=True)
+
+    assert not bench.group.needs_flush(connection), "RDY waits"
+    assert [at_once(after) for after in (0.0, 0.001, 0.0009, 0.0002, 0.0019)] == [True, False, False, True, False]
+
+
+@pytest.mark.anyio
+async def test_every_answer_is_sent_at_once_for_a_minute_after_a_block_of_the_event_loop(now: list[float]) -> None:
+    bench, connection = Bench(), cast("Subscription", Connection())
+    ticked = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.group.run_timer, lambda *_: ticked.set())
+        await anyio.lowlevel.checkpoint()
+        bench.group.wake_timer()
+        now[0] += 4.0
+        with anyio.fail_after(25):
+            await ticked.wait()
+        tasks.cancel_scope.cancel()
+    for pause, expected in ((0.0, True), (0.0, True), (59.0, True), (0.0, True), (2.0, True), (0.0, False)):
+        now[0] += pause
+        assert bench.group.needs_flush(connection, answer=True) is expected
+
+
 def test_pending_answers_are_sent_before_a_wait(now: list[float]) -> None:
     bench, connection = Bench(), Connection()
     bench.add(connection)

@@ -143,6 +143,18 @@ def test_answers_are_announced_once_for_each_flush() -> None:
             made.monitor.calls.clear()
 
 
+def test_answers_that_the_monitor_wants_at_once_are_sent_at_once() -> None:
+    with subscribed() as made:
+        messages, subject = made.receive(*range(1, 4)), made.subject
+        made.monitor.at_once = True
+        for count, answer in enumerate((subject.finish, subject.touch), 1):
+            answer(messages[count])
+            assert len(made.wire.sent) == count
+        made.monitor.at_once = False
+        subject.finish(messages[0])
+        assert len(made.wire.sent) == 2
+
+
 def test_many_answers_are_sent_before_the_end_of_the_turn() -> None:
     with subscribed() as made:
         for message in made.receive(*range(1000)):

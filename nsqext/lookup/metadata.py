@@ -14,7 +14,7 @@ from weakref import WeakSet
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
-from nsqext.errors import InvalidSetting, InvalidState, LookupFailed
+from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, PartitionUnavailable
 from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher
@@ -183,6 +183,27 @@ class MetadataCache:
         """Return whether lookup nodes responded in the last round, but none found the topic."""
         refresher = self._refreshers.get((topic, access))
         return refresher is not None and refresher.unknown
+
+    async def may_subscribe(self, topic: str, view: PartitionMap, node: Address) -> bool:
+        """Return whether a subscription to a node of the original NSQ would not create a topic that was deleted.
+
+        A new lookup has to list the node, without a tombstone, and the node itself has to know the topic: both may lag
+        behind a deletion. What does not respond does not count; without lookup, nothing is asked.
+
+        Raises InvalidName or InvalidState.
+        """
+        if self._client is None:
+            return True
+        refresher = self._refresher(topic, view.access)
+        await refresher.refresh()
+        if refresher.listed is not None and node not in refresher.listed:
+            return False
+        http = view.http.get(node)
+        try:
+            return http is None or await self.channels.has_topic(http, topic)
+        except PartitionUnavailable as error:
+            logger.debug("topics of the node: %s", error, extra={"topic": topic, "node": str(node)})
+            return True
 
     async def topics(self, *, max_age: float = 0.0) -> tuple[str, ...]:
         """Return the sorted names of all topics of the lookup service; empty without lookup.

@@ -66,6 +66,10 @@ class NodeChannels:
         """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
         return bool(await self._channel(node, topic, partition, channel))
 
+    async def has_topic(self, node: Address, topic: str) -> bool:
+        """Return whether a node of the original NSQ has a topic; raises PartitionUnavailable."""
+        return bool(await self._partitions(node, topic, None))
+
     async def _channel(self, node: Address, topic: str, partition: int | None, channel: str) -> dict[str, Any]:
         """Return the statistics of a channel; empty if it does not exist."""
         entries = await self._partitions(node, topic, partition)

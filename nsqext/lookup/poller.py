@@ -104,6 +104,8 @@ class Refresher:
         # of the last failed round
         self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
         self.unknown: bool = False  # lookup nodes responded in the last round, but none found the topic
+        # nodes without partitions that any lookup node listed in the last round; None if no lookup node responded
+        self.listed: frozenset[Address] | None = None
         self.poll_at: float = _NEVER  # in seconds of the event loop's clock
         self._access = access  # ``w`` or ``r``
         self._merger = PartitionMapMerger(topic, access, admits=admits)
@@ -171,6 +173,8 @@ class Refresher:
         else:
             self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)
         self.unknown = isinstance(self.error, TopicNotFound) and not any(answer.found for answer in answers)
+        responded = any(not isinstance(answer.error, LookupFailed) for answer in answers)
+        self.listed = frozenset(node.tcp for answer in answers for node in answer.nodes) if responded else None
         self._rounds += 1
         self._pace.ended(now, changed=changed, after_error=after_error)
         self._schedule(now, changed=changed or after_error)

@@ -150,6 +150,47 @@ async def test_it_says_when_a_lookup_node_answered_last_and_what_is_unknown(node
     assert 0 <= cache.answer_age < 60
 
 
+_LISTED = lookup_json(nodes=["n1:4150"])
+_HAS: dict[str, Any] = {"topics": [{"topic_name": "orders"}]}
+_LACKS: dict[str, Any] = {"topics": []}
+_DOWN = httpx.ConnectError("refused")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("lookup", "stats", "allowed"),
+    [
+        (_LISTED, _HAS, True),
+        (_LISTED, _LACKS, False),
+        (_LISTED, _DOWN, True),
+        (lookup_json(nodes=["n2:4150"]), _HAS, False),
+        ({"channels": ["ch"], "producers": []}, _HAS, False),
+        (not_found("TOPIC_NOT_FOUND"), _HAS, False),
+        (_DOWN, _HAS, True),
+        (_DOWN, _LACKS, False),
+        (_DOWN, _DOWN, True),
+    ],
+)
+async def test_a_node_that_may_have_lost_a_topic_is_subscribed_if_lookup_and_the_node_know_it(
+    nodes: LookupNodes, lookup: Any, stats: Any, allowed: bool
+) -> None:
+    cache = cache_of(nodes, max_pause=0)
+    nodes.finds("a:4161", _LISTED)
+    view = await cache.resolve("orders", "r")
+    asked = nodes.finds("a:4161", lookup)
+    nodes.route("n1:4151", "/stats", stats)
+    before = asked.call_count
+    assert await cache.may_subscribe("orders", view, N1) is allowed
+    assert asked.call_count == before + 1, "what is cached does not count"
+
+
+@pytest.mark.anyio
+async def test_a_node_without_lookup_is_subscribed_always() -> None:
+    cache = MetadataCache(nsqd="n1:4150")
+    view = await cache.resolve("orders", "r")
+    assert await cache.may_subscribe("orders", view, N1)
+
+
 @pytest.mark.anyio
 async def test_a_list_of_topics_may_be_as_old_as_is_asked_for(nodes: LookupNodes) -> None:
     listed = nodes.route("a:4161", "/topics", {"topics": ["one"]})

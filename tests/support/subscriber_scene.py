@@ -93,6 +93,8 @@ class Scene:
         self.opened: list[Connection] = []
         self.refreshed: list[int | None] = []
         self.unknown = False
+        self.asked = 0
+        self.lacking: set[Address] = set()
         self.failed: list[NsqError] = []
         self.events: list[tuple[object, ...]] = []
         self.retired: list[Connection] = []
@@ -132,6 +134,10 @@ class Scene:
 
     def is_unknown(self, topic: str, access: str) -> bool:
         return self.unknown
+
+    async def may_subscribe(self, topic: str, view: PartitionMap, node: Address) -> bool:
+        self.asked += 1
+        return node not in self.lacking
 
     async def refresh(self, topic: str, access: str, view: PartitionMap, suspect: int | None) -> None:
         self.refreshed.append(suspect)

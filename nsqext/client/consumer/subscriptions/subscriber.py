@@ -22,6 +22,7 @@ from nsqext.errors import (
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
+    InvalidState,
     LookupFailed,
     LookupUnreachable,
     NegotiationFailed,
@@ -246,7 +247,8 @@ class Subscriber:
 
     async def _keep(self, assignment: Assignment) -> None:
         """Keep a partition subscribed until the consumer closes or the topic loses the partition."""
-        failures = 0
+        failures = waits = 0
+        again = False
         while not self.closing:
             view = self._metadata.cached(self._topic, "r")
             address = _address(view, assignment.key) if view is not None else None
@@ -256,6 +258,10 @@ class Subscriber:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
                 assignment.moved.set()  # wakes a seek that waits for this partition
                 return
+            if again and not await self._may_subscribe(assignment, view, address, waits):
+                waits += 1
+                continue
+            again, waits = True, 0
             started = _clock()
             error = await self._subscribe(assignment, address, view)
             if error is not None and (
@@ -272,6 +278,24 @@ class Subscriber:
             elif assignment.pending is not None:
                 continue  # seek ended it
             await self._refresh(assignment, view, failures, error)
+
+    async def _may_subscribe(self, assignment: Assignment, view: PartitionMap, address: Address, waits: int) -> bool:
+        """Return whether a node still has the topic; pause if not. A node of the original NSQ would create it again."""
+        if isinstance(assignment.key, int):
+            return True
+        try:
+            if await self._metadata.may_subscribe(self._topic, view, address):
+                return True
+        except InvalidState:
+            if not self.closing:  # otherwise the metadata was closed
+                raise
+            return False
+        if not waits:
+            text = "waiting until lookup lists the node and the node has the topic, which may have been deleted"
+            self._log(logging.INFO, assignment, text, str(address))
+        longest = min(LONGEST_POLL, self._options.max_reconnect_wait)
+        await anyio.sleep(pause_after(self._options.reconnect_wait, longest, waits + 1))
+        return False
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
         """Log a failure, at most one for each partition within ``_WARNING_INTERVAL``."""
@@ -294,10 +318,9 @@ class Subscriber:
         """Pause with full jitter, then ask the lookup service for a newer partition map."""
         options = self._options
         if failures > 1 or not isinstance(error, STALE_META):
-            pause = pause_after(options.reconnect_wait, options.max_reconnect_wait, failures + 1, error)
-            await anyio.sleep(pause)
-        if self.closing:
-            return
+            await anyio.sleep(pause_after(options.reconnect_wait, options.max_reconnect_wait, failures + 1, error))
+        if self.closing or isinstance(assignment.key, Address):
+            return  # a node of the original NSQ: `_may_subscribe` asks
         suspect = assignment.key if isinstance(assignment.key, int) and isinstance(error, NOT_LEADER) else None
         try:
             await self._metadata.refresh(self._topic, "r", view, suspect)

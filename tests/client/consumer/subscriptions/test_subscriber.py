@@ -197,7 +197,7 @@ async def test_each_question_for_the_first_partition_waits_longer() -> None:
 async def test_pauses_between_connections_grow_until_one_was_stable(
     monkeypatch: pytest.MonkeyPatch, stable: float, attempts: list[int]
 ) -> None:
-    monkeypatch.setattr(subscriber_module, "_STABLE", stable)
+    monkeypatch.setattr(subscriber_module, "STABLE", stable)
     pauses = Pauses()
     options = quick(start_timeout=0.0)
     del options["max_reconnect_wait"]

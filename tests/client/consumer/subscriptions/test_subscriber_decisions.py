@@ -24,6 +24,7 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, BadTopic, ExtendRequired, NotLeader, OrderRequired
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import TopicMeta
+from tests.support.consumers import eventually
 from tests.support.sleeps import recorded_sleeps, settled
 from tests.support.subscriber_scene import NODE, OTHER, Scene, running_subscriber, texts_with, view_of
 
@@ -110,6 +111,28 @@ async def test_a_partition_without_leader_is_given_up_until_it_has_one(monkeypat
         assert (scene.opened[1].number, scene.subject.vanished) == (1, False)
 
 
+async def test_a_node_of_the_original_that_lacks_the_topic_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nsqext.consumer")
+    async with running_subscriber(monkeypatch, view_of(nodes=(NODE, OTHER))) as scene:
+        one, other = sorted(await scene.connections(2), key=lambda connection: connection.node, reverse=True)
+        assert scene.asked == 0, "lookup has just listed it"
+        scene.lacking = {NODE}
+        one.fail(ConnectionLost("the topic was deleted"))
+        other.fail(ConnectionLost("the node was restarted"))
+        await scene.connections(3)
+        await eventually(lambda: scene.asked > 5)
+        assert [connection.node for connection in scene.opened[2:]] == [str(OTHER)]
+        assert caplog.text.count("waiting until lookup lists the node and the node has the topic") == 1
+        scene.lacking = set()
+        await scene.connections(4)
+        scene.lacking = {NODE}
+        scene.opened[3].fail(ConnectionLost("closed"))
+        scene.moved(view_of(nodes=(OTHER,)))
+        await eventually(lambda: list(scene.subject._assignments) == [OTHER])
+
+
 @pytest.mark.parametrize("discovered", [True, False])
 async def test_a_found_topic_that_lookup_does_not_know_any_more_is_given_up(
     monkeypatch: pytest.MonkeyPatch, discovered: bool
@@ -168,7 +191,7 @@ async def test_lookup_is_asked_for_the_partition_that_a_node_does_not_lead(
     nodes = view_of(nodes=(NODE,), meta=TopicMeta())
     async with running_subscriber(monkeypatch, nodes, error) as scene:
         await scene.connections(1)
-        assert scene.refreshed == [None]
+        assert (scene.refreshed, scene.asked) == ([], 1)
         assert scene.opened[0].partition is None
 
 

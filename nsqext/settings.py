@@ -86,7 +86,7 @@ _RENAMED = {
 
 
 class Setting(NamedTuple):
-    """A setting: a named tuple, because an attrs class takes five times as long to make at each import."""
+    """A setting; a named tuple, because an attrs class takes five times as long at each import."""
 
     name: str  # everywhere; in capitals and with the prefix in the environment
     member: str  # attribute of the option class
@@ -212,7 +212,7 @@ def is_url(given: object) -> bool:
 
 
 def _cuts_secret(parts: SplitResult) -> bool:
-    """Return whether a secret contains a character that ends the host, so that its rest is parsed as a path."""
+    """Return whether a secret has a character that ends the host, so that its rest is parsed as a path."""
     behind = parts.path + parts.fragment + parts.query.partition("=")[0]
     return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
 
@@ -370,8 +370,8 @@ class Schema:
 
     client: str  # its class, for errors
     own: Mapping[str, Setting]
-    # settings of other clients, which URL and environment may contain, too; checked, not used. None where they are not
-    # known: unknown names are ignored there.
+    # settings of other clients, allowed in URL and environment; checked, not used. None if unknown: unknown names are
+    # ignored then.
     foreign: Foreign | None = None
     direct: bool = True  # can work without lookup, with nsqd addresses
 

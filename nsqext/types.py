@@ -33,7 +33,7 @@ class ProcessBound:
 
 
 class RawJson(str):
-    """A header's value that servers store and JSON parsers refuse, such as ``NaN``, ``1e400`` or ``01``, as text."""
+    """A header's value that servers store and JSON parsers refuse (``NaN``, ``1e400``, ``01``), as text."""
 
     __slots__ = ()
 

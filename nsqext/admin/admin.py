@@ -129,7 +129,7 @@ async def _newest_messages(
     messages, failed = await ask_all(wanted, read)
     for error in failed.values():
         raise error
-    # by partition and offset: for any message of a batch, real servers return the first message
+    # for any message of a batch, real servers return the first message
     found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
     newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
     return tuple(newest[:count])
@@ -138,7 +138,7 @@ async def _newest_messages(
 async def _message_at(
     requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
 ) -> StoredMessage | None:
-    """Return a message by its number from 1; None if the log no longer contains it."""
+    """Return a message by its number from 1; None if no longer in the log."""
     params: dict[str, str | int] = {
         "topic": topic,
         "partition": partition,

@@ -215,7 +215,7 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
         "move_to": await node_id(requests, target),
         "move_leader": "true" if leads else "false",
     }
-    with suppress(LookupUnreachable):  # it responds after the move, which may take longer than a request
+    with suppress(LookupUnreachable):  # it responds after the move, maybe later than a request's timeout
         await requests.change_settled("/topic/partition/move", params, topic, bounded=False)
 
     async def check() -> None:

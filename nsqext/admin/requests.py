@@ -70,7 +70,7 @@ class ClusterRequests:
     async def find_ha(
         self, topic: str, operation: str, reason: str = "the original NSQ cannot do this"
     ) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return partition map and channels of a topic of the redesigned NSQ; raise OperationNotSupported otherwise."""
+        """Return partition map and channels of a redesigned topic; raise OperationNotSupported otherwise."""
         where, channels = await self.find_with_channels(topic)
         if generation_of(where) == "original":
             raise unsupported(operation, reason, topic)
@@ -286,7 +286,7 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 
 
 def generation_of(where: PartitionMap) -> Generation:
-    """Return the generation of a topic: only the redesigned NSQ reports a number of partitions, even without nodes."""
+    """Return a topic's generation: only the redesigned NSQ reports a number of partitions, even without nodes."""
     return "redesigned" if where.leaders or where.meta.partition_num else "original"
 
 

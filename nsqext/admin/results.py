@@ -78,8 +78,7 @@ class ChannelStats:
     """A channel over all partitions of its topic; counts are sums."""
 
     name: str
-    #: waiting messages as the server counts them; the redesigned NSQ includes messages in flight, the original
-    #: generation does not
+    #: waiting messages as the server counts them; only the redesigned NSQ includes messages in flight
     depth: int
     in_flight: int
     deferred: int  #: messages whose delay runs, in memory and on disk

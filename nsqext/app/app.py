@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
-_CHECK_TIMEOUT = 2.0  # seconds by which the check of published topics may delay the start
+_CHECK_TIMEOUT = 2.0  # most seconds of delay by the check of published topics
 
 
 class AppSettings(ProducerSettings, ConsumerSettings, total=False):

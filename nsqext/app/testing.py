@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 _OPTIONS = ProducerOptions()
 _numbers = count(time.time_ns())
-"""Ids of the messages of all tests; from the clock, because an inbox may remember an earlier process."""
+"""Ids of all tests' messages; from the clock, because an inbox may remember an earlier process."""
 _MESSAGE_SIZE = 1000
 """Bytes between two messages in a test's log."""
 _offsets = count(time.time_ns(), _MESSAGE_SIZE)

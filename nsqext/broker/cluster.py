@@ -287,7 +287,7 @@ class Cluster(ProcessBound):
         return "frozen" if running.member.node.faults.frozen else "up"
 
     def kill(self, name: str) -> None:
-        """Kill a node as ``kill -9`` does: connections break, ports refuse, no other node is notified."""
+        """Kill a node as ``kill -9``: connections break, ports refuse, no node is notified."""
         self._run(lambda runtime: runtime.kill(name))
 
     def terminate(self, name: str) -> None:

@@ -198,7 +198,7 @@ class Runtime(ABC):
         self._stopping = anyio.Event()
         self._tasks: TaskGroup | None = None
         self._changes: dict[str, anyio.Lock] = {}
-        """One lock per server, by name: start, end and restart of a server exclude each other."""
+        """One lock per server, by name, so that starts, ends and restarts exclude each other."""
 
     # Running
 

@@ -160,7 +160,7 @@ class RuntimeRedesigned(Runtime):
         _ON_CHANGE[change](self.coordinator, member)
 
     def isolate(self, name: str) -> None:
-        """Cut a node off from the coordinator and from other nodes; clients still reach it."""
+        """Cut a node off from coordinator and other nodes, not from clients."""
         member = self.node(name).member
         if not member.isolated:
             member.isolated = True
@@ -240,7 +240,7 @@ class RuntimeOriginal(Runtime):
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     async def wait_registered(self) -> None:
-        """Return when every lookup node shows all nodes with their topics, at the latest after 5 seconds."""
+        """Return when every lookup node shows all nodes and topics, at the latest after 5 seconds."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
             for lookupd in self._original:
                 while not self._shows_all_nodes(lookupd):  # noqa: ASYNC110 - registrations have no event

@@ -159,7 +159,7 @@ def _typer_app(chosen: str | None) -> Callable[..., object]:
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,
-        # options before a command; typer imports pydantic to parse them, even without such options
+        # options before a command; typer imports pydantic to parse them
         add_help_option=chosen is None,
         add_completion=chosen is None or _COMPLETE in os.environ,
         pretty_exceptions_enable=False,

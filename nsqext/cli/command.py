@@ -34,7 +34,7 @@ UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the chann
 
 
 def parse_time(text: str) -> int:
-    """Parse ISO form, seconds since 1970, or a duration ago such as ``90m``; return nanoseconds since 1970."""
+    """Parse ISO form, seconds since 1970, or a duration ago (``90m``); return nanoseconds since 1970."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
         if unit is not None and not text.startswith("-"):

@@ -360,7 +360,7 @@ class Connection:
         print_record(record, text, json=not self.for_people)
 
     def table(self, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
-        """Print records: a table of these columns at a terminal, otherwise lines of JSON with every member."""
+        """Print records: a table of these columns at a terminal, otherwise JSON lines with every member."""
         if not self.for_people:
             for record in records:
                 print_record(record, "", json=True)
@@ -395,7 +395,7 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
 
 
 def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics with a prefix for the shell's completion; empty if lookup does not respond."""
+    """Return the topics with a prefix, for the shell's completion; empty without lookup."""
     from nsqext.lookup.client import LookupClient
 
     given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}

@@ -59,7 +59,7 @@ def exact_record(message: Message) -> dict[str, Any]:
 
 
 def _remade(record: Mapping[str, Any]) -> bytes | None:
-    """Return the extend header that a publish of headers, tag, trace id and key makes; None where it makes none."""
+    """Return the extend header of a publish of headers, tag, trace id and key; None where there would be none."""
     trace_id, key = record["trace_id"] or None, record["key"]
     if not (record["headers"] or record["tag"] is not None or key is not None):
         return b"" if trace_id is None else None  # in a batch, a trace id may become a header

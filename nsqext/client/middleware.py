@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Handling:
     """A call of a handler."""
 
-    #: the message, or the messages of a batch. A middleware may remove messages of a batch, which the handler then does
-    #: not receive; they are finished with the others, unless the middleware finishes or requeues them.
+    #: the message, or the messages of a batch. Middleware may remove messages of a batch from the handler's; they are
+    #: finished with the others, unless the middleware finishes or requeues them.
     messages: list[Message]
     channel: str  #: the channel of the messages
     batch: bool = False  #: whether the handler receives a batch
@@ -137,7 +137,7 @@ def _surrounded(
     call: CallNext,
     handling_of: Callable[[Any], Handling],
 ) -> Callable[[object], Awaitable[object]]:
-    """Return a handler whose call, with a `Handling`, is surrounded by the middleware, the first outermost."""
+    """Return a handler called with a `Handling`, surrounded by the middleware, the first outermost."""
     around = [one for one in middleware if type(one).handle is not Middleware.handle]
     if not around:
         return handler

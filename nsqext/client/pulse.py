@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 PAST_DUE = 0.01
 """Seconds by which a tick follows a time that must have passed."""
 _AFTERWARDS = 0.05
-"""Seconds after a late tick within which bytes may have been in the socket before it, because trio runs a turn's timers
-and readers in any order.
-"""
+"""Seconds after a late tick within which bytes may have waited in the socket; trio orders timers and readers freely."""
 
 _SILENCE = 4.0  # seconds without a message, and between two lookups, of a topic
-_JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not look topics up together
+_JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not coincide
 _RATE = 25.0  # most single lookups per second
 _LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long
 

@@ -73,8 +73,8 @@ class BackgroundTasks:
         self._thread = 0
         self._loop_runs: Callable[[], bool] = _never
         self._owner = owner  # owner of the tasks for error messages, for example ``producer``
-        # called once at the end of the object, in the host task, while all tasks still run: sends pending data and
-        # closes connections. Then the tasks are cancelled. A bound method is held by a weak reference.
+        # called once at the end, in the host task, while all tasks still run: sends pending data and closes
+        # connections. Then the tasks are cancelled. A bound method is held weakly.
         self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
             WeakMethod(close) if ismethod(close) else lambda: close
         )
@@ -84,9 +84,9 @@ class BackgroundTasks:
         self._ready = anyio.Event()
         self._closing = anyio.Event()
         self._ended = anyio.Event()
-        # the tasks are being cancelled, or have ended: the task group may be closed at any moment
+        # the tasks are being cancelled, or have ended: the task group may be closed
         self._cancelling = False
-        # the event loop, which cancels all its tasks at its end, ended before the object was closed
+        # the event loop ended (and cancelled its tasks) before the object was closed
         self._cut_off = False
         self._cancelled: type[BaseException] = BaseException
         self._reported = False

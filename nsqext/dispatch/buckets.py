@@ -29,11 +29,11 @@ CELLS = SPACE >> CELL_BITS
 _NOTHING = bytes(8 * CELLS)
 
 _EVEN = 50
-"""Messages of each consumer counted as evenly distributed, so that a few real messages do not decide."""
+"""Messages per consumer counted as evenly distributed, so that a few real messages do not decide."""
 _BUSY = 1.2
 """Multiple of the fair share from which a consumer is too busy."""
 _WORTH = 0.9
-"""Largest new share of the busiest consumer, relative to its old share, for which borders are moved."""
+"""Largest new share of the busiest consumer, relative to its old share, for which borders move."""
 
 
 @lru_cache(maxsize=65_536)
@@ -217,7 +217,7 @@ class KeyLoad:
         return [newer + older for newer, older in zip(self._newer, self._older, strict=True)]
 
     def between(self, start: int, stop: int) -> float:
-        """Return the messages between two positions; a part of a cell has that part of its messages."""
+        """Return the messages between two positions, proportionally for a part of a cell."""
         self._turn()
         return sum(_between(half, start, stop) for half in (self._newer, self._older))
 

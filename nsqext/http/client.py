@@ -132,8 +132,8 @@ class HttpClient:
             sent = not isinstance(error, httpx.ConnectError)
             raise HttpRequestFailed("unreachable", f"no response: {_text(error)}", sent=sent) from error
         except AttributeError as error:
-            # anyio asks the socket of a uvloop transport for its peer; the socket is None if the peer reset the
-            # connection during its setup
+            # anyio asks the socket of a uvloop transport for its peer; it is None if the peer reset the connection
+            # during setup
             if error.obj is not None or error.name not in _SOCKET_MEMBERS:
                 raise
             raise HttpRequestFailed("unreachable", "the connection was reset", sent=False) from error
@@ -163,8 +163,7 @@ class HttpClient:
                     size = max(size, len(body) + len(chunk))
                     crowded = crowded or self._buffered + len(chunk) > _REPLIES * most
                     if size <= most and not crowded:
-                        # the rest is read and discarded until the timeout: some event loops warn about unexhausted
-                        # iterators
+                        # the rest is discarded until the timeout: some event loops warn about unexhausted iterators
                         self._buffered += len(chunk)
                         body += chunk
             if size > most:

@@ -228,7 +228,7 @@ class GoProtocol(H11Protocol):
         return whole
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Answer what the client has sent, although it sends no more; True keeps the transport open until then."""
+        """Answer what the client has sent, although it sends no more; True keeps the transport open."""
         if self._refused:
             return None
         if self._head:

@@ -197,8 +197,8 @@ class HttpServer:
             except anyio.get_cancelled_exc_class():
                 if not self._stopping.is_set():
                     raise
-                # the server ends and has aborted the connection: uvicorn would log the cancellation with a traceback
-                # it learns of the abort in the next turn of the loop; a later turn may cancel the task a second time
+                # the server ends and has aborted the connection: uvicorn would log the cancellation with a traceback.
+                # It learns of the abort in the next turn of the loop; a later turn may cancel the task again
                 with anyio.CancelScope(shield=True), suppress(anyio.get_cancelled_exc_class()):
                     await anyio.lowlevel.checkpoint()
 

@@ -277,7 +277,7 @@ class LookupClient:
         return found
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd that any lookup node knows, sorted; at most ``max_nodes`` of each. Raises LookupFailed."""
+        """Return all nsqd that any lookup node knows, sorted; at most ``max_nodes`` each. Raises LookupFailed."""
         answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
         return tuple(found[address] for address in sorted(found))

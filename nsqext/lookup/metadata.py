@@ -282,7 +282,7 @@ class MetadataCache:
         return self._extended.cheap_for(count)
 
     def poll_extended(self, topics: Iterable[str]) -> None:
-        """Look up soon which of a consumer's topics have extend support by now, with one list. Not thread-safe."""
+        """Look up soon, with one list, which of these topics have extend support by now. Not thread-safe."""
         self._extended.request(topics)
         self._poller.wake()
 

@@ -39,7 +39,7 @@ class ChannelConnections:
     in_flight: int = 0  # messages in flight, and requeued messages that are not due
     paused: bool = False  # an administrator paused it: it delivers nothing
     unread: int = 0  # messages that the server has not read from the log for this channel
-    read: int = 0  # messages read from the begin of the log; fewer after the channel moved back
+    read: int = 0  # messages read from the log's start; fewer after the channel moved back
 
     @property
     def unconfirmed(self) -> int:
@@ -59,7 +59,7 @@ class NodeChannels:
     """Asks nodes about channels, and moves them."""
 
     def __init__(self, http: LookupHttp) -> None:
-        # sends the requests, with the timeouts and credentials of its options; not closed by this object
+        # sends the requests, with its options' timeouts and credentials; not closed by this object
         self._http = http
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
@@ -136,7 +136,7 @@ class NodeChannels:
             params, body = {"channel": channel}, position.encode()
             await ask_node(self._http, "POST", node, "/channel/setoffset", topic, partition, params, body)
         except NsqError as error:
-            # the real server refuses to move a channel of an empty queue, which has only one position
+            # an empty queue has only one position, and the real server refuses the move
             if _EMPTY not in error.message:
                 raise
 

@@ -50,10 +50,10 @@ class PartitionMap:
     leaders: Mapping[int, Address] = field(factory=dict)
     nodes: tuple[Address, ...] = ()  # nodes with the topic without partitions (the original NSQ)
     http: Mapping[Address, Address] = field(factory=dict)  # HTTP address by TCP address
-    # partitions and leaders that ``node_filter`` excludes, None and the node for a node without partitions; neither in
-    # ``leaders`` nor in ``nodes``
+    # partitions and leaders (None and the node without partitions) that ``node_filter`` excludes from ``leaders`` and
+    # ``nodes``
     filtered: tuple[tuple[int | None, Address], ...] = ()
-    # partitions without an offer in the last round; their last known leaders may be down or not writable
+    # partitions not offered in the last round; their last known leaders may be down or not writable
     unlisted: frozenset[int] = frozenset()
     version: int = field(default=0, eq=False)  # increases with each change
 
@@ -170,7 +170,7 @@ class PartitionMapMerger:
                 self._suspects.pop(partition, None)
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
-        """Update the nodes by lookup node: a node removed by one lookup node is removed even if another failed."""
+        """Update the nodes by lookup node: what one lookup node removed is removed even if another failed."""
         listing = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
         for answer in listing:
@@ -239,7 +239,7 @@ class PartitionMapMerger:
 
 
 def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
-    """Return the meta of the highest epoch; of equal epochs, the one with most partitions, then with extend support."""
+    """Return the meta of the highest epoch, then with most partitions, then with extend support."""
     metas = [
         (answer.epoch, astuple(answer.meta), answer.meta)
         for answer in found

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 _FIRST_PAUSE = 0.05
-_UNSETTLED = 1.0  # seconds to the next poll after a leader is lost; later polls wait as long as it has been missing
+_UNSETTLED = 1.0  # seconds to the next poll after a leader is lost; later polls wait as long as it is missing
 _ADDED_SHARE = 20
-"""Polls for added partitions that never had a leader wait for this share of the time since they are missing."""
+"""Divides the time for which added partitions have had no leader; the result is the pause until their next poll."""
 _POLLS = 4  # topics polled concurrently
 _REFRESHES = 32  # rounds per second, and at once, after errors of found topics
 _REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
 _LISTED_FOR_ONE = 10
-"""A list of this many topics costs a lookup node less than one look-up costs it and the client."""
+"""A list of this many topics costs a lookup node less than one look-up costs both sides."""
 
 
 class PollPace:
@@ -70,8 +70,8 @@ class RefreshBudget:
 
     def __init__(self, rate: float = _REFRESHES) -> None:
         self.topics: int = 0  # topics of the cache
-        # rounds per second, and rounds that may start at once; with many topics a fifth of their number, so that all
-        # are refreshed within five seconds
+        # rounds per second, and at once; with many topics a fifth of their number, so that all are refreshed within
+        # five seconds
         self._rate = rate
         self._free_at = float("-inf")
 

@@ -42,7 +42,7 @@ _SHOWN = 120  # quoted bytes of an unexpected response
 _MAX_HOST = 255  # characters of a host name
 _MAX_CHANNELS = 10_000  # channels read per topic; only listed to the user
 _SHARED_NODES = 4096
-"""Nodes without topics that all responses share, so that many lookup nodes with the same nodes cost little."""
+"""Nodes without topics shared by all responses, for many lookup nodes with the same nodes."""
 _SHARED_TEXT = 500  # longest text of a shared node
 _GATEWAY_ERRORS = (502, 503, 504)  # of proxies whose server is down
 
@@ -304,7 +304,7 @@ class LookupHttp:
         failure: type[NsqError] = PartitionUnavailable,
         **where: Any,
     ) -> tuple[int, bytes]:
-        """Return status and body of an nsqd's response, as `fetch`, which raises the errors of lookup nodes."""
+        """Return status and body of an nsqd's response, as `fetch`, which raises lookup's errors."""
         try:
             return await self.fetch(address, path, params, method, body)
         except LookupFailed as error:

@@ -273,7 +273,7 @@ def _origin(message: Message) -> Context | None:
 
 
 def _origins(messages: Sequence[OutgoingMessage]) -> list[Context | None]:
-    """Return the contexts in the headers of messages: that of an outbox; without effect where a span is active."""
+    """Return the contexts in messages' headers, as of an outbox; without effect in an active span."""
     if trace.get_current_span().get_span_context().is_valid:
         return [None] * len(messages)
     return [_context_in(message.headers) if message.headers else None for message in messages]

@@ -50,7 +50,7 @@ class _Absences:
         self._observed: dict[str, tuple[float, float]] = {}
 
     def add(self, topic: str) -> None:
-        """Record that lookup does not know a topic, and that its leader, if known, refuses it."""
+        """Record that lookup does not know a topic, and that a known leader refuses it."""
         now = _clock()
         since, last = self._observed.get(topic, (now, now))
         if now - last > _UNOBSERVED and not self.is_deletion(topic):
@@ -135,7 +135,7 @@ class LeaderLocator:
         return view.leader(partition), view.meta
 
     def distrust(self, topic: str, partition: int, leader: Leader) -> None:
-        """Ask lookup again before the next use of a partition: a request to this leader failed."""
+        """Ask lookup again before the next use of a partition: its leader failed a request."""
         view = self._metadata.cached(topic, "r")
         if view is not None and view.leaders.get(partition) == leader.tcp:
             self._failed[topic, partition] = view
@@ -168,7 +168,7 @@ class LeaderLocator:
         return False
 
     def exists(self, topic: str) -> None:
-        """Record that a leader serves a topic: it is not deleted, even if lookup does not know it at the moment."""
+        """Record that a leader serves a topic, which is not deleted, even if lookup does not know it now."""
         self._absences.end(topic)
 
     async def _resolve(self, topic: str) -> PartitionMap:

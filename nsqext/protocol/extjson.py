@@ -68,7 +68,7 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return a header's members as the server parses them, or raise `UnreadableHeader`; the first of equal names."""
+    """Return a header's members as the server parses them (first of equal names), or raise `UnreadableHeader`."""
     return {name: _read_value(value) for name, value, *_ in reversed(members_of(header))}
 
 
@@ -158,7 +158,7 @@ class _Reader:
         return self._data[position : position + 1]
 
     def _value(self, position: int) -> tuple[int, bool]:
-        """Parse a value, or the start of an object or array; return the next position, and whether a value follows."""
+        """Parse a value, or the start of a container; return the next position, and whether a value follows."""
         first = self._at(position)
         if not first:
             self._fail("cannot parse empty string", position)

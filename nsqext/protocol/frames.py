@@ -83,8 +83,8 @@ class RequestError(Exception):
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
         self.code = code  # ``E_…`` word
-        # description; the space before it is sent even if it is empty, as by the redesigned server. None for an error
-        # that is only its code.
+        # description; its leading space is sent even without text, as by the redesigned server. None for an error that
+        # is only its code.
         self.text = text
         self.fatal = fatal  # the connection closes after the frame
 

@@ -53,7 +53,7 @@ Captured: ext_max_header.
 MAX_HEADER_BYTES = 60_000
 """Largest header that this package makes, in bytes, well below `MAX_STORED_HEADER`."""
 
-# The note allows [0-9a-zA-Z_-#]; the dot is added because the Go client's own headers use it. Servers check nothing.
+# The note allows [0-9a-zA-Z_-#]; the Go client's own headers also need the dot. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
 
 

@@ -113,7 +113,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_identity(identity: str) -> str:
-    """Return the identity of a message; raise `InvalidInput` unless all databases and servers can keep it."""
+    """Return a message's identity; raise `InvalidInput` unless all databases and servers can keep it."""
     if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
         raise InvalidInput(f"identity={str(identity)[:50]!r} is not text of 1 to {MAX_IDENTITY} characters")
     if not is_storable(identity):

@@ -30,7 +30,7 @@ RECORD_OVERHEAD = _HEAD.size
 
 
 class Record(msgspec.Struct, gc=False):
-    """One stored message; not tracked by the garbage collector, which would stop a broker with millions of them."""
+    """One stored message; untracked by the garbage collector, which would stop a broker with millions."""
 
     timestamp: int
     internal_id: int

@@ -156,7 +156,7 @@ def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
 
 
 def check_load(given: Mapping[str, str]) -> None:
-    """Check a query's options at its load, when Spark does not yet say whether it is a batch or a stream."""
+    """Check a query's options at its load, when batch or stream is still unknown."""
     names = {name.lower() for name in given}
     SourceOptions.load(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
 

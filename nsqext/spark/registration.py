@@ -36,7 +36,7 @@ _TIMEOUT = 60.0
 _INSTALL = "see docs/howto/deploy-spark.md: install nsqext[spark] on the workers, or deliver it with spark.archives"
 
 WorkerVersions = tuple[str, str, str, str]
-"""Host, path of the interpreter, versions of nsqext and pyarrow; an error text in place of a version."""
+"""Host, interpreter's path, versions of nsqext and pyarrow; an error text in place of a version."""
 
 
 def register(spark: SparkSession) -> None:

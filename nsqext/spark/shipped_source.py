@@ -66,7 +66,7 @@ def load(archive: bytes, module: str) -> Any:
 
 
 def unpack(archive: bytes) -> Path:
-    """Unpack the package to Spark's folder of files, which belongs to the application; return the folder."""
+    """Unpack the package to Spark's folder of files, which is the application's; return the folder."""
     from pyspark.core.files import SparkFiles
 
     folder = Path(SparkFiles.getRootDirectory())

@@ -159,7 +159,7 @@ def _no_options(what: str) -> InvalidSetting:
 
 
 def _is_pushing_down() -> bool:
-    """Return whether Spark will call ``pushFilters``: in other processes it refuses a reader with that method."""
+    """Return whether Spark will call ``pushFilters``; elsewhere it refuses a reader with that method."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 

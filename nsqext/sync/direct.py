@@ -130,7 +130,7 @@ class DirectPublisher:
                 del self._connections[node]
 
     def close(self) -> None:
-        """Wait for a running publish, at most ``close_timeout`` seconds, then abort it; close the connections."""
+        """Wait at most ``close_timeout`` seconds for a running publish, then abort it; close the connections."""
         self._closed = True
         if self._portal in shared_loop.orphaned:
             return  # the connections belong to the parent

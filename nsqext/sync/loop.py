@@ -74,14 +74,14 @@ class SharedLoop:
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs; return its provider, to be exited, and its portal."""
+        """Start the event loop unless it runs; return its provider (to be exited) and portal."""
         _check_system_threads()
         provider = self._provider
         self._portal = provider.__enter__()
         return provider, self._portal
 
     def kept(self) -> BlockingPortal:
-        """Keep the event loop running until the process ends; return its portal. A forked child has its own loop."""
+        """Keep the event loop running until the process ends; return its portal. Forked children have their own."""
         with self._keeping:
             if self._kept is None:
                 self._kept = self.enter()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _READ_SIZE = 16384
 _FRESH = 0.02
-"""Seconds after a read during which a connection counts as alive; later, a check precedes each request."""
+"""Seconds after a read for which a connection counts as alive; later, a check precedes each request."""
 _MAX_UNSENT = 16 * 1024 * 1024
 """Bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read."""
 _MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
@@ -60,7 +60,7 @@ class Connection:
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
-        # seconds without a response to requests, or without progress of a send, after which the connection closes
+        # seconds without a response, or without progress of a send, after which the connection closes
         self._request_timeout = request_timeout
         # writing
         self._out: list[Command] = []
@@ -174,7 +174,7 @@ class Connection:
         self.flush()
 
     async def _read_until(self, reply: Reply) -> bytes:
-        """Wait for a response where the event loop does not read: the first waiting task reads for all."""
+        """Wait for a response where the event loop does not read: the first waiter reads for all."""
         if self._out and not self._flush_due:
             self._flush_due = True
             try:
@@ -243,7 +243,7 @@ class Connection:
         self._receive()
 
     def detach(self) -> None:
-        """Hand the connection over to a thread; the event loop stops reading it. Call it in the event loop."""
+        """Hand the connection over to a thread; call it in the event loop, which stops reading it."""
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -265,7 +265,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def poll(self) -> None:
-        """Process what the kernel has received, without waiting; without effect while a task waits for it."""
+        """Process what the kernel has received, without waiting; without effect while a task waits."""
         if not self.closed and (self._watch is not None or not self._reading):
             self._receive()
 
@@ -536,7 +536,7 @@ class Connection:
         self.closed = True
         self._reading = False
         if self._watch is not None:
-            # no task waits for the socket; and in a callback of the event loop, anyio may not know the running loop
+            # no task waits for the socket; and in a callback, anyio may not know the running event loop
             self._watch.end()
             self._watch = None
         elif not self._detached:

@@ -58,7 +58,7 @@ class Watch:
         self._writing = False
 
     def readable(self) -> None:
-        """Run the callback, then the tasks whose responses it received; called by the event loop, outside any task."""
+        """Run the callback, then the tasks with responses; called by the event loop, outside any task."""
         woken: list[ResponseWaiter] = []
         self.woken = woken
         waiters = iter(woken)

@@ -162,7 +162,7 @@ async def subscribe(connection: Connection, command: bytes, timeout: float) -> N
 
 
 def _reason(error: NsqError, hint: str) -> NsqError:
-    """Return the error of a failed handshake; a lost connection is `ConnectionFailed`: nothing was published on it."""
+    """Return the error of a failed handshake; a lost connection is `ConnectionFailed`: nothing was published."""
     if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):

@@ -78,7 +78,7 @@ class SendQueue:
         return [part for part, _ in islice(self._parts, count)]
 
     def sent(self, size: int) -> int:
-        """Remove the first, sent bytes; return the number of commands in parts that end with them."""
+        """Remove the first, sent bytes; return the number of commands in the parts that end with them."""
         parts = self._parts
         commands = 0
         while parts:

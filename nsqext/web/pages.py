@@ -308,7 +308,7 @@ def sparkline(rate: Rate, label: str) -> Markup:
 
 
 def key_ranges(ranges: Sequence[KeyRange], clients: Sequence[str]) -> Markup:
-    """Draw consumers' key ranges on the hash space from 0 to 1; the index in all clients selects the shade."""
+    """Draw consumers' key ranges on the hash space from 0 to 1, shaded by index in all clients."""
     rect = Markup(
         '<rect class="shade-{shade}" x="{x:.2f}" width="{width:.2f}" y="0" height="28"><title>{title}</title></rect>'
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEY_NOT_FOUND = "Key not found"
 UNSTABLE = "the cluster is unstable"
 _NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
-_MOVE_TIMEOUT = 90.0  # seconds within which the new replica of a moved partition must be in sync
+_MOVE_TIMEOUT = 90.0  # seconds until a moved partition's new replica must be in sync
 _MAX_PARTITIONS = 255
 _MAX_RETENTION_DAYS = 60
 MAX_SYNC_EVERY = 4000
@@ -260,7 +260,7 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Move a node's partitions to other nodes; a partition that no other node can hold stays."""
+    """Move a node's partitions to other nodes, as far as another node can hold them."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return

@@ -50,7 +50,7 @@ class Coordinator:
         self.topics: dict[str, TopicState] = {}
         self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # by topic and partition
         self.upgrading = False  # an operator announced an upgrade
-        # called with the topic's name after each change of the topic or of its roles
+        # called with the topic's name after each change of it or its roles
         self.watchers: list[Callable[[str], None]] = []
         # topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
@@ -95,7 +95,7 @@ class Coordinator:
         return [member for member in self.members.values() if member.alive and not member.removing]
 
     def load(self) -> dict[str, tuple[int, int]]:
-        """Return for each usable node how many partitions it leads and how many it holds."""
+        """Return each usable node's numbers of led and held partitions."""
         return {member.name: (self._leads[member.name], self._holds[member.name]) for member in self.usable()}
 
     def free_nodes(self, replicas: ReplicaSet) -> list[str]:
@@ -104,7 +104,7 @@ class Coordinator:
         return sorted(free, key=lambda name: (self._holds[name], name))
 
     def _count(self, replicas: ReplicaSet) -> None:
-        """Update the nodes' load after a change of a partition; the cost does not grow with the topics."""
+        """Update the nodes' load after a change of a partition; does not slow down with more topics."""
         key, state = (replicas.topic, replicas.partition), replicas.state
         before = self._counted.pop(key, None)
         if before is not None:
@@ -159,7 +159,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def _prefer_longest(self, replicas: ReplicaSet) -> None:
-        """If the leader lost messages on disk, elect the longest whole in-sync replica, which has all of them."""
+        """If the leader lost messages on disk, elect the longest whole in-sync replica, which has all."""
         before, state = replicas.leader, replicas.state
         counts = {
             name: replicas.hosts[name].partition.log.whole_count for name in state.in_sync if name in replicas.hosts
@@ -236,7 +236,7 @@ class Coordinator:
         self.notify_watchers(replicas.topic)
 
     def commit_when_replicated(self, replicas: ReplicaSet) -> None:
-        """Make the leader's queue readable as soon as every in-sync replica has all of it."""
+        """Make the leader's queue readable once every in-sync replica has it."""
         if replicas.push():
             commit_all(replicas.leader)
         else:

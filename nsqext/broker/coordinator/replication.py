@@ -41,7 +41,7 @@ def cut_tail(source: Partition, target: Partition) -> None:
 
 
 def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bool:
-    """Copy the next missing records to a replica; return whether it is complete. Raises `Refusal` for a full disk."""
+    """Copy missing records to a replica; return whether it is complete. Raises `Refusal` for a full disk."""
     leader, done = source.log, target.log.end_count
     first = max(done, leader.start_count) + 1
     while gap := leader.gap_at(first):
@@ -61,7 +61,7 @@ def commit_all(partition: Partition) -> None:
 
 
 def mirror_channels(leader: Partition, follower: Partition) -> None:
-    """Copy a leader's channels to a follower, which then keeps the messages that they have not finished."""
+    """Copy a leader's channels to a follower, which then keeps their unfinished messages."""
     for name in [name for name in follower.channels if name not in leader.channels]:
         follower.delete_channel(name)
     for name, channel in list(leader.channels.items()):
@@ -81,7 +81,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
 
 
 def hand_over_channels(old: Partition, new: Partition) -> None:
-    """Give a new leader the old leader's channels and positions; messages in flight are delivered again."""
+    """Give a new leader the old leader's channels and positions; messages in flight are redelivered."""
     mirror_channels(old, new)
     for name, channel in old.channels.items():
         if channel.ephemeral:

@@ -29,11 +29,11 @@ _Partitions = dict[tuple[str, int], CoordinatedPartition]
 
 
 class StateFile:
-    """Reads topics and the roles of their partitions at the start, and writes them at each change."""
+    """Reads topics and partition roles at the start, writes them at each change."""
 
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
         self._coordinator = coordinator
-        self._path = path  # replaced as a whole, so that a kill leaves the old or the new file
+        self._path = path  # replaced as a whole: a kill leaves the old or the new file
         self._topics: dict[str, msgspec.Raw] = {}
         self._written = b""
         self._retry = False
@@ -138,7 +138,7 @@ class StateFile:
         return topics, partitions
 
     def _open(self, name: str, number: int, state: CoordinatedPartition) -> None:
-        """Open a partition; an in-sync node becomes its leader, with a higher epoch than before."""
+        """Open a partition, led by an in-sync node with a higher epoch than before."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
         leader = state.candidate(members)

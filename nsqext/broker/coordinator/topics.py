@@ -106,7 +106,7 @@ class CoordinatedPartition:
         return next((node for node in self.in_sync if node in alive), None)
 
     def promote(self, node: str, present: Collection[str]) -> None:
-        """Make an in-sync node the leader, with a higher epoch; absent nodes leave the in-sync replicas."""
+        """Make an in-sync node the leader with a higher epoch, without absent in-sync replicas."""
         self.leader = node
         self.epoch += 1
         self.resigned = False

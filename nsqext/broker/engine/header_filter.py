@@ -138,7 +138,7 @@ def _glob_expression(pattern: str) -> str:
 
 
 def _glob_class(pattern: str, at: int) -> tuple[str, int]:
-    """Read one range or single characters after a ``[``; return the expression and the position behind it."""
+    """Read a range or characters after a ``[``; return the expression and the position behind it."""
     negative = pattern.startswith("!", at)
     at += negative
     ranges: list[tuple[str, str]] = []

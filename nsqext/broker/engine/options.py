@@ -60,7 +60,7 @@ class ChannelRules:
     """Limits and thresholds of the redesigned server's channels."""
 
     delayed_threshold: float = 900.0  # seconds; REQ with a longer delay moves the message to the delayed queue
-    # a channel stops reading at this number of finished intervals behind an unfinished message
+    # number of finished intervals behind an unfinished message at which a channel stops reading
     confirm_window: int = 500
     delayed_batch: int = 100  # messages taken from the delayed queue at a time
     delayed_most: int = 160_000  # bound of a channel's delayed queue; with 0 it takes one message
@@ -70,7 +70,7 @@ class ChannelRules:
     ignored_after: float = 0.0  # seconds after which a message is old; 0 for never, also with ``ignored_attempts`` 0
 
     def ignores(self, attempts: int, age: float) -> bool:
-        """Return whether a message with these attempts and this age in seconds is finished instead of delivered."""
+        """Return whether a message of these attempts and age (seconds) is finished, not delivered."""
         return self.ignored_attempts > 0 and attempts > self.ignored_attempts and 0 < self.ignored_after < age
 
 
@@ -88,7 +88,7 @@ class QueueOptions:
     rules: ChannelRules = field(factory=ChannelRules)
     # without ``data_path``, a partition's bytes of unfinished messages; publishes beyond them are refused
     memory_bound: int = 256 * MIB
-    # messages of a topic and of a channel that the original server keeps in memory before it uses the disk
+    # messages of a topic and of a channel in the original server's memory, before it uses the disk
     mem_queue_size: int = 10_000
 
     @property
@@ -108,8 +108,8 @@ class PartitionOptions(QueueOptions):
     # whether extend topics serve consumers without extend support now
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
     turn: Turn = field(factory=Turn)  # commands of a client in execution; shared by a node's partitions
-    # source of what the real server randomizes: sampling, and the requeue order of a lost connection's messages. Seed
-    # it to repeat a run.
+    # source of what the real server randomizes: sampling, and a lost connection's requeue order. Seed it to repeat a
+    # run.
     random: Random = field(factory=Random)
 
     @property
@@ -127,8 +127,8 @@ class NodeOptions(QueueOptions):
     broadcast_address: str = "127.0.0.1"  # host for clients, in lookup responses
     hostname: str = field(factory=lambda: socket.gethostname())  # its name in lookup responses
     client_timeout: float = 60.0  # seconds until the first four bytes of a new connection
-    # unsent bytes of replies and messages of one connection. Beyond that the client's commands are not read, and
-    # nothing is delivered to it, until it has read them.
+    # unsent bytes of one connection. Beyond that, its commands are not read and it gets no deliveries, until the client
+    # has read them.
     max_unsent: int = 4 * MIB
     # bytes of publishes of one partition that may wait for replicas (E_PUB_TOO_MUCH_WAITING)
     max_pub_waiting: int = 200 * MIB

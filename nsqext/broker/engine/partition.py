@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """One partition of a topic on one node; raises `InvalidSetting` if the data in its ``data_path`` is unusable."""
+    """One partition of a topic on one node; raises `InvalidSetting` for unusable data in its ``data_path``."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Partition:
             channels = [channel for channel in self._all_channels() if isinstance(channel, OriginalChannel)]
             for channel in channels:
                 channel.cursor.pass_over_finished()
-            self._pass_to_channels()  # a killed process did not write how many it had passed
+            self._pass_to_channels()  # a killed process did not write how many
             for channel in channels:
                 channel.reset_counters()
 
@@ -162,7 +162,7 @@ class Partition:
         self.readable_offset = self.log.find_count(self.readable)
 
     def _pass_to_channels(self) -> None:
-        """Pass committed messages to the channels, unless the topic is paused or has no channel (original server)."""
+        """Pass committed messages to channels, unless the topic is paused or has none (original server)."""
         if self.paused or not self.channels:
             return
         first, self.readable = self.readable, self.committed
@@ -237,7 +237,7 @@ class Partition:
             )
 
     def free_memory(self) -> None:
-        """Remove finished messages from memory; with a data path, everything that can be read from disk."""
+        """Remove finished messages from memory; with a data path, all that the disk has."""
         if self._storage is None:
             self._trim(0)
         else:
@@ -264,7 +264,7 @@ class Partition:
         if channel is None:
             channel = self._make_channel(name, self.readable_offset, self.readable, kind)
             if self.suspended:
-                self._new_on_replica = True  # its position follows at once; the end would be a wrong position to store
+                self._new_on_replica = True  # its position follows at once
             else:
                 self.note_channels()
             if self._original:
@@ -458,7 +458,7 @@ class Partition:
         )
 
     def _save(self, storage: PartitionStore) -> None:
-        """Write the state, then remove finished messages; if the disk is full, that makes room."""
+        """Write the state, then remove finished messages, which frees space on a full disk."""
         storage.save(self.state())
         self._saved_end = self.log.end_offset
         self._trim(self.options.disk.retention_bytes)
@@ -477,7 +477,7 @@ class Partition:
                 self.touch()
 
     def note_restored(self) -> None:
-        """Write the channels' positions: at once after a channel was created on a replica, else with the interval."""
+        """Write the channels' positions, at once for a channel new on a replica, else with the interval."""
         self.note_progress()
         if self._new_on_replica:
             self.note_channels()

@@ -166,7 +166,7 @@ class RegistrationClient:
             self._commands.pop(0)
 
     async def _update_connections(self) -> None:
-        """Connect to lookup nodes that were added to the configuration, disconnect from removed lookup nodes."""
+        """Connect to lookup nodes added to the configuration, disconnect from removed lookup nodes."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
             logger.info("LOOKUP(%s): removing peer", address)

@@ -95,7 +95,7 @@ class Registry:
             producers.setdefault(node.id, ListedProducer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Remove a registration, or one node from it; an empty registration of an ephemeral name is removed."""
+        """Remove a registration, or one node from it; an empty ephemeral registration is removed."""
         if node is None:
             self._delete(registration)
             return
@@ -219,7 +219,7 @@ class LookupSession:
         return self.own.encode()
 
     def _registrations(self, command: LookupdCommand) -> tuple[Registration, str]:
-        """Return the registration of the topic, and what precedes the channel in the subkeys of its channels."""
+        """Return the topic's registration, and the prefix of the channel in its channels' subkeys."""
         if not self.partitions:
             return Registration("topic", command.topic), ""
         return Registration("topic", command.topic, str(command.partition)), f"{command.partition}:"

@@ -191,7 +191,7 @@ class ServerConnection:
             return
         self._backlog = b""
         if not self.session.output.urgent:
-            # also when the socket took everything at once: a session with too much to send chokes itself
+            # also when the socket took everything: a session with too much to send chokes itself
             self.session.relieve()
 
     def _writable(self) -> None:

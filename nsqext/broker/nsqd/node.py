@@ -85,7 +85,7 @@ class PublishStats:
         return found
 
     def hours(self, now: int) -> list[int]:
-        """Return bytes published in each of 22 hours, oldest first; without the two newest hours."""
+        """Return published bytes per hour, 22 hours, oldest first, without the two newest."""
         hour = now // _HOUR
         return [self._hours.get(hour - back, 0) for back in range(_DAY - 1, 1, -1)]
 
@@ -99,12 +99,12 @@ class Hosted:
     leader: bool = True  # this node leads; a follower refuses publishes and consumers
     writable: bool = True  # the in-sync replicas are a majority
     epoch: int = 0  # grows with each change of the leader
-    # returns when every in-sync replica has the entries; None when the leader is the only replica. Raises
-    # `RequestError` when the set of replicas changed, `Refusal` for a replica's full disk.
+    # returns when every in-sync replica has the entries; None without other replicas. Raises `RequestError` after a
+    # change of the replicas, `Refusal` for a full disk.
     replicate: Callable[[Stored], Awaitable[None]] | None = None
     auto_create_channels: bool = True  # SUB creates an unknown channel
     waiting: int = 0  # bytes of publishes waiting for replicas
-    # set when the large batch being stored is complete; None without such a batch
+    # set when the large batch being stored is complete
     storing: anyio.Event | None = None
     traced: bool = False  # logs publishes (`/message/trace/enable`)
     failed: int = 0  # failed publishes
@@ -181,7 +181,7 @@ class Node:
         # options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
         self.place: dict[str, Any] = {}
         self.started: int = self.options.wall()  # nanoseconds since 1970
-        # added to internal ids by the original generation, so that they look like the real server's ids
+        # added to internal ids by the original generation, to resemble the real server's
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}  # by topic and number
         self.schedule: Schedule = Schedule()  # deadlines of the partitions
@@ -198,7 +198,7 @@ class Node:
         # called with topic, partition and channel of a deletion
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
         self.wake: Callable[[], None] = _nothing  # called when ``dirty`` gets its first entry; set by the server
-        # called with the time of ``options.machine_clock`` for the next `expire_output`; set by the server
+        # called with the ``options.machine_clock`` time of the next `expire_output`; set by the server
         self.wake_at: Callable[[float], None] = _nothing
         # answers ``/coordinator/stats`` for a topic and partition; None without coordinator
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
@@ -210,7 +210,7 @@ class Node:
         self._session_due = inf
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
-        """Return a partition; open it from disk or create it when the node does not host it."""
+        """Return a partition; open it from disk or create it if not hosted."""
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
@@ -329,7 +329,7 @@ class Node:
 
     @property
     def _flushes_late(self) -> bool:
-        """Whether a topic's first channel starts at the last flush, as on a redesigned node without a cluster."""
+        """Whether a topic's first channel starts at the last flush (redesigned node without a cluster)."""
         return not (self.options.clustered or self.options.original)
 
     def _flush(self, now: float) -> None:

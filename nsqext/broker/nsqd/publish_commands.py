@@ -36,7 +36,7 @@ _RECORD_HEAD = 26
 
 
 def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
-    """Return whether a publish needs `store_in_parts`: it is large, or another large publish is being stored."""
+    """Return whether a publish needs `store_in_parts`: it is large, or follows a large publish in progress."""
     return len(items) > _PART or hosted.storing is not None
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
-"""Runs a command; returns what must be awaited before the next command, and raises `RequestError`."""
+"""Runs a command; returns what must be awaited before the next. Raises `RequestError`."""
 
 _CONSUMER_BUFFER = 4096
 _TURN = 256  # commands of one connection before other connections have their turn
@@ -282,7 +282,7 @@ class Session:
         publisher.last = self.node.options.wall()
 
     def subscribed(self, hosted: Hosted, subscriber: SessionSubscriber) -> None:
-        """Become a consumer; the redesigned server then has a larger buffer, unless the client negotiated it."""
+        """Become a consumer; the redesigned server then enlarges the buffer, unless negotiated."""
         channel = subscriber.channel
         self.hosted, self.subscriber = hosted, subscriber
         self.state = State.SUBSCRIBED
@@ -330,7 +330,7 @@ class Session:
         return self.heard + patience * self._dialect.missed_heartbeats if patience and not self._waiting else inf
 
     def set_ready(self, count: int) -> None:
-        """Apply RDY; a count above zero waits until the client has received what was sent."""
+        """Apply RDY; a count above zero waits until the client has read what was sent."""
         self.ready = count
         if not self._choked or not count:
             self._apply_ready(count)

@@ -84,7 +84,7 @@ def run_authorized(
 async def recheck_auth(
     client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> None:
-    """Ask the auth server again, check, and run the rest of a command; an error is its answer."""
+    """Ask the auth server again, check, run the rest of a command; an error is its answer."""
     try:
         await _renew(client)
         check_auth(client, command, topic, channel)

@@ -83,7 +83,7 @@ def _can_be_anchor(stats: PartitionChannelStats) -> bool:
 
 
 async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], PartitionChannelStats]:
-    """Return durable channels by partition and name; without a name, those that can be anchors at every partition."""
+    """Return durable channels by partition and name; without a name, those that can be anchors everywhere."""
     found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)

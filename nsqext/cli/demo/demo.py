@@ -93,7 +93,7 @@ async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str,
 async def _publish_and_consume(
     check: FlightCheck, topic: str, lookupd: str | Sequence[str], progress: Progress
 ) -> None:
-    """Consumers subscribe first: without a consumer of its tag, the other consumer receives a tagged message."""
+    """Consumers subscribe first: otherwise the other consumer would receive a tagged message."""
     count = len(check.flights)
 
     def wait() -> str:

@@ -68,7 +68,7 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
 
 
 async def _create_channel(cluster: Connection, load: _Load) -> None:
-    """Create the channel: one that is created later does not receive the messages that were stored before."""
+    """Create the channel: a later channel does not receive messages stored before."""
     if cluster.load().lookupd:
         async with cluster.admin() as admin:
             await admin.create_channel(load.topic, load.channel)
@@ -105,7 +105,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
             ended = _clock()
             consumer.stop()
 
-    # from before the connection: whole batches are received before the first message is handled, which takes time
+    # from before the connection: whole batches are received before the first message is handled
     begun = _clock()
     place = f"messages of {load.topic}, channel {load.channel}"
     with waits.waiting(lambda: f"{place}: {taken} of {load.count + 1} received"):

@@ -131,7 +131,7 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
         async def post(body: bytes, headers: dict[str, str]) -> int:
-            """Send a body and return the status; read a short response, so that the connection can be reused."""
+            """Send a body and return the status; a short response is read, for the connection's reuse."""
             size = 0
             async with client.stream("POST", url, content=body, headers=headers) as answer:
                 async for chunk in answer.aiter_raw():

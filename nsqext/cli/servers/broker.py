@@ -209,7 +209,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     name = next(iter([*wanted, *topics]), "orders")
     lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
     lines += [] if topics else [f"  nsqext topic create {name}"]
-    # a temporary channel, not a service's; on the original NSQ it receives what is published from then on
+    # a temporary channel, not a service's; on the original NSQ it receives later messages
     commands = [f"  nsqext pub {name} hello", f"  nsqext tail {name} --start earliest"]
     if cluster.generation == "original":
         commands = [f"  nsqext tail {name} &", f"  nsqext pub {name} hello"]

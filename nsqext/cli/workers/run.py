@@ -117,7 +117,7 @@ class Supervisor:
     def __init__(
         self, command: Sequence[str], workers: int, *, close_timeout: float = 40.0, ready_file: Path | None = None
     ) -> None:
-        # command of a worker; `{number}` and `{ready}` stand for its number and its descriptor for reports of readiness
+        # command of a worker; `{number}` and `{ready}` stand for its number and its descriptor for reports
         self._command = command
         self._workers = workers
         self._close_timeout = close_timeout  # seconds until draining workers are killed

@@ -75,7 +75,7 @@ class BatchPublisher:
         return await self._publish_rows(planner.rows, count, started)
 
     def _plan_now(self, call: Publishing) -> BatchPlanner | None:
-        """Return the batches of a call; None if they cannot be planned without lookup. Raises InvalidInput."""
+        """Return the batches of a call; None if planning needs lookup. Raises InvalidInput."""
         route = self._sender.routes.current(call.topic) if isinstance(call.topic, str) else None
         if route is None:
             check_topic(call.topic)

@@ -209,7 +209,7 @@ class Batcher:
             raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
 
     def _turn_of(self, key: TopicKey) -> _Turn:
-        """Return a message's place for its key; messages of a key share it while no other publish is behind it."""
+        """Return a message's place for its key, shared by messages of a key with no other publish behind it."""
         turn, lock = self._turns.get(key), self._publisher.keys.lock
         if turn is None or not lock.is_last(turn.place, key):
             turn = self._turns[key] = _Turn(key, lock.queue((key,)))
@@ -262,7 +262,7 @@ class Batcher:
         return True
 
     def _cut(self) -> list[_Pending]:
-        """Take the next batch from the queue; a message whose key is in use elsewhere begins the next batch."""
+        """Take the next batch from the queue; a message whose key is in use begins another batch."""
         batch = self._flying
         total = 0
         while self._queue and len(batch) < self._limits.max_count:

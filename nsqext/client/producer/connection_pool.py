@@ -31,7 +31,7 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _TICK = 0.25  # seconds between checks of a connection with a request in flight
 _IDLE_TICK = 5.0
-"""Longest time between checks of a connection without a request in flight, which only heartbeats need."""
+"""Longest time between checks of an idle connection, which only heartbeats need."""
 _TICKS_PER_HEARTBEAT = 8
 _QUIET = 1.0  # seconds without a response until a connection counts as unused
 _FIRST_REST = 0.2
@@ -119,7 +119,7 @@ class ConnectionPool:
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
-        """Keep these nodes; `tick` closes the other nodes' connections when nothing is in flight, and forgets them."""
+        """Keep these nodes; `tick` closes the other nodes' idle connections, and forgets them."""
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 

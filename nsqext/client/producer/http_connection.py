@@ -153,7 +153,7 @@ class HttpConnection:
             await self._client.aclose()
 
     async def identify(self) -> Negotiated:
-        """Ask the node for its version; raises ConnectionFailed, or ProtocolError if it is no nsqd."""
+        """Ask the node for its version; raises ConnectionFailed, or ProtocolError for another server."""
         try:
             reply = await self._client.request("GET", f"{self._url}/info", headers=_HEADERS)
         except HttpRequestFailed as failure:

@@ -103,7 +103,7 @@ class Place:
         self._woken: anyio.Event | None = None
 
     async def enter(self, timeout: float) -> None:
-        """Wait for all keys; an error or cancellation does not give up the place. Raises PublishFailed."""
+        """Wait for all keys; an error or cancellation keeps the place. Raises PublishFailed."""
         if not self.missing:
             return
         await self.sleep(timeout)

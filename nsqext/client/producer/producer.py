@@ -106,7 +106,7 @@ class Producer(ProcessBound):
         largest = self._options.max_message_size - 1  # logs of extend topics need one more byte
         if self._options.compresses:
             largest = min(largest, self._options.compression_min - 1)
-        # largest body that is never compressed and fits into any topic; 0 where every message needs a trace id
+        # largest body that is never compressed and fits into any topic; 0 if every message needs a trace id
         self._plain_size = largest
         if self._options.on_unknown == "settle":
             self._settle()
@@ -402,7 +402,7 @@ class Producer(ProcessBound):
                 publisher.keys.lock.leave(turn)
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: bytes | None) -> Target | None:
-        """Return the target of a message that can be sent immediately; otherwise None, for the slow path."""
+        """Return the target of a message that can be sent immediately; None for the slow path."""
         route = self._routes.by_topic.get(topic)
         if (
             route is None

@@ -90,7 +90,7 @@ class Publishing:
     via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
     identity: str | None = None  #: see `nsqext.Producer.publish`
     receipts: Sequence[Receipt] = ()  #: empty until the messages are stored
-    #: called with the topic's meta when it is known, before the messages are encoded; may replace them
+    #: called with the topic's meta before the messages are encoded; may replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
     #: topics and keys whose lock the middleware's caller has
     entered: Collection[TopicKey] = field(default=(), repr=False)
@@ -276,7 +276,7 @@ def encode_parts(
     default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
-    """Do the work of `encode_message` without a message object, which would cost as much as all checks."""
+    """`encode_message` without a message object, which would cost as much as all checks."""
     limit = options.max_message_size
     header = b""
     if options.key_tags:

@@ -105,8 +105,7 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
-        # targets of messages without key; without partitions that lookup does not list at the moment, unless no others
-        # exist
+        # targets of messages without key: partitions that lookup lists at the moment, if there are any
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self.used: bool = True  # something was published since this was set to False
         # of the next two targets, a message without key goes to the target with fewer pending requests
@@ -224,7 +223,7 @@ class Route:
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _PROVISIONAL = 0.5
-"""Seconds for which any nodes serve a topic unknown to lookup, before lookup is asked again."""
+"""Seconds for which any nodes serve a topic unknown to lookup, until lookup is asked again."""
 _UPGRADE_CHECK = 1.0
 """Seconds after lookup reported no extend support, in which it is not asked again."""
 
@@ -403,7 +402,7 @@ class RouteTable:
             self.forget_idle()
 
     def forget_idle(self) -> None:
-        """Forget topics without a publish since the last call, and connections that no other topic needs."""
+        """Forget topics without a publish since the last call, and their connections."""
         for topic, route in list(self.by_topic.items()):
             if route.used:
                 route.used = False

@@ -283,7 +283,7 @@ class Sender:
 
 
 class PublishAttempt:
-    """All attempts of a publish request, after a failure on the fast path or without a ready connection."""
+    """All attempts of a publish request, after a failure on the fast path or without a connection."""
 
     __slots__ = ("_errors", "_lacks_channel", "_request", "_route", "_scope", "_sender", "_tried")
 
@@ -298,7 +298,7 @@ class PublishAttempt:
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
-        """Publish, and return the receipts; continue a failed attempt of the fast path, if given."""
+        """Publish, and return the receipts; continue the fast path's failed attempt, if given."""
         sender, request = self._sender, self._request
         self._route = route
         try:
@@ -377,7 +377,7 @@ class PublishAttempt:
         raise refusal from refusal.__cause__
 
     async def _retries(self) -> bool:
-        """Return whether the publish is retried, after the pause and refresh that its latest error requires."""
+        """Return whether the publish is retried, after the pause and refresh for its latest error."""
         sender, errors, topic = self._sender, self._errors, self._request.topic
         last = errors.last
         if isinstance(last, ExtendNotSupported):
@@ -435,7 +435,7 @@ class PublishAttempt:
             raise
 
     async def _explained(self, error: PartitionUnavailable) -> PartitionUnavailable:
-        """Return the error of a partition without offer from lookup, with the reason if it has no channel."""
+        """Return the error of a partition without offer from lookup; says if it has no channel."""
         topic, partition = self._request.topic, error.partition
         if self._errors.count % _EXPLAINED == 1:
             self._lacks_channel = await self._sender.routes.lacks_channel(topic, partition)

@@ -43,7 +43,7 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 _clock = time.monotonic
 
 _GRACE = 0.5
-"""Seconds from a leader's response until it has executed or dropped commands of ended connections."""
+"""Seconds from a leader's response until it has executed or dropped ended connections' commands."""
 _TICK = 0.25
 _STALL = 2.0
 """Seconds without progress until the channel is opened again, because a server may lose the move of a channel."""
@@ -131,7 +131,7 @@ class LogSearch:
             reader.end()
 
     def _begin(self, start: int) -> int:
-        """Return the offset to begin with at a leader whose log begins at ``start``; the end if nothing is new."""
+        """Return the offset to begin with, at a log that begins at ``start``; the end if nothing is new."""
         last = self._last
         if last is None or last.offset is None or last.size is None:
             return start

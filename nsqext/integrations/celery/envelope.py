@@ -45,7 +45,7 @@ _PROPERTIES = frozenset(
         "user_id",
     }
 )
-"""AMQP's properties, and where a message goes; others are for the publisher alone, as with brokers of AMQP."""
+"""AMQP's properties, and where a message goes; others are for the publisher alone, as with AMQP brokers."""
 
 
 def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, dict[str, str] | None]:
@@ -120,7 +120,7 @@ def due_time(message: Mapping[str, Any]) -> float | None:
 
 
 def expires_after(message: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a message may wait in its queue, from its publisher's ``expiration``, or None."""
+    """Return the seconds that a message may wait in its queue (``expiration``), or None."""
     try:
         return int(message["properties"]["expiration"]) / 1000  # milliseconds as text, as in AMQP
     except (KeyError, TypeError, ValueError):

@@ -76,7 +76,7 @@ class NsqClients:
     # and `eta_hold`
     options: Mapping[str, Any]
     topics: TopicOptions = field(init=False)
-    # seconds for which a worker may keep a task with `eta` or `countdown` in flight; before that, the server keeps it
+    # seconds for which a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
     _shared: Given = field(init=False)  # addresses and settings of producer and consumers

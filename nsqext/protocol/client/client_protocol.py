@@ -32,8 +32,8 @@ _LONE_OK = encode_frame(_RESPONSE, b"OK")
 _LONE_TRACE_HEAD = encode_frame(_RESPONSE, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 _LARGE = 65536
-"""Bytes of a frame that is read by itself; below, further frames of the same read save more than copies cost."""
-_SMALL = 4096  # bytes of a piece that is appended to another piece: its own object would take more memory
+"""Bytes of a frame that is read alone; below, further frames of the same read save more than copies cost."""
+_SMALL = 4096  # bytes of a piece that is appended to another: its own object would take more memory
 
 
 class FrameParser:
@@ -136,7 +136,7 @@ class FrameParser:
             frames.append((kind, payload))
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last frame: they belong to a layer just negotiated."""
+        """Return and forget the bytes after the last frame, for a layer just negotiated."""
         rest = b"".join(self._pieces)
         self._forget()
         return rest

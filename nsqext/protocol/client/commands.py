@@ -171,7 +171,7 @@ def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) ->
 
 
 def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Sequence[bytes]) -> Command:
-    """Return a command of the MPUB family from its items' sizes, the bytes before their bodies, and their bodies."""
+    """Return a command of the MPUB family from item sizes, bytes before bodies, and bodies."""
     count = len(bodies)
     parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
     parts[1::2] = heads

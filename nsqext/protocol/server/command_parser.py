@@ -133,7 +133,7 @@ def _not_supported(target: CommandTarget) -> RequestError:
 
 
 def _read_ext(body: bytes, target: CommandTarget, *, batch: bool) -> PublishItem:
-    """Return the message of PUB_EXT, or an item of MPUB_EXT, whose header may be empty and requests no trace."""
+    """Return the message of PUB_EXT, or of an MPUB_EXT item, whose header may be empty and requests no trace."""
     header = _cut_header(body)
     rest = body[_LENGTH_SIZE + len(header) :]
     if batch and not header:
@@ -165,7 +165,7 @@ class BatchReader:
         self.need: int = 4  # bytes required from ``position`` to continue; 0 for a complete batch
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
-        """Parse complete items from a position on, or refuse an item; return whether the batch is complete."""
+        """Parse complete items from a position on; return whether the batch is complete. Refuses invalid items."""
         self.position = position
         with memoryview(data) as view:
             if self._left < 0 and self._has(view, 4):
@@ -271,8 +271,8 @@ class CommandParser:
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
         self._rules = rules
-        # FIN, REQ and TOUCH have 16 raw bytes at a fixed position (redesigned server); otherwise their line ends at the
-        # first newline (original server)
+        # FIN, REQ and TOUCH have 16 raw bytes at a fixed position (redesigned server), otherwise a line (original
+        # server)
         self._raw_ids = raw_ids
         self._max_line = MAX_LINE if raw_ids else MAX_LINE_ORIGINAL
         self._buffer = bytearray()
@@ -295,7 +295,7 @@ class CommandParser:
         return len(self._buffer) - self._position
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last command: they belong to a layer just negotiated."""
+        """Return and forget the bytes after the last command, for a layer just negotiated."""
         rest = bytes(self._buffer[self._position :])
         self._buffer.clear()
         self._position = self._need = 0

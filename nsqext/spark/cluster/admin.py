@@ -83,7 +83,7 @@ The real server shows messages to channels when it flushes its write buffer. Onl
 than the buffer: up to 6.0 s later with bodies of 200,000 bytes (measured), also to consumers.
 """
 _MANY_TOPICS = 4
-"""Topics of a query at one node from which on one request for all the node's topics replaces one per topic."""
+"""Topics of a query at one node from which on one request for all topics replaces one per topic."""
 _SOON = 0.005  # seconds until an ephemeral channel is opened to make the server flush its write buffer
 
 
@@ -234,7 +234,7 @@ class Admin:
         return await self._start(leader, topic, partition, stats)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return how many messages precede the first message at or after this time; the end without such a message."""
+        """Return how many messages precede the first message at or after this time; all without such a message."""
         return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
 
     async def count_since(self, topic: str, partition: int, timestamp: int) -> int:
@@ -270,7 +270,7 @@ class Admin:
         return await self.leaders.ask(topic, partition, self.leaders.nodes.position, channel)
 
     async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
-        """Return the number of messages before an anchor; None if it is missing or not completely created."""
+        """Return the number of messages before an anchor; None if missing or incompletely created."""
         position = await self.position(topic, partition, channel)
         key = topic, partition, channel
         if position is None:

@@ -11,13 +11,13 @@ from nsqext.sync import loop
 T = TypeVar("T")
 
 readers_loop: loop.SharedLoop = loop.SharedLoop()
-"""The event loop of readers. The blocking clients' loop ends with the last client; starting it for each range of a task
-would cost connections.
+"""The event loop of readers. The blocking clients' loop ends with its last client; a start per range of a task would
+cost connections.
 """
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-    """Run a coroutine function in the event loop and return its result; an interrupt of the caller cancels it."""
+    """Run a coroutine function in the event loop and return its result; a caller's interrupt cancels it."""
     return loop.call(readers_loop.kept(), "event loop", function, *args)
 
 

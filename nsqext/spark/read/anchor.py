@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _QUICK = 0.2
-"""Seconds to wait for written, not yet readable messages, if the next batch can read them as well."""
+"""Seconds to wait for written, not yet readable messages that the next batch can read as well."""
 _FRESH = 5.0
 """Seconds for which an anchor's position is not requested again, with at most `_FEW` partitions."""
 _FEW = 500
@@ -216,7 +216,7 @@ class Anchors:
                 await anyio.sleep(_UNKNOWN_PAUSE)
 
     async def _anchor(self, key: Key, *, fresh: float) -> int | None:
-        """Return an anchor's position, requested now or less than ``fresh`` seconds ago; None if it is missing."""
+        """Return an anchor's position, at most ``fresh`` seconds old; None if it is missing."""
         topic, partition = key
         seen, anchor = self._seen.get(key, (float("-inf"), None))
         if anyio.current_time() - seen > fresh:

@@ -223,7 +223,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
 
 
 def _is_needed(header: bytes) -> bool:
-    """Return whether a header may have a tag or describe a compressed body; an escape may spell any name."""
+    """Return whether a header may have a tag or describe compression; an escape may spell any name."""
     return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
 
 

@@ -48,8 +48,7 @@ class MessageColumns:
     heads: Array  # fields timestamp, attempts, id, offset and size
     _frames: list[bytes] | None  # per message, bytes that end with a body; None if bodies are not needed
     _starts: Array  # where the body begins in each
-    # each message's extend part as received: version, and with a header its length and bytes; None if no message has a
-    # header
+    # each message's extend part as received: version, and with a header its length and bytes; None without any header
     headers: list[bytes] | None = None
 
     def __len__(self) -> int:

@@ -145,7 +145,7 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
-    """Return the offsets of partitions that the query reads: the given partitions of each topic, None for all."""
+    """Return the offsets of the query's partitions: the given partitions of each topic, None for all."""
     return {
         (topic, partition): count
         for (topic, partition), count in offsets.items()

@@ -161,7 +161,7 @@ class RangeReader:
             )
 
     async def _check_retained(self, leader: Leader) -> None:
-        """Raise `DataLoss` if the first missing message is not retained: servers silently start after it."""
+        """Raise `DataLoss` if the first missing message is not retained: servers would silently skip it."""
         start = await self._admin.first_retained(leader, self.range.topic, self.range.partition)
         if start > self._reassembler.count:
             raise DataLoss(

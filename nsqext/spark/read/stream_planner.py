@@ -124,9 +124,9 @@ def _shown(message: MessagePosition) -> str:
 
 
 _PAUSE = 0.2
-"""Seconds between two requests to the servers without new messages; Spark asks a hundred times a second."""
+"""Seconds between requests to the servers without new messages; Spark asks a hundred times a second."""
 _PAUSE_FACTOR = 3
-"""The pause is at least this many times as long as the requests take; there may be many partitions."""
+"""The pause is at least this multiple of the requests' duration; there may be many partitions."""
 
 
 class StreamPlanner:
@@ -220,8 +220,8 @@ class StreamPlanner:
 
     async def _survey(self, begin: Offsets, last: LastMessages) -> None:
         """Request the partitions' states, and compare the last messages where there are new messages."""
-        # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it, and then a
-        # process's first batch is the only batch
+        # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it: a process's
+        # first batch is its only batch
         first = self._surveyed is None
         found = await self._anchors.survey(quick=self._frozen is None and not first)
         ends = {key: state.end for key, state in found.items()}

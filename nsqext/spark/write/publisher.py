@@ -38,7 +38,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 Tallies = Counter[tuple[str, int | None]]  # published messages by topic and partition
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
-"""Makes the message that describes a bad row from the row's number, the error and the row by column."""
+"""Makes the message that describes a bad row from its number, the error and the row by column."""
 
 _LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 
@@ -152,7 +152,7 @@ def publish_chunks(
 
 
 def wait_logging(pending: Future[None], task: int) -> None:
-    """Wait until a chunk is published; log a long wait: the producer repeats failed publishes silently."""
+    """Wait until a chunk is published; log a long wait, because the producer's retries are silent."""
     began = time.monotonic()
     while not wait([pending], timeout=_LOG_INTERVAL).done:
         logger.warning(

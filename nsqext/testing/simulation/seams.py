@@ -145,7 +145,7 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
 
 
 def _restore(loaded: set[str], functions: Sequence[Replacement]) -> None:
-    """Bind the real functions in modules that were imported meanwhile: the next simulation replaces them again."""
+    """Bind the real functions in modules imported meanwhile, for the next simulation's replacement."""
     real = {replacement: getattr(owner, name) for owner, name, replacement in functions}
     for path in sys.modules.keys() - loaded:
         module = sys.modules[path]

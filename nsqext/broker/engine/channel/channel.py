@@ -58,7 +58,7 @@ class Channel:
 
     @property
     def ordered(self) -> bool:
-        """All clients together get one message at a time, in the order of the queue."""
+        """All clients together get one message at a time, in queue order."""
         return self.cursor.ordered
 
     @property
@@ -108,7 +108,7 @@ class Channel:
 
     @property
     def _waits_for_tag(self) -> bool:
-        """Whether the message read ahead waits for a client of its tag; the server ignores moves meanwhile."""
+        """Whether the message read ahead waits for a client of its tag; moves are ignored meanwhile."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, client: SubscribedClient) -> None:
@@ -200,7 +200,7 @@ class Channel:
             self._pumping = False
 
     def _must_not_pump(self) -> bool:
-        """Mark the partition as used; return whether deliveries wait for the end of a turn or are under way."""
+        """Mark the partition as used; return whether deliveries must wait or are under way."""
         if not self._partition.touched:
             self._partition.touch()
         return self._pumping or self._options.turn.defers(self)
@@ -385,7 +385,7 @@ class Channel:
             self.pump()
 
     def set_ordered(self, ordered: bool) -> None:
-        """Make the channel ordered or unordered; the latter closes its clients, which receive nothing more."""
+        """Make the channel ordered or unordered; the latter closes its clients."""
         if ordered:
             self._make_ordered()
             self.pump()
@@ -399,7 +399,7 @@ class Channel:
         self.pump()
 
     def set_skipped(self, skipped: bool) -> None:
-        """Discard the queue and all further messages, or keep messages again, from the end of the queue on."""
+        """Discard the queue and all further messages, or keep messages again, from the queue's end on."""
         self.skipped = skipped
         self._partition.note_channels()
         self.empty()

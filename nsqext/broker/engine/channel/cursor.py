@@ -103,7 +103,7 @@ class PartitionView(Protocol):
 
 
 class Cursor:
-    """The messages of one channel from its read position: an offset, with the number of messages before it."""
+    """The messages of one channel from its read position, an offset with ``count`` messages before it."""
 
     def __init__(
         self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
@@ -138,7 +138,7 @@ class Cursor:
     # Reading and acknowledging
 
     def take(self) -> Delivery | None:
-        """Return the next message; None at the end and while too many messages are unacknowledged."""
+        """Return the next message; None at the end or with too many unacknowledged messages."""
         rewound = False
         while True:
             if self._rewind is not None:
@@ -164,7 +164,7 @@ class Cursor:
         self._partition.note_progress()
 
     def _next(self) -> Delivery | None:
-        """Take a requeued message or the queue's next message; the queue is read in either case, as at the server."""
+        """Take a requeued message or the queue's next; the queue is read in either case, as at the server."""
         ahead = self._read_ahead or self._read()
         if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):
             self._refill()
@@ -172,7 +172,7 @@ class Cursor:
         return self.requeued.popleft() if self.requeued else ahead
 
     def _refill(self) -> None:
-        """Move messages from the overflow to `requeued` in random order, as the real server's scan loop does."""
+        """Move messages from the overflow to `requeued` in random order, as the real server's scan loop."""
         self._options.random.shuffle(self._overflow)
         self.requeued.extend(self._overflow[: self._max_requeued])
         del self._overflow[: self._max_requeued]
@@ -211,7 +211,7 @@ class Cursor:
         return True
 
     def _pass_over_missing(self) -> None:
-        """Acknowledge messages lost on disk, or move to the start of a queue that starts later."""
+        """Acknowledge messages lost on disk, or move to the later start of a queue."""
         gap = self._partition.log.gap_at(self.count + 1)
         if gap is None:
             self.jump(self._partition.log.start_offset, self._partition.log.start_count)

@@ -50,8 +50,8 @@ class SubscribedClient(ABC):
     limit: int = field(default=NO_LIMIT, init=False)  # most messages in flight, set over HTTP
     errors: int = field(default=0, init=False)
     queued: bool = field(default=False, init=False)  # waits in a selector's queue
-    # nothing more is delivered: the client disconnected, or its topic got extend support that the client lacks
-    # (captured: upgrade_ext)
+    # nothing more is delivered: the client disconnected, or lacks its topic's new extend support (captured:
+    # upgrade_ext)
     stalled: bool = field(default=False, init=False)
     messages: int = field(default=0, init=False)  # delivered
     finished: int = field(default=0, init=False)
@@ -144,7 +144,7 @@ class TagSelector:
             queue.append(client)
 
     def pick(self, tag: str) -> SubscribedClient | None:
-        """Remove and return the client for a message with this tag; None while no client can take it."""
+        """Remove and return the client for a message with this tag, if any can take it."""
         queue = self._queues.get(tag)
         if queue is None:
             queue = self._queues[""]
@@ -207,7 +207,7 @@ class InFlight:
     deferred: int = 0  # deferred messages
     _delays: list[tuple[float, int, Delivery]] = field(factory=list)
     _order: Iterator[int] = field(factory=count)
-    # a lower bound: no message at a client times out earlier. The exact minimum would cost more than a rare scan
+    # a lower bound for messages at clients. The exact minimum would cost more than a rare scan
     _earliest: float = inf
 
     def add(self, delivery: Delivery) -> None:

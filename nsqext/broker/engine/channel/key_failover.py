@@ -87,7 +87,7 @@ class KeyQueue:
 
 @define(eq=False)
 class KeySelector(TagSelector):
-    """The clients of a key_failover channel, with key ranges for each dispatch tag and for clients without tag."""
+    """The clients of a key_failover channel, with key ranges per dispatch tag and for clients without tag."""
 
     _clock: Callable[[], float]  # monotonic seconds
     _header: str  # extend header that carries the key
@@ -211,7 +211,7 @@ class KeySelector(TagSelector):
             self._ready[client] = None
 
     def next_for(self, client: SubscribedClient) -> Delivery | None:
-        """Remove and return the first message for a client, which holds its key from now on."""
+        """Remove and return a client's first message; the client holds its key from now on."""
         heap = self._heaps.get(client)
         while heap:
             queue = heappop(heap)[2]
@@ -219,7 +219,7 @@ class KeySelector(TagSelector):
                 continue  # queued again meanwhile
             queue.queued = None
             if not queue.is_deliverable:
-                continue  # an earlier message of the key has a delay; `release` queues it again
+                continue  # an earlier message of the key has a delay, until `release`
             delivery = queue.pending.popleft()
             self.waiting -= 1
             queue.in_flight.add(delivery)
@@ -228,7 +228,7 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, delivery: Delivery) -> None:
-        """Queue the next message of a key after a message was sent, or finished instead."""
+        """Queue the next message of a key after a message was sent or finished."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)
@@ -342,7 +342,7 @@ class KeyFailoverChannel(Channel):
         return KeyFailoverCursor(partition, position, self)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client with a range of the keys; raises `Refusal` if it requests order."""
+        """Add a client with a range of keys; raises `Refusal` if it requests order."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
         super().subscribe(client, start=start)

@@ -79,7 +79,7 @@ class OriginalChannel(Channel):
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
-        # messages of the topic that never entered the channel, or were published before the server started
+        # messages of the topic that never entered the channel, or precede the server's start
         self.first_count: int = count
         self._stored_count = 0  # messages stored when the server started, at this clock time
         self._started = 0.0
@@ -156,7 +156,7 @@ class OriginalChannel(Channel):
             self.cursor.discard_new(entry)
 
     def reset_counters(self) -> None:
-        """Count from now on, as a restarted server does; all messages count as stored on disk."""
+        """Count from now on, as a restarted server; all messages count as stored on disk."""
         self.first_count = self._stored_count = self._partition.readable
         self._started = self._clock()
         self.cursor.requeues = self.timeouts = 0
@@ -173,7 +173,7 @@ class OriginalChannel(Channel):
         self.reset_counters()
 
     def discard_after(self, first: int) -> None:
-        """Discard the messages behind a number: the topic was emptied before they entered the channel."""
+        """Discard the messages behind a number: the topic was emptied before they came."""
         for before in range(first, self._partition.readable):
             entry = self._partition.log.at(before + 1)
             if entry is not None:

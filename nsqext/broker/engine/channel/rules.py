@@ -108,7 +108,7 @@ class RequeueRules:
         return self._cursor.is_blocked() and delay > min(threshold / 2, _BLOCKING)
 
     def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
-        """Return when a message in memory is redelivered; after many attempts at the earliest after a second."""
+        """Return when a message in memory is redelivered; after many attempts not before a second."""
         if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
             delay += 1
         return now + delay

@@ -75,7 +75,7 @@ class DelayedQueue:
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return at most ``most`` messages due at a time (nanoseconds since 1970), which stay in the queue."""
+        """Return at most ``most`` messages due at ``now`` (nanoseconds since 1970), which stay in the queue."""
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []
@@ -147,7 +147,7 @@ class DelayedJournal:
         self._write(_encode_put(channel, delayed))
 
     def _write(self, line: bytes) -> None:
-        """Write one change; raises `Refusal`, with an unchanged file, if it is closed or the disk cannot be written."""
+        """Write one change; raises `Refusal`, with an unchanged file, if closed or the disk cannot be written."""
         if self._closed:
             raise Refusal("exiting")
         written = 0
@@ -164,7 +164,7 @@ class DelayedJournal:
         self._size += written
 
     def _cut_back(self, out: int) -> None:
-        """Remove a partly written line; if that fails, close the journal so that nothing follows the line."""
+        """Remove a partly written line; on failure, close the journal so that nothing follows it."""
         try:
             os.ftruncate(out, self._size)
         except OSError:

@@ -36,7 +36,7 @@ def topic_folder(data_path: Path, topic: str) -> Path:
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Turn an OSError while stored data is opened into an `InvalidSetting` that says what to do."""
+    """Turn an OSError of stored data into an `InvalidSetting` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -72,7 +72,7 @@ def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the medium has the names in a folder: otherwise a loss of power can undo a rename."""
+    """Wait until the medium has a folder's names: otherwise a loss of power can undo a rename."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -71,7 +71,7 @@ class MemoryBudget:
         return self.held > self.limit
 
     def reclaim(self) -> None:
-        """Let every queue free memory, unless that freed nothing and hardly anything was freed since."""
+        """Let every queue free memory, unless that was fruitless and hardly anything changed."""
         if self.held > self._fruitless * 31 / 32:
             return
         self._fruitless = inf
@@ -101,7 +101,7 @@ class LogStore(Protocol):
 
 
 class Segment:
-    """Adjacent records; ``entries`` is None for a gap and while they are only in the store."""
+    """Adjacent records; ``entries`` is None for a gap and for records only in the store."""
 
     __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
 
@@ -257,7 +257,7 @@ class Log:
         return self.end_offset if entry is None else entry.offset
 
     def find_count(self, before: int) -> int:
-        """Return the offset of the record with ``before`` messages before it, or of the nearest later record."""
+        """Return the offset of the record behind ``before`` messages, or of the nearest later record."""
         entry = self._at_or_after(max(before, self.start_count) + 1)
         return self.end_offset if entry is None else entry.offset
 

@@ -261,7 +261,7 @@ class PartitionStore:
         return held
 
     def compact(self, held: Callable[[], Iterable[tuple[str, Iterable[Delayed]]]]) -> None:
-        """Compact the journal if most of it concerns removed messages; ``held`` returns the queues, by channel."""
+        """Compact the journal if most of it concerns removed messages; ``held`` returns the queues."""
         if self.journal.is_overgrown:
             try:
                 self.journal.rewrite(held())

@@ -132,7 +132,7 @@ def _id_before(run: RecordRun, partition: int) -> int:
 
 
 def _drop_contradicted(run: RecordRun, found_id: int, start: int, position: int, partition: int) -> int:
-    """Remove the last record of a run if the record found at ``start`` contradicts it; return the lost messages."""
+    """Remove a run's last record if the record at ``start`` contradicts it; return the lost messages."""
     if run.entries:
         last_id = run.entries[-1].record.internal_id
         if found_id <= last_id + 1 or start < position:
@@ -211,7 +211,7 @@ class SegmentRecovery:
         return sorted(files.values(), key=lambda file: file.offset)
 
     def _follow(self, number: int, before: SegmentFile | None, begin: tuple[int, int] | None) -> SegmentFile | None:
-        """Return a file that begins at a known position, or where the previous file ends; None if both are unknown."""
+        """Return a file with a known position, or where the previous file ends; None if both are unknown."""
         if begin is not None:
             return self._folder.file(number, *begin)
         if before is not None:
@@ -319,7 +319,7 @@ class SegmentRecovery:
         return runs
 
     def _is_contradicted(self, runs: list[RecordRun], following: SegmentFile) -> bool:
-        """Return whether a file's last id is too large, compared with the id before it and the next file."""
+        """Return whether a file's last id is too large, compared with its neighbours."""
         if not runs:
             return False
         with following.path.open("rb") as opened:

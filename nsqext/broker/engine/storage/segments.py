@@ -95,7 +95,7 @@ class SegmentStore:
     # the log's side
 
     def append(self, entries: Sequence[LogEntry]) -> None:
-        """Store records at the end; raises `Refusal`, without storing any, if the disk cannot be written."""
+        """Store records at the end; raises `Refusal`, without storing any, for an unwritable disk."""
         if self._out is None:
             raise Refusal(f"{self._files[-1].path} is closed after an error")
         data = b"".join([encode_record(entry.record) for entry in entries])
@@ -116,7 +116,7 @@ class SegmentStore:
         self._dirty = True
 
     def _cut_back(self, out: int, file: SegmentFile) -> None:
-        """Remove the bytes of refused records; if that fails, close the file so that nothing follows them."""
+        """Remove the bytes of refused records; on failure, close the file so that nothing follows them."""
         try:
             os.ftruncate(out, file.size)
         except OSError:
@@ -151,7 +151,7 @@ class SegmentStore:
         return entries
 
     def trim(self, offset: int) -> None:
-        """Remove the files that end before an offset; a file that cannot be removed is logged and kept."""
+        """Remove the files that end before an offset; log and keep unremovable files."""
         while len(self._files) > 1 and self._files[0].end <= offset:
             file = self._files.pop(0)
             try:
@@ -160,7 +160,7 @@ class SegmentStore:
                 logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset; after a failure (`Refusal`) further records are refused."""
+        """Remove everything at or behind an offset; a failure (`Refusal`) refuses further records."""
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
                 self._folder.remove(self._files.pop())
@@ -172,7 +172,7 @@ class SegmentStore:
             raise Refusal(f"{self._files[-1].path} cannot be cut off: {error.strerror}") from error
 
     def restart(self, offset: int, count: int) -> None:
-        """Remove everything and continue at a position; after a `Refusal`, nothing changed or records are refused."""
+        """Remove everything and continue at a position; a `Refusal` changes nothing or refuses records."""
         old = list(self._files)
         try:
             self._begin(offset, count)

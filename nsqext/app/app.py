@@ -181,7 +181,7 @@ class App(Router, Runnable):
 
             async def handle_batch(batch: MessageBatch) -> object:
                 called()
-                return await spec.function(batch)
+                return await spec.call(batch)
 
             surrounded = surround_batch_handler(around, handle_batch, spec.channel)
             return lambda message: surrounded(MessageBatch([message]))
@@ -202,20 +202,20 @@ class App(Router, Runnable):
         """Return a message handler: middleware, decoding, the function, publishing of the result."""
         handler = surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
         if self.publishers.get(spec.function):
-            stand_in(handler, spec.function, published=True)
+            stand_in(handler, spec.call, published=True)
         return handler
 
     def _call_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler without its middleware."""
         plan = spec.plan
-        call: Handler = spec.function if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
+        call: Handler = spec.call if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
         topics = self.publishers.get(spec.function)
         if topics:
             call = self._with_publishers(call, tuple(topics))
         return call
 
     def _batch_handler_of(self, spec: HandlerSpec) -> BatchFunction:
-        return surround_batch_handler((*self._around(), *spec.middleware), spec.function, spec.channel)
+        return surround_batch_handler((*self._around(), *spec.middleware), spec.call, spec.channel)
 
     def _with_publishers(self, call: Handler, topics: tuple[str, ...]) -> Handler:
         async def handle(message: Message) -> object:

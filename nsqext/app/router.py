@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_handler_function, check_kinds
+from nsqext.arguments import check_kinds
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.handlers.workers import BatchLimits
+from nsqext.client.consumer.handlers.workers import BatchLimits, coroutine_handler
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.client.middleware import Middleware, check_middleware
@@ -23,9 +23,9 @@ from nsqext.settings import unknown_setting
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import HandlerSettings
 
-HandlerFunction = Callable[..., Awaitable[object]]
+HandlerFunction = Callable[..., object]
 F = TypeVar("F", bound=HandlerFunction)
-B = TypeVar("B", bound=Callable[[MessageBatch], Awaitable[object]])
+B = TypeVar("B", bound=Callable[[MessageBatch], object])
 LifespanManager = Callable[..., AbstractAsyncContextManager[object]]
 L = TypeVar("L", bound=Callable[..., AsyncIterator[object]])
 
@@ -37,6 +37,7 @@ class HandlerSpec:
     topics: TopicSelection
     channel: str
     function: HandlerFunction
+    call: Callable[..., Awaitable[object]]  # the function, or the call of a blocking function in a thread
     plan: CallPlan | None  # of the call's arguments; None if the function receives the message
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
@@ -64,7 +65,7 @@ class Router:
         auto_finish: bool = True,
         **settings: Unpack[HandlerSettings],
     ) -> Callable[[F], F]:
-        """Decorator: register a coroutine function as the handler of one or several topics.
+        """Decorator: register a function as the handler of one or several topics; a blocking function runs in a thread.
 
         Parameters, and the effect of returns and exceptions: `nsqext.Consumer.handler`.
 
@@ -76,7 +77,7 @@ class Router:
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: no coroutine function, a parameter without a known source, or an invalid setting.
+            InvalidSetting: no function, a parameter without a known source, or an invalid setting.
             UnknownSetting: unknown setting; the error suggests a known name.
             InvalidState: the app is running.
         """
@@ -84,9 +85,8 @@ class Router:
         selection = self._select(topics, channel, settings, "auto_finish")
 
         def add(function: F) -> F:
-            check_handler_function(function)
-            plan = plan_call(function)
-            self._add(HandlerSpec(selection, channel, function, plan, settings, around, auto_finish))
+            call = coroutine_handler(function)
+            self._add(HandlerSpec(selection, channel, function, call, plan_call(call), settings, around, auto_finish))
             return function
 
         return add
@@ -101,7 +101,7 @@ class Router:
         middleware: Sequence[Middleware] = (),
         **settings: Unpack[HandlerSettings],
     ) -> Callable[[B], B]:
-        """Decorator: register a coroutine function as a handler of batches; see `nsqext.Consumer.batch_handler`.
+        """Decorator: register a function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
         Middleware receives all messages of the batch at once. The function's result is not published.
 
@@ -113,7 +113,7 @@ class Router:
 
         Raises:
             InvalidName: a topic, pattern, channel or tag that servers refuse.
-            InvalidSetting: no coroutine function, or an invalid setting.
+            InvalidSetting: no function, or an invalid setting.
             UnknownSetting: unknown setting; the error suggests a known name.
             InvalidState: the app is running.
         """
@@ -122,8 +122,8 @@ class Router:
         around = check_middleware(middleware)
 
         def add(function: B) -> B:
-            check_handler_function(function)
-            self._add(HandlerSpec(selection, channel, function, None, settings, around, batch=limits))
+            call = coroutine_handler(function)
+            self._add(HandlerSpec(selection, channel, function, call, None, settings, around, batch=limits))
             return function
 
         return add

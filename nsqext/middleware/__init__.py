@@ -46,6 +46,9 @@ _Entry = tuple[str, object]
 class HandlerTimeout(Middleware):
     """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
 
+    A blocking handler in a thread cannot be cancelled: it runs on, and its message is answered by what it returns. Only
+    what follows the function, such as the publish of its result, is cancelled.
+
     Args:
         seconds: time limit of a handler for one message or batch.
     """

@@ -10,11 +10,10 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsFloat, TypeVar, Unpack, overload
 
-import anyio
-
 from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.handlers.blocking import in_thread
 from nsqext.client.consumer.handlers.workers import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
@@ -140,17 +139,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
             raise InvalidSetting(f"the handler {function!r} is not a function", hint="declare it with 'def'")
         if is_coroutine_function(function):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
-        limiter: list[anyio.CapacityLimiter] = []
-
-        async def handle(*arguments: object, **named: object) -> object:
-            if not limiter:
-                # the consumer limits the number of concurrent calls
-                limiter.append(anyio.CapacityLimiter(float("inf")))
-            # a thread cannot be cancelled: after `close_timeout` it is abandoned
-            call = functools.partial(function, *arguments, **named)
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter[0])
-
-        return handle
+        return in_thread(function, abandon=True)  # after `close_timeout`
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:
         """Return a coroutine function that handles a queue's messages in a worker thread, until one fails.

@@ -186,7 +186,7 @@ async def handle(message: Message) -> None:
     await message.finish()
 
 
-@consumer.handler  # wrong
+@consumer.handler
 def handle_blocking(message: Message) -> None: ...
 
 

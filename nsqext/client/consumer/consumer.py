@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
-from nsqext.arguments import check_handler_function, check_number, check_time
+from nsqext.arguments import check_number, check_time, runs_in_thread
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
-from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler, UnusedResult
+from nsqext.client.consumer.handlers.workers import (
+    BatchLimits,
+    ConsumerState,
+    MessageHandler,
+    UnusedResult,
+    coroutine_handler,
+)
 from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
@@ -45,8 +51,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-H = TypeVar("H", bound=Callable[..., Awaitable[object]])
-B = TypeVar("B", bound="Callable[[MessageBatch], Awaitable[object]]")
+H = TypeVar("H", bound=Callable[..., object])
+B = TypeVar("B", bound="Callable[[MessageBatch], object]")
 
 _CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before the connections are closed
 
@@ -172,35 +178,37 @@ class Consumer(Runnable):
     def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
 
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
-        """Decorator: register a coroutine function as the handler of messages.
+        """Decorator: register a function as the handler of messages.
 
         It receives the message, or the values that its annotations select: ``async def bill(order: Order)`` receives
         the body decoded as an ``Order``; see `nsqext.app` for further parameters. A message that cannot be decoded is
         sent to the dead letters, or requeued with the longest delay if ``max_attempts`` sets no dead letters.
+
+        A function that is declared with ``def`` runs in a thread; ``concurrency`` limits their number. A thread cannot
+        be interrupted: a consumer that closes waits for it, and its message is answered by what the function returns
+        or raises.
 
         When it returns, the message is finished unless it was answered before; when it raises, the message is requeued
         with a delay that grows with its attempts, and the consumer slows down (the settings ``requeue_delay`` and
         ``backoff``). Raise `Finish`, `Requeue` or `Reject` for another outcome.
 
         Args:
-            function: the coroutine function.
+            function: the function.
             auto_finish: whether a message is finished when the handler returns. Otherwise any task of the program (with
                 `nsqext.sync` any thread) finishes or requeues it later. Until then it is in flight: it counts towards
                 ``max_in_flight``, it is touched as long as its server allows (``max_msg_timeout``, 15 minutes by
                 default; afterwards it is delivered again), and a consumer that closes waits for it.
 
         Raises:
-            InvalidSetting: the function is not a coroutine function, a parameter has no known source, or the consumer
-                has a handler already.
+            InvalidSetting: no function, a parameter without known source, or the consumer has a handler already.
         """
 
         def register(function: H) -> H:
-            self._check_handler(function)
-            call: Handler = function
+            call: Handler = self._check_handler(function)
             if not takes_message(function):
                 from nsqext.client.consumer.typed.parameters import message_handler
 
-                call = message_handler(function, self._options.failure)
+                call = message_handler(call, self._options.failure)
             if self._middleware:
                 from nsqext.client.middleware import surround_handler
 
@@ -226,29 +234,28 @@ class Consumer(Runnable):
             max_wait: seconds that the first message of a batch waits for further messages.
 
         Raises:
-            InvalidSetting: the function is not a coroutine function, the consumer has a handler already, or a limit is
-                invalid.
+            InvalidSetting: no function, the consumer has a handler already, or an invalid limit.
         """
         from nsqext.client.consumer.handlers.batches import BatchHandler
 
         limits = BatchLimits(max_count, max_wait)
 
         def register(function: B) -> B:
-            self._check_handler(function)
-            call: BatchFunction = function
+            call: BatchFunction = self._check_handler(function)
             if self._middleware:
                 from nsqext.client.middleware import surround_batch_handler
 
-                call = surround_batch_handler(self._middleware, function, self.channel)
+                call = surround_batch_handler(self._middleware, call, self.channel)
             self._handler = BatchHandler(call, limits, UnusedResult(function))
             return function
 
         return register
 
-    def _check_handler(self, function: object) -> None:
-        check_handler_function(function)
+    def _check_handler(self, function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
+        call = coroutine_handler(function)
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
+        return call
 
     def _batches(self, max_count: int, max_wait: float) -> MessageBatches:
         if self._options.lanes is not None:
@@ -452,6 +459,9 @@ class Consumer(Runnable):
             dispatcher.cancel()
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
+                await dispatcher.wait_for_handlers()
+            if self._handler is not None and runs_in_thread(self._handler.function):
+                # a thread cannot be cancelled; its message is answered by what the function returns
                 await dispatcher.wait_for_handlers()
         dispatcher.requeue_remaining()
         await self._topics.close()

@@ -1,0 +1,324 @@
+"""Handlers declared with ``def``: they run in threads."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from secrets import token_hex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import msgspec
+import pytest
+
+from nsqext import App, Consumer, Message, MessageBatch, OutgoingMessage, Producer, Reject, Requeue, sync
+from nsqext.app import Depends, Key
+from nsqext.errors import InvalidSetting
+from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware
+from tests.support.consumers import QUICK, depth, eventually
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "127.0.0.1:1"
+
+
+class Order(msgspec.Struct):
+    """A body."""
+
+    number: int
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """A fresh topic with the channel ``ch``."""
+    name = f"t_{token_hex(4)}"
+    cluster.create_topic(name, extend=True, channels=["ch"])
+    return name
+
+
+async def publish(cluster: Cluster, topic: str, *numbers: int, key: str | None = None) -> None:
+    """Publish orders."""
+    async with Producer(cluster.lookupd) as producer:
+        for number in numbers:
+            await producer.publish(topic, b'{"number":%d}' % number, key=key)
+
+
+async def handled(subject: App | Consumer, consumer: Consumer, count: int) -> None:
+    """Run until a number of messages is finished."""
+    async with subject:
+        await eventually(lambda: consumer.statistics().finished >= count)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("kind", ["app", "consumer"])
+def test_a_blocking_handler_of_a_body_runs_in_a_thread(cluster: Cluster, topic: str, backend: str, kind: str) -> None:
+    loop, found = threading.get_ident(), list[tuple[int, bool]]()
+
+    async def main() -> None:
+        await publish(cluster, topic, 1, 2)
+        app, consumer = App(cluster.lookupd), Consumer(topic, "ch", cluster.lookupd)
+        register = app.handler(topic, "ch") if kind == "app" else consumer.handler
+
+        @register
+        def handle(order: Order) -> None:
+            found.append((order.number, threading.get_ident() == loop))
+
+        if kind == "app":
+            await handled(app, app.consumers[0], 2)
+        else:
+            await handled(consumer, consumer, 2)
+
+    anyio.run(main, backend=backend)
+    assert sorted(found) == [(1, False), (2, False)]
+    assert depth(cluster, topic) == 0
+
+
+async def test_as_many_blocking_handlers_run_at_once_as_concurrency_allows(cluster: Cluster, topic: str) -> None:
+    await publish(cluster, topic, *range(100))
+    barrier, lock, running, most = threading.Barrier(50), threading.Lock(), 0, 0
+    consumer = Consumer(topic, "ch", cluster.lookupd, concurrency=50, max_in_flight=100)
+
+    @consumer.handler
+    def handle(order: Order) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait(25)
+        with lock:
+            running -= 1
+
+    await handled(consumer, consumer, 100)
+    assert most == 50
+
+
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+
+
+class Marks(Middleware):
+    """Sets a context variable around the handler."""
+
+    async def handle(self, handling: Handling, call_next: CallNext) -> object:
+        """Call the handler with the variable."""
+        REQUEST.set("set by middleware")
+        return await call_next(handling)
+
+
+async def test_dependencies_middleware_and_publishers_are_as_for_coroutines(cluster: Cluster, topic: str) -> None:
+    await publish(cluster, topic, 7, key="k")
+    cluster.create_topic(f"{topic}_out", extend=True, channels=["ch"])
+    events: list[str] = []
+
+    async def connection() -> AsyncIterator[str]:
+        events.append("opened")
+        yield "db"
+        events.append("closed")
+
+    def transaction(db: Annotated[str, Depends(connection)]) -> Iterator[str]:
+        yield f"{db}, transaction"
+
+    app = App(cluster.lookupd, middleware=[Marks()])
+
+    @app.publisher(f"{topic}_out")
+    @app.handler(topic, "ch")
+    def handle(order: Order, db: Annotated[str, Depends(transaction)], key: Key) -> OutgoingMessage:
+        events.append(f"{order.number} {db} {key} {REQUEST.get()}")
+        return OutgoingMessage(b"done", key="out")
+
+    await handled(app, app.consumers[0], 1)
+    assert events == ["opened", "7 db, transaction k set by middleware", "closed"]
+    async with Consumer(f"{topic}_out", "ch", cluster.lookupd) as consumer:
+        message = await anext(consumer)
+        assert (message.body, message.key) == (b"done", "out")
+        await message.finish()
+
+
+async def test_what_a_blocking_handler_raises_decides_about_the_message(cluster: Cluster, topic: str) -> None:
+    await publish(cluster, topic, 1, 2, 3)
+    cluster.create_topic(f"{topic}_dead", extend=True, channels=["ch"])
+    attempts: list[tuple[int, int]] = []
+    consumer = Consumer(topic, "ch", cluster.lookupd, dead_letter=f"{topic}_dead", max_attempts=5, **QUICK)
+
+    @consumer.handler
+    def handle(order: Order, message: Message) -> None:
+        attempts.append((order.number, message.attempts))
+        if order.number == 1:
+            raise Reject("never")
+        if order.number == 2 and message.attempts == 1:
+            raise Requeue(0.0)
+        if order.number == 3 and message.attempts == 1:
+            raise ValueError
+
+    await handled(consumer, consumer, 3)
+    assert sorted(attempts) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert consumer.statistics().dead_letters == 1
+
+
+async def test_the_messages_of_a_key_are_handled_in_order(cluster: Cluster, topic: str) -> None:
+    async with Producer(cluster.lookupd) as producer:
+        for number in range(30):
+            await producer.publish(topic, b'{"number":%d}' % number, key=f"k{number % 3}")
+    lock, order_of = threading.Lock(), dict[str | None, list[int]]()
+    consumer = Consumer(topic, "ch", cluster.lookupd, key="##key", concurrency=4)
+
+    @consumer.handler
+    def handle(order: Order, key: Key) -> None:
+        time.sleep(0.005 * (order.number % 2))
+        with lock:
+            order_of.setdefault(key, []).append(order.number)
+
+    await handled(consumer, consumer, 30)
+    assert order_of == {f"k{key}": list(range(key, 30, 3)) for key in range(3)}
+
+
+async def test_a_consumer_that_closes_waits_for_the_thread_and_answers_with_its_result(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.client.consumer.consumer._CANCELLED_TIMEOUT", 0.01)
+    await publish(cluster, topic, 1)
+    begun, end = threading.Event(), threading.Event()
+    consumer = Consumer(topic, "ch", cluster.lookupd, close_timeout=0.01)
+    closed = anyio.Event()
+
+    @consumer.handler
+    def handle(order: Order) -> None:
+        begun.set()
+        end.wait(25)
+
+    async def close() -> None:
+        await consumer.aclose()
+        closed.set()
+
+    await consumer.start()
+    await eventually(begun.is_set)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        with anyio.move_on_after(0.3):  # many times both timeouts
+            await closed.wait()
+        assert not closed.is_set()
+        end.set()
+        with anyio.fail_after(25):
+            await closed.wait()
+    assert consumer.statistics().finished == 1
+    await eventually(lambda: depth(cluster, topic) == 0)
+
+
+async def test_a_deadline_does_not_interrupt_a_thread_whose_return_finishes_the_message(
+    cluster: Cluster, topic: str
+) -> None:
+    await publish(cluster, topic, 1)
+    calls: list[int] = []
+    app = App(cluster.lookupd, middleware=[HandlerTimeout(0.01)])
+
+    @app.handler(topic, "ch")
+    def handle(order: Order) -> None:
+        time.sleep(0.2)
+        calls.append(order.number)
+
+    await handled(app, app.consumers[0], 1)
+    assert calls == [1]
+
+
+async def test_a_blocking_batch_handler_and_a_test_without_a_server(cluster: Cluster, topic: str) -> None:
+    await publish(cluster, topic, 1, 2, 3)
+    loop, found = threading.get_ident(), list[tuple[int, bool]]()
+    consumer = Consumer(topic, "ch", cluster.lookupd)
+
+    @consumer.batch_handler(max_count=3, max_wait=5.0)
+    def handle_batch(batch: MessageBatch) -> None:
+        found.append((len(batch), threading.get_ident() == loop))
+
+    await handled(consumer, consumer, 3)
+    assert found == [(3, False)]
+    app = App(NOWHERE)
+
+    @app.handler("orders", "ch")
+    def double(order: Order) -> int:
+        return order.number * 2
+
+    async with app.test() as test:
+        assert await test.deliver("orders", {"number": 4}) == [8]
+
+
+class Service:
+    """Has handlers that are methods, or the object itself."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def handle(self, order: Order) -> None:
+        """Handle an order."""
+        self.found.append(order.number)
+
+    def __call__(self, order: Order) -> None:
+        """Handle an order."""
+        self.found.append(order.number)
+
+
+def with_more(found: list[int], order: Order) -> None:
+    """Handle an order, as a partial function."""
+    found.append(order.number)
+
+
+@pytest.mark.parametrize(
+    "handler_of",
+    [lambda one: one.handle, lambda one: one, lambda one: functools.partial(with_more, one.found)],
+    ids=["method", "object", "partial"],
+)
+async def test_a_method_an_object_and_a_partial_function_are_handlers(handler_of: Callable[[Service], Any]) -> None:
+    service, app = Service(), App(NOWHERE)
+    app.handler("orders", "ch")(handler_of(service))
+    async with app.test() as test:
+        await test.deliver("orders", Order(5))
+    assert service.found == [5]
+
+
+def generator(order: Order) -> Iterator[int]:
+    """Yield what is not used."""
+    yield order.number
+
+
+def of_blocking_clients(message: sync.Message) -> None:
+    """Ask for a message that only blocking clients have."""
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (generator, "generator is a generator: remove 'yield'"),
+        (Service, "is not a function"),
+        (7, "7 is not a function: declare it with 'async def' or 'def'"),
+        (of_blocking_clients, "message is a message of blocking clients: .*nsqext.Message.*nsqext.sync.Consumer"),
+        (Service.handle, "a method without its object"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused(handler: Any, reason: str) -> None:
+    for register in (Consumer("orders", "ch", NOWHERE).handler, App(NOWHERE).handler("orders", "ch")):
+        with pytest.raises(InvalidSetting, match=reason):
+            register(handler)
+
+
+async def test_a_function_that_returns_a_coroutine_is_an_error_that_says_so(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        """Never run."""
+
+    await publish(cluster, topic, 1)
+    consumer = Consumer(topic, "ch", cluster.lookupd)
+
+    @consumer.handler
+    def handle(order: Order) -> object:
+        return work()
+
+    with caplog.at_level(logging.WARNING):
+        async with consumer:
+            await eventually(lambda: "returned a coroutine: declare it with 'async def'" in caplog.text)
+    assert consumer.statistics().finished == 0

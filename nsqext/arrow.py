@@ -44,7 +44,7 @@ class _RowOptions(ConnectionSettings, LookupSettings, total=False):
     """Options of read rows, with settings of connections and lookup."""
 
     columns: Sequence[str]
-    """Columns to read; by default all except ``headers`` and ``key``."""
+    """Columns to read; by default all except ``headers``, ``key`` and ``header``."""
     include_headers: bool
     """Add the columns ``headers`` and ``key``."""
     headers_format: Literal["map", "array"]
@@ -185,7 +185,7 @@ def write(
 
     Args:
         rows: a data frame, table, or record batches, with the Spark sink's columns: ``value`` (text or bytes), and
-            ``topic``, ``key``, ``partition``, ``headers``, ``tag``, ``trace_id``.
+            ``topic``, ``key``, ``partition``, ``headers``, ``tag``, ``trace_id``, ``header``.
         lookupd: addresses of nsqlookupd.
         job: first part of the ids of rows, by default random; a repeated write with the same job and rows repeats the
             ids, by which readers recognize duplicates.
@@ -238,6 +238,8 @@ def _kind(name: str, found: pa.DataType) -> pa.DataType | None:
         return None
     if name in ("value", "key"):
         return pa.large_string() if "string" in str(found) else pa.large_binary()
+    if name == "header":
+        return pa.large_binary()
     if name == "headers":
         array = pa.types.is_list(found) or pa.types.is_large_list(found)
         return arrow_schema((name,), array).field(name).type

@@ -14,7 +14,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns = tuple[str, ...]  # in the order of `ALL_COLUMNS`
+Columns = tuple[str, ...]  # in the order of `READABLE`
 
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -29,8 +29,11 @@ _TYPES: dict[str, pa.DataType] = {
     "tag": pa.string(),
     "headers": pa.map_(pa.string(), pa.string()),
     "key": pa.string(),
+    "header": pa.binary(),
 }
-ALL_COLUMNS: Columns = tuple(_TYPES)  # with `includeHeaders`
+READABLE: Columns = tuple(_TYPES)
+"""Columns that the option `columns` may name."""
+ALL_COLUMNS: Columns = READABLE[: READABLE.index("header")]  # with `includeHeaders`
 BASE_COLUMNS: Columns = ALL_COLUMNS[: ALL_COLUMNS.index("headers")]
 _HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -43,6 +46,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "headers": ("map<string,string>", "array<struct<key:string,value:binary>>"),
     "trace_id": _WHOLE,
     "tag": ("string",),
+    "header": ("binary",),
 }
 _CAST_TO = {"value": "binary or string", "key": "binary or string", "partition": "int", "trace_id": "bigint"}
 """Type to cast a column to; by default the first type in `_WRITABLE`."""
@@ -65,7 +69,7 @@ def check_written(names: Sequence[str], topic: str | None) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InvalidSetting(f"column {name} occurs twice")
-        if name not in ALL_COLUMNS:
+        if name not in READABLE:
             raise InvalidSetting(
                 f"column {name} is unknown to the sink",
                 hint=f"select from {', '.join(WRITABLE)}; {', '.join(ONLY_READ)} are ignored",
@@ -85,7 +89,7 @@ def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False)
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
     """Return the columns that a query reads: of its schema, the source's or ``schema()``'s."""
-    known = read_schema(ALL_COLUMNS if columns == BASE_COLUMNS else columns, headers_as_array)
+    known = read_schema(READABLE if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
     for field in schema:
         if types.get(field.name) != field.dataType:

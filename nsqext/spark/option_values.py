@@ -9,7 +9,7 @@ import orjson
 
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.names import check_channel, check_partition, check_topic
-from nsqext.spark.columns import ALL_COLUMNS, Columns
+from nsqext.spark.columns import READABLE, Columns
 
 
 def read_text(value: str) -> str:
@@ -117,10 +117,10 @@ def read_pattern(value: str) -> str:
 def read_columns(value: str) -> Columns:
     """Parse column names separated by commas; returns them in the order of the source's schema."""
     names = {part.strip().lower() for part in value.split(",") if part.strip()}
-    unknown = sorted(names - set(ALL_COLUMNS))
+    unknown = sorted(names - set(READABLE))
     if unknown or not names:
-        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(ALL_COLUMNS)}" if unknown else "it names no column")
-    return tuple(name for name in ALL_COLUMNS if name in names)
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(READABLE)}" if unknown else "it names no column")
+    return tuple(name for name in READABLE if name in names)
 
 
 # options of Spark's Kafka source and sink, for those who write them out of habit

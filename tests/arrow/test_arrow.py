@@ -48,6 +48,37 @@ def test_rows_are_read_as_they_were_written(servers: Servers) -> None:
     assert (one["a"], one["nsqext_id"], two["nsqext_id"]) == ("b", "j/0/0/0", "j/0/0/1")
 
 
+def test_the_largest_body_of_a_plain_topic_is_written_as_it_was_read(servers: Servers) -> None:
+    source, copy = (servers.make_topic("t", 1) for _ in range(2))
+    bodies = [b"x" * (1 << 20), b"y" * ((1 << 20) - 8), b"small"]
+    servers.publish(source, bodies)
+    for columns in (["value"], ["value", "tag", "headers"], ["value", "header", "trace_id"]):
+        rows = nsqext.arrow.read(source, servers.lookupd, columns=columns)
+        assert nsqext.arrow.write(rows, servers.lookupd, topic=copy) == 3
+    found = nsqext.arrow.read(copy, servers.lookupd, columns=["value", "header", "trace_id"]).read_all()
+    assert values(found) == bodies * 3
+    assert found.column("header").to_pylist() == [b""] * 9
+    assert [trace != 0 for trace in found.column("trace_id").to_pylist()] == [False, True, True] * 2 + [False] * 3
+
+
+def test_a_row_that_no_topic_can_store_is_named_before_anything_is_sent(servers: Servers) -> None:
+    topic = servers.make_topic("t", 1, extend=True)
+    rows = pa.table({"value": ["fine", "bad"], "header": [b"{}", b'{"##trace_id":7}']})
+    with pytest.raises(InvalidInput, match="row 1 of Spark partition 0: ##trace_id of the header"):
+        nsqext.arrow.write(rows, servers.lookupd, topic=topic)
+    assert nsqext.arrow.read(topic, servers.lookupd).read_all().num_rows == 0
+
+
+def test_a_compressed_body_is_read_as_it_is_stored_beside_its_header(servers: Servers) -> None:
+    source, copy = (servers.make_topic("t", 1, extend=True) for _ in range(2))
+    rows = pa.table({"value": [b"x" * 5000]})
+    nsqext.arrow.write(rows, servers.lookupd, topic=source, compression="gzip")
+    stored = nsqext.arrow.read(source, servers.lookupd, columns=["value", "header"])
+    assert nsqext.arrow.write(stored, servers.lookupd, topic=copy, compression="gzip") == 1
+    for topic in (source, copy):
+        assert values(nsqext.arrow.read(topic, servers.lookupd).read_all()) == [b"x" * 5000]
+
+
 def test_the_option_topic_wins_over_the_column(servers: Servers) -> None:
     """As in Kafka's connector: what was read from a topic is copied to another one, and not back."""
     source, copy = (servers.make_topic("t", 1) for _ in range(2))

@@ -14,6 +14,7 @@ from attrs import frozen
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+import nsqext.arrow
 from nsqext import Admin, Consumer, Message, Reject, replay_dead_letters
 from nsqext.protocol.headers import MAX_STORED_HEADER
 from tests.support.cluster import REAL
@@ -137,7 +138,24 @@ async def _reject_and_replay(scene: Scene, count: int, folder: Path) -> str:
     return scene.source
 
 
-_WAYS: list[Callable[[Scene, int, Path], Awaitable[str]]] = [_relay, _record_and_replay, _reject_and_replay]
+_COLUMNS = ("value", "topic", "trace_id", "tag", "headers", "key", "header")
+
+
+async def _read_and_write_rows(scene: Scene, count: int, folder: Path) -> str:
+    def copy() -> None:
+        rows = nsqext.arrow.read(scene.source, scene.lookupd, columns=_COLUMNS).read_all()
+        nsqext.arrow.write(rows.slice(len(rows) - count), scene.lookupd, topic=scene.target)
+
+    await anyio.to_thread.run_sync(copy)
+    return scene.target
+
+
+_WAYS: list[Callable[[Scene, int, Path], Awaitable[str]]] = [
+    _relay,
+    _record_and_replay,
+    _read_and_write_rows,
+    _reject_and_replay,
+]
 
 
 @pytest.mark.timeout(300)

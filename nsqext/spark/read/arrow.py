@@ -12,7 +12,7 @@ from attrs import define
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, header_json, tag_of
-from nsqext.protocol.messages import EXT_JSON, EXT_TAG, MESSAGE_ID_SIZE
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, MESSAGE_ID_SIZE
 from nsqext.spark.columns import BASE_COLUMNS, Columns, arrow_schema
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class RowFormat:
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
         """Return the contents of a query's rows."""
-        return cls(options.columns, options.headers_as_array, options.client.consumer().delivery.decompress)
+        # the column header describes the body as it is stored
+        decompress = options.client.consumer().delivery.decompress and "header" not in options.columns
+        return cls(options.columns, options.headers_as_array, decompress)
 
     @property
     def schema(self) -> pa.Schema:
@@ -190,6 +192,14 @@ class _Batch:
         traces = np.frombuffer(data, dtype=">i8").reshape(-1, 2)[:, 1].astype(np.int64)
         return pa.array(traces)
 
+    def stored_headers(self) -> pa.Array:
+        """Return the bytes of the extend headers; empty for no header."""
+        headers = self.columns.headers
+        if headers is None:
+            return pa.repeat(pa.scalar(b"", pa.binary()), len(self.columns))
+        found = [header[_HEADER_START:] if header[0] in (EXT_JSON, EXT_NONE) else None for header in headers]
+        return pa.array(found, pa.binary())
+
     def from_headers(self, name: str, value: Callable[[bytes, Mapping[str, Any]], Any]) -> pa.Array:
         """Return a column of values that a function makes from each message's headers."""
         kind = self.rows.schema.field(name).type
@@ -218,6 +228,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
     "attempts": lambda batch: batch.numbers("attempts", np.int32),
     "tag": lambda batch: batch.from_headers("tag", _tag),
     "headers": lambda batch: batch.from_headers("headers", batch.pairs),
+    "header": _Batch.stored_headers,
     "key": lambda batch: batch.from_headers("key", lambda _, parsed: header_json(parsed.get(KEY_HEADER))),
 }
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import orjson
@@ -25,8 +25,10 @@ from attrs import define, field, frozen
 from nsqext import OutgoingMessage
 from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
+from nsqext.protocol.client.commands import TRACE_SIZE
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.spark.columns import ONLY_READ, WRITABLE
+from nsqext.spark.write.header_column import Pair, as_stored
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
@@ -146,13 +148,6 @@ class Chunk:
         self.count += len(messages)
 
 
-class _Pair(TypedDict):
-    """A header of a row with headers as an array."""
-
-    key: str | None
-    value: bytes | None
-
-
 class RowMapper:
     """Converts one task's rows to messages."""
 
@@ -163,6 +158,7 @@ class RowMapper:
         self._origin = origin
         self._most_rows = min(client.max_batch_count, options.max_rows_per_second or sys.maxsize)  # of a chunk
         self._max_message_size = client.max_message_size
+        self._most_traced = client.max_message_size - TRACE_SIZE  # bytes of a body that leaves room for a trace id
         self._ask: Callable[[str], TopicMeta]
         self._metas: dict[str, TopicMeta] = {}
         self._row = 0
@@ -233,7 +229,7 @@ class RowMapper:
                 for body, row_id, key in zip(bodies, ids, keys, strict=False)
             ]
             overhead += len(name) + len(ids[-1]) if ids else 0
-        elif meta.partition_num:
+        elif meta.partition_num and (pc.max(pc.binary_length(values)).as_py() or 0) <= self._most_traced:
             traces = self._origin.trace_ids(first, len(values))
             if "key" in found:
                 messages = [
@@ -274,7 +270,7 @@ class RowMapper:
         """Return the values of `WRITABLE`; the option `topic` replaces the column."""
         found = dict(zip(self._names, batch.columns, strict=True))
         columns: list[Iterable[Any]] = [
-            (_bytes if name in ("value", "key") else _values)(found.get(name)) for name in WRITABLE
+            (_bytes if name in ("value", "key", "header") else _values)(found.get(name)) for name in WRITABLE
         ]
         if self._options.topic is not None:
             columns[WRITABLE.index("topic")] = repeat(self._options.topic)
@@ -286,9 +282,10 @@ class RowMapper:
         topic: str | None,
         key: bytes | None,
         partition: int | None,
-        headers: Mapping[str, str] | list[_Pair | None] | None,
+        headers: Mapping[str, str] | list[Pair | None] | None,
         trace_id: int | None,
         tag: str | None,
+        header: bytes | None = None,
         row: int | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
         row = self._row if row is None else row
@@ -306,6 +303,9 @@ class RowMapper:
                         topic=topic,
                         hint="set one of them to null, or drop a column",
                     )
+            if header is not None:
+                trace = trace_id & _U64 if trace_id else None
+                return (topic, partition), as_stored(value, header, headers, trace, tag, key), len(value) + len(header)
             if isinstance(headers, list):
                 headers = _as_mapping(headers)
         except InvalidInput as error:
@@ -315,7 +315,7 @@ class RowMapper:
             name = self._options.idempotence_header
             if headers is None or name not in headers:
                 headers = {**(headers or {}), name: self._origin.row_id(row)}
-        elif trace is None and meta.partition_num:
+        elif trace is None and meta.partition_num and len(value) <= self._most_traced:
             trace = self._origin.trace_ids(row, 1)[0]
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
@@ -340,7 +340,7 @@ def _values(column: pa.Array | None) -> Iterable[Any]:
     return list(column.to_pylist(maps_as_pydicts="strict"))
 
 
-def _as_mapping(pairs: Iterable[_Pair | None]) -> dict[str, str]:
+def _as_mapping(pairs: Iterable[Pair | None]) -> dict[str, str]:
     """Return a row's headers from an array of key and value."""
     headers: dict[str, str] = {}
     for pair in pairs:

@@ -26,6 +26,7 @@ TYPES: dict[str, pa.DataType] = {
     "headers": pa.map_(pa.string(), pa.string()),
     "trace_id": pa.int64(),
     "tag": pa.string(),
+    "header": pa.binary(),
 }
 
 
@@ -70,6 +71,39 @@ def test_columns_of_a_row_are_kept() -> None:
     assert Rows("extend").message(value=b"x", headers={"nsqext_id": "mine"}) == OutgoingMessage(
         b"x", {"nsqext_id": "mine"}
     )
+
+
+def test_a_row_with_its_header_is_published_as_it_was_stored() -> None:
+    header = b'{"n": null,"##client_dispatch_tag":"t","##trace_id":"7"}'
+    for others in ({}, {"headers": {"n": None}, "tag": "t", "trace_id": 7}):
+        row = Rows("extend").message(value=b"x", key="k", header=header, **others)
+        assert row == OutgoingMessage(b"x", key=b"k", header=header)
+    assert Rows("plain").message(value=b"x", header=b"", trace_id=-1) == OutgoingMessage(
+        b"x", trace_id=2**64 - 1, header=b""
+    )
+    assert Rows("plain").message(value=b"x", header=b"") == OutgoingMessage(b"x", header=b"")
+    assert Rows("extend").message(value=b"x", header=None, headers={"a": "b"}) == OutgoingMessage(
+        b"x", {"a": "b", "nsqext_id": "q/4/2/0"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("headers", {"n": "new"}), ("headers", {}), ("tag", "other"), ("trace_id", 8)]
+)
+def test_a_column_that_was_changed_beside_the_header_is_refused(column: str, value: object) -> None:
+    header = b'{"n":null,"##client_dispatch_tag":"t","##trace_id":"7"}'
+    with pytest.raises(InvalidHeader, match=f"row 0 .*: the columns header and {column} contradict each other"):
+        Rows("extend").message(value=b"x", header=header, **{column: value})
+    with pytest.raises(InvalidHeader, match=r"row 0 .*: column header: extend header is not JSON"):
+        Rows("extend").message(value=b"x", header=b"{")
+
+
+def test_a_body_that_leaves_no_room_for_a_trace_id_has_none() -> None:
+    largest = 1 << 20
+    for size, traced in ((largest, False), (largest - 7, False), (largest - 8, True)):
+        for row in ({"value": b"x" * size}, {"value": b"x" * size, "tag": None}):
+            message = Rows("plain").message(**row)
+            assert (isinstance(message, OutgoingMessage) and message.trace_id is not None) == traced
 
 
 def test_trace_id_0_means_no_trace_id() -> None:

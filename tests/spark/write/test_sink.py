@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pyarrow as pa
 import pytest
+from attrs import evolve
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
+from nsqext import Admin
 from nsqext.spark import dedupe
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from nsqext.spark.write.row_mapper import Origin
+from tests.support.header_values import WRITTEN
+from tests.support.raw_publish import RawPublisher, Stored
 from tests.support.spark_cluster import collect
 from tests.support.spark_queries import after_slow_starts, run_to_end
 
@@ -28,6 +33,11 @@ ROW = "value string, topic string, key string, headers map<string,string>, trace
 
 def save(rows: DataFrame, servers: Servers, **options: str) -> None:
     rows.write.format("nsqext").mode("append").options(**servers.options, **options).save()
+
+
+async def leader_of(servers: Servers, topic: str) -> str:
+    async with Admin(servers.lookupd) as admin:
+        return str((await admin.topic(topic)).leaders[0])
 
 
 def spoiled(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -206,6 +216,22 @@ def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, ser
     assert stored.count() > 6, "the failed batch had published some sums"
     found = sorted(bytes(row.value).decode() for row in dedupe(stored).collect())
     assert found == sorted(f"{minute}: 10" for minute in range(0, 60, 10))
+
+
+def test_rows_with_their_header_are_written_as_they_were_stored(spark: SparkSession, servers: Servers) -> None:
+    source, target = (servers.make_topic("headers", 1, extend=True) for _ in range(2))
+    publisher = RawPublisher(anyio.run(leader_of, servers, source), source, 0)
+    messages = [Stored(written.header, b"%d" % number) for number, written in enumerate(WRITTEN)]
+    messages += [Stored(b"", b"none"), Stored(b"", b"traced", 7), Stored(b'{"##trace_id":"8","##key":"k"}', b"all")]
+    assert all(response.startswith(b"OK") for response in publisher.publish_stored(messages))
+    publisher.close()
+    rows = load(spark, servers, source, columns="value,trace_id,tag,headers,key,header")
+    save(rows, servers, topic=target)
+    stored = load(spark, servers, target, columns="value,trace_id,header").orderBy("offset").collect()
+    found = [Stored(bytes(row.header), bytes(row.value), row.trace_id) for row in stored]
+    assert sorted(found, key=repr) == sorted(
+        [evolve(message, trace_id=8) if message.body == b"all" else message for message in messages], key=repr
+    )
 
 
 def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:

@@ -66,7 +66,7 @@ class Authorizations:
 
     def summary(self) -> dict[str, Any]:
         members = {"auth_identity": self.identity, "auth_identity_url": self.identity_url}
-        return {"authed": True} | {name: text for name, text in members.items() if text}
+        return {"authed": bool(self.grants)} | {name: text for name, text in members.items() if text}
 
     def reply(self) -> bytes:
         count = len(self.grants)

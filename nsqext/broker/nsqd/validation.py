@@ -63,13 +63,17 @@ def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) 
     if not client.node.limits.auth:
         return True
     found = client.authorizations
-    if found is None:
+    if found is None or not found.grants:
         raise RequestError("E_AUTH_FIRST", f"AUTH required before {command}")
     if found.expires < client.node.options.clock():
         return False
+    _check_grants(found, command, topic, channel)
+    return True
+
+
+def _check_grants(found: Authorizations, command: str, topic: str, channel: str) -> None:
     if not found.allows(topic, channel):
         raise RequestError("E_UNAUTHORIZED", f"AUTH failed for {command} on {quote(topic)} {quote(channel)}")
-    return True
 
 
 def run_authorized(
@@ -86,8 +90,8 @@ async def recheck_auth(
 ) -> None:
     """Ask the auth server again, check, run the rest of a command; an error is its answer."""
     try:
-        await _renew(client)
-        check_auth(client, command, topic, channel)
+        # authorizations that are all withdrawn are refused as this one; AUTH is required for later commands only
+        _check_grants(await _renew(client), command, topic, channel)
         waiting = run()
     except RequestError as error:
         client.refuse(error)
@@ -96,12 +100,13 @@ async def recheck_auth(
             await waiting
 
 
-async def _renew(client: ConnectedClient) -> None:
-    """Replace a client's authorizations; None if the auth server grants nothing any more."""
+async def _renew(client: ConnectedClient) -> Authorizations:
+    """Replace a client's authorizations, and return them."""
     found = await _query(client, client.authorizations.secret if client.authorizations else b"")
     if found is None:
         raise RequestError("E_AUTH_FAILED", "AUTH failed")
-    client.authorizations = found if found.grants else None
+    client.authorizations = found
+    return found
 
 
 def read_partition(word: bytes) -> int:

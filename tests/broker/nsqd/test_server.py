@@ -443,6 +443,27 @@ async def test_expired_authorizations_are_requested_again(auth_server: _AuthServ
         assert await peer.ask(sized("PUB t 0", b"x")) == (1, b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""')
 
 
+@pytest.mark.parametrize("original", [False, True])
+@pytest.mark.parametrize("command", [sized("PUB t", b"x"), sized("MPUB t", multi_body([b"x"])), b"SUB t c\n"])
+async def test_a_client_whose_authorizations_are_all_withdrawn_is_not_authorized(
+    auth_server: _AuthServer, original: bool, command: bytes
+) -> None:
+    """As both real servers: AUTH is required before the first answer of the auth server only."""
+    now = [100.0]
+    limits = ServerLimits.original(auth=True) if original else ServerLimits(auth=True)
+    options = NodeOptions(limits=limits, clustered=not original, auth_addresses=("127.0.0.1:1",), clock=lambda: now[0])
+    async with _running(Node("n1", options)) as running:
+        peer = await running.connect()
+        await peer.ask(sized("AUTH", b"good"))
+        now[0] += 2000
+        _heard_now(running.node, now[0])
+        auth_server.grants = []
+        verb = command.partition(b" ")[0].decode()
+        named = verb if original or verb == "SUB" else "PUB"
+        channel = "c" if verb == "SUB" else ""
+        assert await peer.ask(command) == (1, f'E_UNAUTHORIZED AUTH failed for {named} on "t" "{channel}"'.encode())
+
+
 async def test_the_original_posts_json_and_escapes_values(auth_server: _AuthServer) -> None:
     limits = ServerLimits.original(auth=True)
     options = NodeOptions(limits=limits, clustered=False, auth_addresses=("127.0.0.1:1",), auth_method="post")

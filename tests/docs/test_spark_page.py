@@ -87,6 +87,7 @@ _TESTS = {
     "errors of options": "tests/spark/test_options.py::test_a_wrong_query_is_refused_when_it_is_loaded",
     "lag": "tests/spark/read/test_streaming.py::test_metrics_as_the_page_shows_them",
     "real-time mode (Spark 4.1)": "tests/spark/read/test_streaming.py::test_spark_refuses_real_time_mode",
+    "write: topic": "tests/spark/write/test_row_mapper.py::test_the_option_topic_wins_over_the_column",
     "write: delivery": "tests/spark/write/test_sink.py::test_dedupe_removes_rows_of_a_second_attempt",
     "write: save mode": "tests/spark/write/test_sink.py::test_spark_refuses_its_default_save_mode",
     "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",

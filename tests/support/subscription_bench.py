@@ -32,6 +32,7 @@ class Connection:
         self.key_sharing = KeySharing.NONE
         self.request = SimpleNamespace(options=SimpleNamespace(connection=ConnectionOptions()))
         self.live, self.busy, self.upgradable, self.silent = True, False, False, False
+        self.stopped = False
         self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
         self.ready = self.flushes = 0
         self.received_at, self.limited = 0.0, True

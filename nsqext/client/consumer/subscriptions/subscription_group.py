@@ -48,10 +48,10 @@ class ConsumerStatistics:
     reconnects: int  #: subscriptions that were made again after a connection had ended
     received: int  #: messages received, redeliveries included
     finished: int  #: messages finished (FIN)
-    requeued: int  #: messages requeued (REQ)
+    requeued: int  #: messages requeued (REQ), or returned unanswered when the consumer ended their connection
     dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
     dead_letters: int  #: messages sent to the dead letters
-    lost: int  #: messages that timed out, or were in flight when their connection ended; the server delivers them again
+    lost: int  #: messages that timed out, or whose connection failed while in flight; the server delivers them again
     in_flight: int  #: messages received that were neither answered nor timed out
     bytes_received: int  #: bytes of the messages received, headers included
     lookup_age: float | None  #: seconds since the lookup service answered last; None if it has not, or is not used
@@ -148,8 +148,8 @@ class SubscriptionGroup:
         received, requeued, lost, size = self.closed_counts
         self.closed_counts = (
             received + subscription.received,
-            requeued + subscription.requeued,
-            lost + subscription.timed_out + subscription.in_flight,
+            requeued + subscription.requeued + (subscription.in_flight if subscription.stopped else 0),
+            lost + subscription.timed_out + (0 if subscription.stopped else subscription.in_flight),
             size + subscription.received_bytes,
         )
         self.flow.remove(subscription)

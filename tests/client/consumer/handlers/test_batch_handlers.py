@@ -37,6 +37,24 @@ async def test_a_batch_handler_finishes_unanswered_messages(cluster: Cluster, to
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
+async def test_messages_that_a_clean_close_returns_are_not_lost(cluster: Cluster, topic: str) -> None:
+    consumer = in_batches(cluster, topic, key=lambda message: message.body[-1:], max_in_flight=100)
+    handled: list[bytes] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        handled.extend(message.body for message in batch)
+        await eventually(lambda: consumer.statistics().received >= 100)
+        consumer.stop()
+
+    publish(cluster, topic, *(b"%d" % number for number in range(100)))
+    with anyio.fail_after(25):
+        await consumer.serve(signals=False)
+    found = consumer.statistics()
+    assert (found.finished, found.lost, found.in_flight) == (len(handled), 0, 0)
+    assert found.requeued == found.received - len(handled) > 0
+
+
 async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

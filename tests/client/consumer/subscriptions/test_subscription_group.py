@@ -138,6 +138,9 @@ async def test_rdy_is_shared_as_connections_come_and_go(now: list[float]) -> Non
     bench.group.retire([cast("Subscription", two)])
     settle(bench, now)
     assert ready(two, three) == [0, 10]
+    two.received, two.timed_out, two.in_flight, two.stopped = 9, 1, 5, True
+    assert bench.remove(two)
+    assert bench.group.closed_counts == (27, 9, 15, 1000), "what this client returned is not lost"
     assert bench.group.opened == 3
 
 

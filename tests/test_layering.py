@@ -522,3 +522,22 @@ def test_no_room_uses_a_private_member_of_another_room() -> None:
     ]
     assert wrong == []
     assert len(owners) > 1000
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+# blocking classes, which mirror the asynchronous classes by name
+MIRRORS = {"Admin", "Batcher", "Consumer", "Message", "MessageBatch", "Producer"}
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    """A reader who searches for a class finds one; the blocking mirrors of `nsqext.sync` are the exception."""
+    homes: dict[str, list[Path]] = {}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(file)
+    twice = {name: files for name, files in homes.items() if len(files) > 1}
+    mirrored = {name for name, files in twice.items() if len(files) == 2 and "sync" in map(room_of, files)}
+    assert {name: sorted(map(str, files)) for name, files in twice.items() if name not in mirrored} == {}
+    assert mirrored == MIRRORS

@@ -18,7 +18,7 @@ import attrs
 import typer
 from typer.models import ArgumentInfo
 
-from nsqext.cli.connection import Connection, complete_topics, confirm
+from nsqext.cli.connection import ServerAccess, complete_topics, confirm
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
 
@@ -109,10 +109,10 @@ def examples(*lines: str) -> Callable[[F], F]:
 def command(function: Callable[..., Any]) -> Callable[..., None]:
     """Decorate a command: each parameter that is an attrs class becomes options, one per attribute.
 
-    Options of a `Connection` come last. A coroutine function runs in an event loop.
+    Options of a `ServerAccess` come last. A coroutine function runs in an event loop.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
-    own.sort(key=lambda one: one.annotation is Connection)
+    own.sort(key=lambda one: one.annotation is ServerAccess)
     classes = {one.name: one.annotation for one in own if attrs.has(one.annotation)}
 
     @functools.wraps(function)
@@ -167,7 +167,7 @@ def changes(
     def decorate(function: Callable[..., Awaitable[Result]]) -> Callable[..., None]:
         summary = inspect.cleandoc(function.__doc__ or "").partition("\n")[0].rstrip(".")
 
-        def run(connection: Connection, *, yes: bool = False, **values: Any) -> None:
+        def run(connection: ServerAccess, *, yes: bool = False, **values: Any) -> None:
             if reads_without is None or values[reads_without] is not None:
                 confirm(question.format(**values) or summary, yes=yes, ask=bool(question))
 
@@ -184,7 +184,7 @@ def changes(
 
         # Admin is not imported for --help
         _, *own = inspect.signature(function, eval_str=True, locals={"Admin": object}).parameters.values()
-        for name, kind in {"yes": Yes, "connection": Connection}.items():
+        for name, kind in {"yes": Yes, "connection": ServerAccess}.items():
             own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind))
         run.__doc__, run.__module__ = function.__doc__, function.__module__
         run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]

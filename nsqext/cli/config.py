@@ -8,7 +8,7 @@ import typer
 
 from nsqext.cli.command import Yes, examples
 from nsqext.cli.connection import (
-    Connection,
+    ServerAccess,
     Contexts,
     Json,
     confirm,
@@ -46,7 +46,7 @@ def set_context(
     if before != url:
         confirm(f"Replace the context {name}, which is {_shown(before)}?", yes=yes)
     save_contexts(Contexts({**contexts.urls, name: url}, contexts.current or name))
-    Connection().show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
+    ServerAccess().show({"context": name, "url": _shown(url)}, f"context {name} is {_shown(url)}, in {contexts_file()}")
 
 
 @app.command("list")
@@ -54,7 +54,7 @@ def set_context(
 def list_contexts(json: Json = False) -> None:
     """List the contexts, without secrets."""
     contexts = load_contexts()
-    Connection(json=json).table(
+    ServerAccess(json=json).table(
         ("context", "url", "current"),
         [
             {"context": name, "url": _shown(url), "current": name == contexts.current}
@@ -70,7 +70,7 @@ def use(name: Name) -> None:
     contexts = load_contexts()
     contexts.url(name)  # raises if unknown
     save_contexts(Contexts(contexts.urls, name))
-    Connection().show({"context": name, "current": True}, f"{name} is the current context")
+    ServerAccess().show({"context": name, "current": True}, f"{name} is the current context")
 
 
 @app.command("delete")
@@ -81,4 +81,4 @@ def delete(name: Name, yes: Yes = False) -> None:
     confirm(f"Delete the context {name}, which is {_shown(contexts.url(name))}?", yes=yes)
     urls = {other: url for other, url in contexts.urls.items() if other != name}
     save_contexts(Contexts(urls, None if contexts.current == name else contexts.current))
-    Connection().show({"context": name, "deleted": True}, f"context {name} is deleted")
+    ServerAccess().show({"context": name, "deleted": True}, f"context {name} is deleted")

@@ -192,7 +192,7 @@ Json = Annotated[
 
 
 @define
-class Connection:
+class ServerAccess:
     """Addresses of the servers and output format, shared by commands."""
 
     lookupd: Annotated[
@@ -401,7 +401,7 @@ def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
     given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}
 
     async def topics() -> list[str]:
-        connection = Connection(**given)
+        connection = ServerAccess(**given)
         async with LookupClient(connection.lookup(), connection.options().lookup) as client:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
                 return [name for name in await client.topics() if name.startswith(incomplete)]

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from nsqext.errors import NsqError
     from nsqext.types import TopicMeta
 
-__all__ = ("TopicOptions", "kept_delay", "log_lost")
+__all__ = ("QueueTopics", "kept_delay", "log_lost")
 
 
 @frozen(kw_only=True)
-class TopicOptions:
+class QueueTopics:
     """How queues' topics are created; numbers and extend headers apply to the redesigned NSQ."""
 
     topic_create: bool = True  # False: they must exist

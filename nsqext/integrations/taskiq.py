@@ -15,7 +15,7 @@ from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
-from nsqext.integrations import TopicOptions, kept_delay, log_lost
+from nsqext.integrations import QueueTopics, kept_delay, log_lost
 from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.headers import DUE_HEADER
 from nsqext.protocol.names import check_channel, check_topic
@@ -71,7 +71,7 @@ class NsqBroker(AsyncBroker):
         self.channel: str = check_channel(channel)
         shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))
         self._lookup: Lookup | None = shared.lookupd or None
-        self._topics = TopicOptions(
+        self._topics = QueueTopics(
             topic_create=topic_create, topic_partitions=topic_partitions, topic_replicas=topic_replicas
         )
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}

@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from nsqext import Admin, Producer
 from nsqext.errors import DataLoss, NsqError
-from nsqext.spark.cluster.admin import Admin as PlannerAdmin
+from nsqext.spark.cluster.admin import SourceAdmin as PlannerAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.stream_planner import StreamPlanner

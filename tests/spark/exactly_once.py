@@ -30,7 +30,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.errors import DeliveryUnknown, NsqError
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.sync import Producer
 from tests.spark.exactly_once_driver import WINDOW
@@ -311,7 +311,7 @@ def run(
 
 async def ends(servers: Servers, topics: dict[str, int]) -> dict[tuple[str, int], int]:
     """Return where the partitions end, as the servers say."""
-    async with Admin(ClientConfig(tuple(servers.lookupd))) as admin:
+    async with SourceAdmin(ClientConfig(tuple(servers.lookupd))) as admin:
         return {
             (topic, partition): (await admin.bounds(topic, partition)).end
             for topic, partitions in topics.items()

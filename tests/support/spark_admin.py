@@ -1,4 +1,4 @@
-"""The servers as numbers: replaces `nsqext.spark.cluster.admin.Admin` in tests of planning."""
+"""The servers as numbers: replaces `nsqext.spark.cluster.admin.SourceAdmin` in tests of planning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 
 from nsqext.errors import InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.partitions import MessagePosition
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ class Log:
 
 @define
 class FakeAdmin:
-    """Replaces `Admin`.
+    """Replaces `SourceAdmin`.
 
     Attributes:
         logs: the partitions.
@@ -72,9 +72,9 @@ class FakeAdmin:
         return self
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> SourceAdmin:
         """This object, typed as the real one."""
-        return cast("Admin", self)
+        return cast("SourceAdmin", self)
 
     def log(self, topic: str, partition: int) -> Log:
         """Return a partition; raises if it has no leader."""
@@ -89,7 +89,7 @@ class FakeAdmin:
         return found
 
     async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
-        return await Admin.partitions_to_read(self.admin, topic, wanted)
+        return await SourceAdmin.partitions_to_read(self.admin, topic, wanted)
 
     async def is_deleted(self, topic: str) -> bool:
         return not any(name == topic for name, _ in self.logs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import plan_tasks
 from nsqext.spark.read.range_reader import RangeReader
@@ -21,7 +21,7 @@ __all__ = ("SingleReader", "bodies", "split")
 
 
 class SingleReader(RangeReader):
-    """A range reader with a task group and an `Admin` of its own: an asynchronous context manager."""
+    """A range reader with a task group and an `SourceAdmin` of its own: an asynchronous context manager."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SingleReader(RangeReader):
             arrow_batch_rows=block_rows,
             **given,
         )
-        super().__init__(Admin(config), found, options)
+        super().__init__(SourceAdmin(config), found, options)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nsqext.cli.command import Channel, Topic, changes, command, examples, parse_message_id, parse_position
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, ChannelStats
@@ -36,7 +36,7 @@ def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext channel list orders", "nsqext channel list orders --json | jq 'select(.lag > 1000)'")
 @command
-async def list_channels(connection: Connection, topic: Topic) -> None:
+async def list_channels(connection: ServerAccess, topic: Topic) -> None:
     """List the channels of a topic with depth, lag, messages in flight and consumers."""
     async with connection.admin() as admin:
         stats = await admin.stats(topic)
@@ -54,7 +54,7 @@ async def list_channels(connection: Connection, topic: Topic) -> None:
 )
 @command
 async def create(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     channels: Annotated[list[str], typer.Argument(help="The channels.")],
     dispatch: Annotated[

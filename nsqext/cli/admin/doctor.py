@@ -15,7 +15,7 @@ from anyio import to_thread
 from attrs import asdict, frozen
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
@@ -50,7 +50,7 @@ class Finding:
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     database: Annotated[
         str | None,
         typer.Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
@@ -71,7 +71,7 @@ async def run(
         raise typer.Exit(1)
 
 
-async def examine(connection: Connection) -> list[Finding]:
+async def examine(connection: ServerAccess) -> list[Finding]:
     """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
     for address in parse_lookup_addresses(connection.lookup()):
@@ -238,7 +238,7 @@ def _examine_outbox(database: str) -> Finding:
     return Finding("ok", "outbox", text)
 
 
-async def _examine_client(connection: Connection) -> list[Finding]:
+async def _examine_client(connection: ServerAccess) -> list[Finding]:
     """Connect like a producer, with TLS, authentication and compression as configured."""
     options = connection.options().connection
     words = ["TLS"] if options.tls else []
@@ -256,7 +256,7 @@ async def _examine_client(connection: Connection) -> list[Finding]:
 @examples("nsqext check", "nsqext check orders billing --max-lag 1000 --min-consumers 2 --timeout 3")
 @command
 async def check(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[
         str | None, typer.Argument(help="The topic; every partition needs a leader that responds.")
     ] = None,

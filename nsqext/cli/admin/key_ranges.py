@@ -15,7 +15,7 @@ from rich.table import Table
 
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.command import Topic, command, examples
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 from nsqext.cli.waiting import waits
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.outside_text import escaped
@@ -77,7 +77,7 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
 @examples("nsqext key-ranges orders billing", "nsqext key-ranges orders billing --once --json")
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
     interval: Annotated[float, typer.Option(min=0.05, help="Seconds between refreshes.")] = 0.5,

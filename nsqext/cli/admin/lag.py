@@ -12,7 +12,7 @@ import typer
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.admin.stats import look
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, make_table
+from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.waiting import waits
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
 @examples("nsqext lag", "nsqext lag orders --max 1000", "nsqext lag orders --watch | jq .lag")
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
     channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
     highest: Annotated[

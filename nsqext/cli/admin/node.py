@@ -8,7 +8,7 @@ import orjson
 import typer
 
 from nsqext.cli.command import Result, changes, command, examples
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, NodeStatus
@@ -36,7 +36,7 @@ def node_record(node: NodeStatus) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext node list", "nsqext node list --json | jq 'select(.reachable | not)'")
 @command
-async def list_nodes(connection: Connection) -> None:
+async def list_nodes(connection: ServerAccess) -> None:
     """List every nsqd that lookup lists, and whether it responds."""
     async with connection.admin() as admin:
         records = [node_record(node) for node in await admin.nodes()]

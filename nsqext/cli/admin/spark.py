@@ -9,11 +9,11 @@ import typer
 
 from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import Yes, command, examples, perform
-from nsqext.cli.connection import Connection, confirm
+from nsqext.cli.connection import ServerAccess, confirm
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
-from nsqext.spark.cluster.admin import MARK, Admin
+from nsqext.spark.cluster.admin import MARK, SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 
 _TIMEOUT = 10.0
@@ -22,7 +22,7 @@ _TIMEOUT = 10.0
 @examples("nsqext spark anchors list orders", "nsqext spark anchors delete orders --channel query --yes")
 @command
 def run(
-    connection: Connection,
+    connection: ServerAccess,
     subject: Annotated[Literal["anchors"], typer.Argument(help="Anchor channels of streaming queries.")],
     action: Annotated[Literal["list", "delete"], typer.Argument(help="list or delete.")],
     topic: Annotated[str, typer.Argument(help="The topic.")],
@@ -45,7 +45,7 @@ def run(
     config = ClientConfig(lookupd, connection.texts(), timeout=_TIMEOUT)
 
     async def act() -> None:
-        async with Admin(config) as admin:
+        async with SourceAdmin(config) as admin:
             found = await _anchors(admin, topic, channel)
             if action == "list":
                 for (partition, name), stats in sorted(found.items()):
@@ -82,7 +82,9 @@ def _can_be_anchor(stats: PartitionChannelStats) -> bool:
     return not stats.connections and not _processed(stats)
 
 
-async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tuple[int, str], PartitionChannelStats]:
+async def _anchors(
+    admin: SourceAdmin, topic: str, channel: str | None
+) -> Mapping[tuple[int, str], PartitionChannelStats]:
     """Return durable channels by partition and name; without a name, those that can be anchors everywhere."""
     found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
@@ -99,7 +101,7 @@ async def _anchors(admin: Admin, topic: str, channel: str | None) -> Mapping[tup
 
 
 async def _show(
-    connection: Connection, admin: Admin, topic: str, partition: int, name: str, stats: PartitionChannelStats
+    connection: ServerAccess, admin: SourceAdmin, topic: str, partition: int, name: str, stats: PartitionChannelStats
 ) -> None:
     position = await admin.position(topic, partition, name)
     if position is None:

@@ -18,7 +18,7 @@ from attrs import define
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, make_table
+from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
@@ -79,7 +79,7 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
     channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, with rates.")] = False,
@@ -161,7 +161,7 @@ def _single_keys(descriptor: int) -> Iterator[None]:
 @examples("nsqext top", "nsqext top orders --interval 0.5")
 @command
 async def top(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 from attrs import asdict, frozen
 
 from nsqext.cli.command import Topic, changes, command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.waiting import waits
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
@@ -43,7 +43,7 @@ def topic_record(info: TopicInfo) -> dict[str, Any]:
 @app.command("list")
 @examples("nsqext topic list --lookupd 127.0.0.1:4161", "nsqext topic list --json | jq -r .topic")
 @command
-async def list_topics(connection: Connection) -> None:
+async def list_topics(connection: ServerAccess) -> None:
     """List every topic with its partitions and channels."""
     async with connection.admin() as admin:
         records = [topic_record(info) for info in (await admin.topics()).values()]
@@ -53,7 +53,7 @@ async def list_topics(connection: Connection) -> None:
 @app.command("show")
 @examples("nsqext topic show orders")
 @command
-async def show_topic(connection: Connection, topic: Topic) -> None:
+async def show_topic(connection: ServerAccess, topic: Topic) -> None:
     """Show a topic: its options, channels, and the leader and in-sync replicas of each partition."""
     async with connection.admin() as admin:
         info = await admin.topic(topic)
@@ -82,7 +82,7 @@ def describe(info: TopicInfo) -> str:
 
 
 @frozen
-class TopicOptions:
+class NewTopic:
     """Options of a new topic of the redesigned NSQ; the original NSQ has none of them."""
 
     partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1
@@ -105,10 +105,10 @@ class TopicOptions:
 )
 @command
 async def create(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
-    options: TopicOptions = TopicOptions(),
+    options: NewTopic = NewTopic(),
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
     wait: Annotated[float, typer.Option(help="Seconds to wait until every partition accepts publishes.")] = 150.0,
 ) -> None:
@@ -247,7 +247,7 @@ _add_switch("pause", "paused", "Stop a topic of the original NSQ from passing me
 _add_switch("unpause", "unpaused", "Make a paused topic pass messages to its channels again.")
 
 
-def _show_map(connection: Connection, found: PartitionMap) -> None:
+def _show_map(connection: ServerAccess, found: PartitionMap) -> None:
     meta = found.meta
     connection.show(
         {"topic": found.topic, "meta": attrs.asdict(meta)},
@@ -266,7 +266,7 @@ def _show_map(connection: Connection, found: PartitionMap) -> None:
 @examples("nsqext lookup --lookupd 127.0.0.1:4161", "nsqext lookup orders --access w")
 @command
 async def lookup(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
     access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
@@ -275,7 +275,7 @@ async def lookup(
         await _look_up(connection, topic, access)
 
 
-async def _look_up(connection: Connection, topic: str | None, access: str) -> None:
+async def _look_up(connection: ServerAccess, topic: str | None, access: str) -> None:
     from nsqext.lookup.client import LookupClient
     from nsqext.lookup.partition_map import merged
 

@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.command import Topic, UntilEnd, command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import MessageFiles, exact_record
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.client.tasks import stop_on_signals
@@ -31,7 +31,7 @@ _MEGABYTE = 1 << 20
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
     channel: Annotated[str, typer.Option(help="Channel to record; its position is the progress.")] = "record",

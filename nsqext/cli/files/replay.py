@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -80,7 +80,7 @@ class Plan:
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
     progress: Annotated[
         Path | None, typer.Option(help="File for the progress: a later replay continues from it.")
@@ -116,7 +116,7 @@ class _Clock:
         return (stored - self._first) / 1e9 / self._speed - (time.monotonic() - self._began)
 
 
-async def _replay(connection: Connection, files: Sequence[Path], plan: Plan, progress: Progress) -> None:
+async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, progress: Progress) -> None:
     count, skipped = 0, sum(progress.lines.get(path.name, 0) for path in files)
     entries = (entry for path in files for entry in read_entries(path, progress.lines.get(path.name, 0)))
     async with connection.producer() as producer:

@@ -13,7 +13,7 @@ from attrs import define, field
 
 from nsqext import Consumer, Message, Producer
 from nsqext.cli.command import command, examples, perform
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import InvalidSetting, InvalidState
 
@@ -64,10 +64,10 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
         cuts = statistics.quantiles(seconds, n=100)
         record |= {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
         text += f"; one call {cuts[49] * 1e3:.2f} ms (median), {cuts[98] * 1e3:.2f} ms (99 %)"
-    Connection().show(record, text)
+    ServerAccess().show(record, text)
 
 
-async def _create_channel(cluster: Connection, load: _Load) -> None:
+async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
     """Create the channel: a later channel does not receive messages stored before."""
     if cluster.load().lookupd:
         async with cluster.admin() as admin:
@@ -117,7 +117,7 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 @examples("nsqext bench --count 50000", "nsqext bench load --channel c --lookupd 127.0.0.1:4161")
 @command
 def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[
         str | None, typer.Argument(help="A topic created for the benchmark. (default: start a cluster)")
     ] = None,
@@ -134,7 +134,7 @@ def run(
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 
-    def measure(cluster: Connection) -> None:
+    def measure(cluster: ServerAccess) -> None:
         producer = cluster.producer()
         consumer = cluster.consumer(load.topic, load.channel, max_in_flight=2500)
 
@@ -153,4 +153,4 @@ def run(
 
     with Cluster(nodes=1) as cluster:
         cluster.create_topic(load.topic, channels=[channel])
-        measure(Connection(",".join(cluster.lookupd)))
+        measure(ServerAccess(",".join(cluster.lookupd)))

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nsqext.cli.command import Yes, command, examples
-from nsqext.cli.connection import Connection, confirm, counted
+from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.waiting import wait_of_app, waits
 
 _STORE = "delayed.sqlite"
@@ -24,7 +24,7 @@ app: typer.Typer = typer.Typer()
 @examples("nsqext delay run --store /var/lib/nsqext/delayed.sqlite")
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     store: Store = Path(_STORE),
     topic: Annotated[str, typer.Option(help="Topic of the delayed messages.")] = "delayed",
     channel: Annotated[str, typer.Option(help="Channel of all relays.")] = "relay",
@@ -77,11 +77,11 @@ def show(
         with DelayStore(store, create=False) as opened:
             found = opened.refused(limit)
         shown = [{"received": _time(one.received), "reason": one.reason, "record": repr(one.record)} for one in found]
-        Connection(json=json).table(("received", "reason", "record"), shown)
+        ServerAccess(json=json).table(("received", "reason", "record"), shown)
         return
     with DelayStore(store, create=False) as opened:
         messages = opened.waiting(topic, limit)
-    connection = Connection(json=json)
+    connection = ServerAccess(json=json)
     records = [
         {
             "identity": one.identity,
@@ -119,6 +119,6 @@ def cancel(
         Cancellation.UNKNOWN: "does not wait: unknown, published or cancelled before",
     }[result]
     done = result is Cancellation.CANCELLED
-    Connection(json=json).show({"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}")
+    ServerAccess(json=json).show({"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}")
     if not done:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from nsqext.cli.command import Yes, command, examples
-from nsqext.cli.connection import Connection, confirm, counted
+from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.waiting import waits
 
 Database = Annotated[str, typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
@@ -23,7 +23,7 @@ app: typer.Typer = typer.Typer()
 )
 @command
 async def relay(
-    connection: Connection,
+    connection: ServerAccess,
     database: Database,
     batch: Annotated[int, typer.Option(min=1, help="Messages that are published together, at most.")] = 500,
     poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two polls of an empty outbox.")] = 0.5,
@@ -100,4 +100,4 @@ def status(
     text = f"{counted(found.waiting, 'message')} waiting"
     text += "" if age is None else f", the oldest for {age:g} s"
     text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
-    Connection(json=json).show(record, text)
+    ServerAccess(json=json).show(record, text)

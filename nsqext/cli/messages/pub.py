@@ -20,7 +20,7 @@ import typer
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.command import Topic, command, examples, parse_headers
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import outgoing_message
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -84,7 +84,7 @@ async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
         raise InvalidInput("the input ends inside of a quoted field")
 
 
-class Pace:
+class PublishPace:
     """Limits the rate of messages; 0 for no limit."""
 
     def __init__(self, rate: float) -> None:
@@ -134,7 +134,7 @@ class Sending:
         typer.Option(help="http where TCP does not pass; --nsqd are HTTP addresses then."),
     ] = None
 
-    def producer(self, connection: Connection) -> Producer:
+    def producer(self, connection: ServerAccess) -> Producer:
         return connection.producer() if self.transport is None else connection.producer(transport=self.transport)
 
 
@@ -222,7 +222,7 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     body: Annotated[list[str] | None, typer.Argument(help="Messages. (default: read --file or standard input)")] = None,
     file: Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")] = None,
@@ -255,9 +255,9 @@ async def run(
 
 
 async def _publish_arguments(
-    connection: Connection, topic: str, bodies: list[str], sending: Sending, options: dict[str, Any]
+    connection: ServerAccess, topic: str, bodies: list[str], sending: Sending, options: dict[str, Any]
 ) -> None:
-    pace = Pace(sending.rate)
+    pace = PublishPace(sending.rate)
     async with sending.producer(connection) as producer:
         for text in bodies:
             await pace.wait()
@@ -274,13 +274,13 @@ def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMe
 
 
 async def _publish_input(
-    connection: Connection,
+    connection: ServerAccess,
     topic: str,
     messages: AsyncIterator[OutgoingMessage],
     sending: Sending,
     given: dict[str, Any],
 ) -> None:
-    pace, count, reading = Pace(sending.rate), 0, True
+    pace, count, reading = PublishPace(sending.rate), 0, True
 
     def wait() -> str:
         return "messages to read" if reading else f"{topic} to store messages"

@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 
 from nsqext.cli.command import UntilEnd, command, examples
-from nsqext.cli.connection import Connection, counted
+from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.waiting import waits
 from nsqext.client.consumer.handlers.republish import republish
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
@@ -28,7 +28,7 @@ Send = Callable[["Message"], Awaitable[None]]
 
 
 @frozen
-class Cluster:
+class TargetCluster:
     """The cluster to publish to; by default the consumed cluster."""
 
     to_lookupd: Annotated[str | None, typer.Option(help="Lookup addresses of the other cluster.")] = None
@@ -36,12 +36,12 @@ class Cluster:
     to_url: Annotated[str | None, typer.Option(help="Settings of the other cluster as a URL.")] = None
     to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
 
-    def connection(self) -> Connection | None:
+    def connection(self) -> ServerAccess | None:
         """Return the connection to the cluster; None for the consumed cluster."""
         if self.to_url is not None and self.to_context is not None:
             raise InvalidSetting("both --to-url and --to-context are given", hint="give one of them")
-        found = Connection(self.to_lookupd, self.to_nsqd, self.to_url, self.to_context)
-        return None if found == Connection() else found
+        found = ServerAccess(self.to_lookupd, self.to_nsqd, self.to_url, self.to_context)
+        return None if found == ServerAccess() else found
 
 
 @frozen
@@ -60,11 +60,11 @@ class Hook:
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str, typer.Argument(help="The topic to consume.")],
     channel: Annotated[str, typer.Option(help="The channel to consume.")] = "relay",
     to: Annotated[str | None, typer.Option(help="The topic to publish to.")] = None,
-    cluster: Cluster = Cluster(),
+    cluster: TargetCluster = TargetCluster(),
     hook: Hook = Hook(),
     without_headers: Annotated[
         bool, typer.Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
@@ -85,7 +85,7 @@ async def run(
     if not without_headers:
         settings["key"] = KEY_HEADER
     if to is None:
-        if cluster != Cluster():
+        if cluster != TargetCluster():
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
         _check_url(str(hook.to_http))
         consumer = connection.consumer(topic, channel, **settings)
@@ -110,7 +110,7 @@ def _check_url(text: str) -> None:
 
 
 async def _to_topic(
-    connection: Connection, consumer: Consumer, producer: Producer, topic: str, *, with_headers: bool, until_end: bool
+    connection: ServerAccess, consumer: Consumer, producer: Producer, topic: str, *, with_headers: bool, until_end: bool
 ) -> None:
     async def send(message: Message) -> None:
         if with_headers:
@@ -125,7 +125,7 @@ async def _to_topic(
         await _relay(connection, consumer, send, until_end=until_end)
 
 
-async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, until_end: bool) -> None:
+async def _to_http(connection: ServerAccess, consumer: Consumer, hook: Hook, *, until_end: bool) -> None:
     url = str(hook.to_http)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT)
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
@@ -157,7 +157,7 @@ async def _to_http(connection: Connection, consumer: Consumer, hook: Hook, *, un
         await _relay(connection, consumer, send, until_end=until_end)
 
 
-async def _relay(connection: Connection, consumer: Consumer, send: Send, *, until_end: bool) -> None:
+async def _relay(connection: ServerAccess, consumer: Consumer, send: Send, *, until_end: bool) -> None:
     count = 0
 
     @consumer.handler
@@ -183,7 +183,7 @@ def _group() -> None:
 @examples("nsqext deadletters replay orders_dead")
 @command
 async def replay(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
     channel: Annotated[str, typer.Option(help="Channel to consume; its position is the progress.")] = "replay",
     idle: Annotated[

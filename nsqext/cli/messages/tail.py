@@ -22,7 +22,7 @@ from nsqext.cli.command import (
     parse_position,
     parse_time,
 )
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 from nsqext.cli.message_files import message_record
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, OperationNotSupported
@@ -107,7 +107,7 @@ class Output:
             raise InvalidSetting(f"--format {self.template!r} cannot be used: {error!r}", hint=hint) from None
 
 
-def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[str, Any]], None]:
+def _printer(connection: ServerAccess, output: Output) -> Callable[[Message, dict[str, Any]], None]:
     """Return a function that prints a message, with escaped control characters at a terminal."""
     terminal = sys.stdout.isatty()
 
@@ -147,7 +147,7 @@ def _printer(connection: Connection, output: Output) -> Callable[[Message, dict[
 )
 @command
 async def run(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     channel: Annotated[str | None, typer.Option(help="Channel to consume. (default: a temporary channel)")] = None,
     reading: Reading = Reading(),
@@ -209,7 +209,7 @@ async def run(
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")
 @command
 async def trace(
-    connection: Connection,
+    connection: ServerAccess,
     topic: Topic,
     wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
     since: Annotated[

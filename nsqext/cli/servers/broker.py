@@ -94,7 +94,7 @@ class Protection:
 
 
 @frozen
-class Page:
+class PageOptions:
     """The web page."""
 
     web: Annotated[
@@ -127,7 +127,7 @@ def run(
     data_path: Annotated[
         Path | None, typer.Option(help="Folder for messages and topics. (default: keep them in memory)")
     ] = None,
-    page: Page = Page(),
+    page: PageOptions = PageOptions(),
     addresses: Addresses = Addresses(),
     protection: Protection = Protection(),
     lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,

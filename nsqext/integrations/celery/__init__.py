@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from kombu.transport import TRANSPORT_ALIASES
 
-from nsqext.integrations.celery.transport import Channel, DirectTransport, Transport
+from nsqext.integrations.celery.transport import DirectTransport, KombuChannel, Transport
 
-__all__ = ("Channel", "DirectTransport", "Transport")
+__all__ = ("DirectTransport", "KombuChannel", "Transport")
 
 TRANSPORT_ALIASES["nsq"] = "nsqext.integrations.celery:Transport"
 TRANSPORT_ALIASES["nsqd"] = "nsqext.integrations.celery:DirectTransport"

@@ -27,7 +27,7 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
-from nsqext.integrations import TopicOptions, kept_delay, log_lost
+from nsqext.integrations import QueueTopics, kept_delay, log_lost
 from nsqext.integrations.celery.envelope import decode_message, due_time, expires_after, foreign_message
 from nsqext.lookup.lookup import share_lookup
 from nsqext.settings import Given, build
@@ -54,7 +54,7 @@ _KOMBU = frozenset(
 )
 """Options of kombu and Celery."""
 _ETA_HOLD = 30.0
-_TOPIC = {one.name for one in fields(TopicOptions)}
+_TOPIC = {one.name for one in fields(QueueTopics)}
 _REFUSED = {
     "visibility_timeout": "NSQ redelivers after msg_timeout, and messages are touched until they are acknowledged",
     "priority_steps": "NSQ has no priorities; use a queue for each of them",
@@ -75,7 +75,7 @@ class NsqClients:
     # the transport options: settings of nsqext, `topic_create`, `topic_partitions`, `topic_replicas`, `topic_extend`
     # and `eta_hold`
     options: Mapping[str, Any]
-    topics: TopicOptions = field(init=False)
+    topics: QueueTopics = field(init=False)
     # seconds for which a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
@@ -97,7 +97,7 @@ class NsqClients:
                 raise InvalidSetting(
                     f"unknown transport option {name!r}", hint=f"did you mean {found}?" if found else None
                 )
-        self.topics = TopicOptions(**{name: value for name, value in given.items() if name in _TOPIC})
+        self.topics = QueueTopics(**{name: value for name, value in given.items() if name in _TOPIC})
         self.eta_hold = given.get("eta_hold", _ETA_HOLD)
         check_time("eta_hold", self.eta_hold)
         addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}

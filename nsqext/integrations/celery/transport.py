@@ -61,7 +61,7 @@ _UNREACHABLE: tuple[type[NsqError], ...] = (
 _TYPES = ("direct", "fanout", "topic")
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]
+class KombuChannel(virtual.Channel):  # type: ignore[misc]
     """A channel of a connection: declares queues, publishes, consumes."""
 
     QoS: type[Deliveries] = Deliveries
@@ -279,9 +279,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             source.consumer.close()
 
 
-KombuChannel = Channel  # inside the transport, Channel is an attribute
-
-
 class Transport(virtual.Transport):  # type: ignore[misc]
     """A connection of kombu to an NSQ cluster, by lookup.
 
@@ -295,13 +292,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         InvalidSetting: an unknown or invalid transport option.
     """
 
-    Channel: Any = Channel
+    Channel: Any = KombuChannel
     driver_type: str = "nsq"
     driver_name: str = "nsqext"
     default_port: int = 4161
     address_kind: str = "lookupd"
     get_timeout: float = 1.0
-    """Seconds that `Channel.basic_get` waits for a message, because servers do not say that a queue is empty."""
+    """Seconds that `KombuChannel.basic_get` waits for a message, because servers do not say that a queue is empty."""
 
     connection_errors: tuple[type[Exception], ...] = (*virtual.Transport.connection_errors, *_UNREACHABLE)
     channel_errors: tuple[type[Exception], ...] = (*virtual.Transport.channel_errors, InvalidInput)

@@ -96,7 +96,7 @@ class Bounds:
     end_offset: int  # byte offset there; larger where a leader has written uncommitted messages
 
 
-class Admin:
+class SourceAdmin:
     """Finds bounds of partitions; creates, moves and deletes anchor channels. An async context manager.
 
     Every method raises what `LeaderLocator` raises.

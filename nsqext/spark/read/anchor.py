@@ -19,7 +19,7 @@ from nsqext.spark.read.planning import PartitionState
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.admin import Admin, Bounds
+    from nsqext.spark.cluster.admin import SourceAdmin, Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key, Offsets
 
@@ -38,7 +38,7 @@ _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 class Anchors:
     """The anchor channels of all partitions that a query reads."""
 
-    def __init__(self, admin: Admin, options: SourceOptions) -> None:
+    def __init__(self, admin: SourceAdmin, options: SourceOptions) -> None:
         # partitions that the query reads, by topic; None for all. Grows with `subscribePattern`.
         self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin

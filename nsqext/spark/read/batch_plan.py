@@ -12,7 +12,7 @@ from attrs import define, evolve
 from nsqext.errors import InvalidSetting, TopicNotFound
 from nsqext.partitions.leaders import FIRST_CONTACT
 from nsqext.spark.cluster import portal
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.range_reader import TaskReader
@@ -42,7 +42,7 @@ class Pruning:
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
     """Return the range of each partition of a batch."""
-    async with Admin(options.client, first_contact=FIRST_CONTACT) as admin:
+    async with SourceAdmin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
         if options.subscribe_pattern is not None:
             matching = await admin.leaders.matching(re.compile(options.subscribe_pattern))
@@ -67,7 +67,7 @@ async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
     return list(found.values())
 
 
-async def _plan_one(options: SourceOptions, pruning: Pruning, admin: Admin, key: Key, bounds: Bounds) -> Range:
+async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin, key: Key, bounds: Bounds) -> Range:
     topic, partition = key
     start = options.start.first_count(key, bounds, strict=options.fail_on_data_loss)
     end = options.end.last_count(key, bounds)

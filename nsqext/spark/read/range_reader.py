@@ -25,7 +25,7 @@ from nsqext.errors import (
     RangeIncomplete,
     TopicNotFound,
 )
-from nsqext.spark.cluster.admin import Admin, ephemeral_name, open_ephemeral
+from nsqext.spark.cluster.admin import SourceAdmin, ephemeral_name, open_ephemeral
 from nsqext.spark.read.frames import Block, Blocks, Reassembler, decode_frames, finish_commands
 from nsqext.spark.read.offsets import Range
 from nsqext.waits import Wakeup
@@ -57,7 +57,7 @@ class RangeReader:
     any time closes the connection with its ephemeral channel.
     """
 
-    def __init__(self, admin: Admin, found: Range, options: SourceOptions) -> None:
+    def __init__(self, admin: SourceAdmin, found: Range, options: SourceOptions) -> None:
         self.range: Range = found
         self._admin = admin
         self._options = options
@@ -242,7 +242,7 @@ class TaskReader:
 
     def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
         self._options = options
-        self._admin = Admin(options.client)
+        self._admin = SourceAdmin(options.client)
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
         self._next = 0

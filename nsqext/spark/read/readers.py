@@ -28,7 +28,7 @@ from pyspark.sql.datasource import (
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.partitions.leaders import FIRST_CONTACT
 from nsqext.spark.cluster import portal
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.pyspark_features import (
     ReadAllAvailable,
     ReadLimit,
@@ -256,7 +256,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _call(self, method: Callable[[StreamPlanner], Coroutine[Any, Any, T]]) -> T:
         async def call() -> T:
             if self._planner is None:
-                self._planner = StreamPlanner(self._options, Admin(self._options.client, first_contact=FIRST_CONTACT))
+                self._planner = StreamPlanner(self._options, SourceAdmin(self._options.client, first_contact=FIRST_CONTACT))
             return await method(self._planner)
 
         return portal.call(call)

@@ -35,7 +35,7 @@ from nsqext.spark.read.planning import (
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.cluster.admin import SourceAdmin
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets, Range
 
@@ -68,7 +68,7 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
 class TruncationCheck:
     """Compares a checkpoint's last messages with the servers'."""
 
-    def __init__(self, admin: Admin, *, fail_on_data_loss: bool) -> None:
+    def __init__(self, admin: SourceAdmin, *, fail_on_data_loss: bool) -> None:
         self._admin = admin
         self._strict = fail_on_data_loss
 
@@ -132,7 +132,7 @@ _PAUSE_FACTOR = 3
 class StreamPlanner:
     """Determines a query's micro-batches from the servers' state."""
 
-    def __init__(self, options: SourceOptions, admin: Admin) -> None:
+    def __init__(self, options: SourceOptions, admin: SourceAdmin) -> None:
         self._options = options
         self._admin = admin  # closed with this object
         self._anchors = Anchors(admin, options)
@@ -350,7 +350,7 @@ def within_rows(lags: Mapping[Key, Lag], limit: int | None) -> dict[Key, int]:
 
 
 async def within_bytes(
-    admin: Admin, lags: Mapping[Key, Lag], found: Mapping[Key, PartitionState], limit: int
+    admin: SourceAdmin, lags: Mapping[Key, Lag], found: Mapping[Key, PartitionState], limit: int
 ) -> dict[Key, int]:
     """Return the number of messages to read from each partition, about ``limit`` bytes of logs in total.
 

@@ -43,7 +43,7 @@ Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | O
 _LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 
 
-class Publisher:
+class RowPublisher:
     """Publishes chunks with the caller's open producer."""
 
     def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
@@ -134,7 +134,7 @@ def publish_chunks(
     One chunk is published while the next is built. Chunks are published one after another: messages of a key keep their
     order. ``chunks_of`` receives a function that returns a topic's meta.
     """
-    publisher = Publisher(config, task, describe)
+    publisher = RowPublisher(config, task, describe)
     with OpenLoop() as portal, portal.wrap_async_context_manager(publisher.producer):
         pending: Future[None] | None = None
         try:

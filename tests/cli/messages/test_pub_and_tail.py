@@ -13,7 +13,7 @@ import pytest
 
 from nsqext import Admin
 from nsqext.cli.command import parse_time
-from nsqext.cli.connection import Connection
+from nsqext.cli.connection import ServerAccess
 from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -196,7 +196,7 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
         return await describe(admin, name)
 
     monkeypatch.setattr(Admin, "topic", look)
-    connection = Connection(cluster.lookupd[0])
+    connection = ServerAccess(cluster.lookupd[0])
     consumer = connection.consumer(topic, "ch")  # empty, and not moved to its start position: not subscribed
     stops: list[None] = []
     monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))

@@ -28,7 +28,7 @@ from nsqext.errors import (
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.partitions import PartitionNodes, leaders
 from nsqext.spark.cluster import admin as admin_module
-from nsqext.spark.cluster.admin import Admin, ephemeral_name, setup_mark
+from nsqext.spark.cluster.admin import SourceAdmin, ephemeral_name, setup_mark
 from nsqext.spark.cluster.client_config import ClientConfig
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
@@ -67,7 +67,7 @@ def access(lookupd: object, timeout: float = 10.0) -> ClientConfig:
     return ClientConfig(tuple(map(str, lookupd)), timeout=timeout)  # type: ignore[call-overload]
 
 
-async def ends(admin: Admin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
+async def ends(admin: SourceAdmin, topic: str, partition: int, *patience: float) -> tuple[int, int]:
     """Where a partition begins and ends."""
     bounds = await admin.bounds(topic, partition, *patience)
     return bounds.start, bounds.end
@@ -91,7 +91,7 @@ async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_topic(servers: Servers, topics: dict[str, str], kind: str) -> None:
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         leaders = await admin.leaders.partitions(topics[kind])
         _, meta = await admin.leaders.leader(topics[kind], 0)
     assert list(leaders) == [0, 1]
@@ -103,7 +103,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
     servers: Servers, topics: dict[str, str], kind: str
 ) -> None:
     topic = topics[kind]
-    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+    async with SourceAdmin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         before = await admin.bounds(topic, 1)
         assert before.start == 0
         for number in range(1, 30):
@@ -114,7 +114,7 @@ async def test_everything_that_was_acknowledged_can_be_read_at_once(
 async def test_the_end_includes_large_messages(servers: Servers, topics: dict[str, str]) -> None:
     """The real server shows them to channels some seconds later, if no message follows."""
     topic = topics["plain"]
-    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+    async with SourceAdmin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         end = (await admin.bounds(topic, 1)).end
         await producer.publish_many(topic, [b"x" * 300_000] * 3, partition=1)
         assert await ends(admin, topic, 1) == (0, end + 3)
@@ -123,7 +123,7 @@ async def test_the_end_includes_large_messages(servers: Servers, topics: dict[st
 async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dict[str, str]) -> None:
     """Only a channel shows what is committed: the client creates an ephemeral one, which is deleted afterwards."""
     topic = topics["plain"]
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         end = (await admin.bounds(topic, 0)).end
         await publish(servers.lookupd, topic, 7)
         leader, _ = await admin.leaders.leader(topic, 0)
@@ -141,7 +141,7 @@ async def test_the_end_of_a_topic_without_channels(servers: Servers, topics: dic
 @pytest.mark.parametrize("kind", KINDS)
 async def test_messages_are_found_by_position(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
-    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+    async with SourceAdmin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         first = (await admin.bounds(topic, 1)).end
         receipts = [await producer.publish(topic, b"x" * size, partition=1, trace_id=1) for size in (10, 3000, 5)]
         bounds = await admin.bounds(topic, 1)
@@ -158,7 +158,7 @@ async def test_messages_are_found_by_position(servers: Servers, topics: dict[str
 async def test_all_partitions_with_one_question_to_each_node(
     servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         keys = [(topic, partition) for topic in topics.values() for partition in (0, 1)]
         wanted = {key: await admin.bounds(*key) for key in keys}
         leaders = {(topic, (await admin.leaders.leader(topic, partition))[0]) for topic, partition in keys}
@@ -190,7 +190,7 @@ async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.M
             cluster.create_topic(name, 2, channels=["other"])
             async with Producer(cluster.lookupd) as producer:
                 await producer.publish_many(name, [b"x"] * (number + 1), partition=1)
-        async with Admin(ClientConfig(tuple(cluster.lookupd))) as admin:
+        async with SourceAdmin(ClientConfig(tuple(cluster.lookupd))) as admin:
             found = await admin.survey([(name, partition) for name in names for partition in (0, 1)])
             assert [found[name, 1].end for name in names] == list(range(1, 9))
             assert {found[name, 0].end for name in names} == {0}
@@ -203,7 +203,7 @@ async def test_a_survey_of_many_topics_asks_each_node_once(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
-    async with Admin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
+    async with SourceAdmin(access(servers.lookupd)) as admin, Producer(servers.lookupd) as producer:
         keys = [(topic, 0), (topic, 1)]
         before = await admin.survey(keys)
         for number in range(1, 20):
@@ -216,7 +216,7 @@ async def test_a_survey_contains_the_acknowledged_messages(servers: Servers, top
 @pytest.mark.parametrize("kind", KINDS)
 async def test_messages_are_found_by_time(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic = topics[kind]
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         first = (await admin.bounds(topic, 0)).end
         await publish(servers.lookupd, topic, 5)
         await anyio.sleep(0.05)
@@ -238,7 +238,7 @@ async def test_messages_are_found_by_time(servers: Servers, topics: dict[str, st
 async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], kind: str) -> None:
     topic, channel = topics[kind], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         end = (await admin.bounds(topic, 0)).end
         assert await admin.anchor_count(topic, 0, channel) is None
         for count in (3, 5):
@@ -254,7 +254,7 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
         ):
             await admin.move_anchor(topic, 0, channel, count, backwards=backwards)
             assert await admin.anchor_count(topic, 0, channel) == expected
-        async with Admin(access(servers.lookupd)) as other:
+        async with SourceAdmin(access(servers.lookupd)) as other:
             assert await other.anchor_count(topic, 0, channel) == end
         await admin.delete_anchor(topic, 0, channel)
         await admin.delete_anchor(topic, 0, channel)
@@ -265,7 +265,7 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
 
 async def test_anchors_at_the_ends(servers: Servers, topics: dict[str, str]) -> None:
     topic = topics["plain"]
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         end = (await admin.bounds(topic, 1)).end
         for count in (0, end):
             channel = f"anchor_{token_hex(4)}"
@@ -280,7 +280,7 @@ async def test_an_anchor_behind_the_end_is_refused(
     """Servers take a place behind the end for the end, and say nothing."""
     monkeypatch.setattr(admin_module, "_MOVE", 0.2)
     topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
-    async with Admin(access(servers.lookupd, timeout=0.5)) as admin:
+    async with SourceAdmin(access(servers.lookupd, timeout=0.5)) as admin:
         end = (await admin.bounds(topic, 0)).end
         await admin.create_anchor(topic, 0, channel, end)
         with pytest.raises(PartitionUnavailable, match=f"moved to {end + 1}, but is at {end}"):
@@ -292,7 +292,7 @@ async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics
     """The channel was created, but not moved: its position is not used as a start."""
     topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
     await publish(servers.lookupd, topic, 10)
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         leader, _ = await admin.leaders.leader(topic, 0)
         for name in (f"{channel}.setup", channel):
             await admin.leaders.nodes.change_channel(leader, topic, 0, "create", name)
@@ -304,7 +304,7 @@ async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics
 
 
 async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str, str]) -> None:
-    async with Admin(access(servers.lookupd)) as admin:
+    async with SourceAdmin(access(servers.lookupd)) as admin:
         with pytest.raises(TopicNotFound, match="no_such_topic"):
             await admin.leaders.partitions("no_such_topic")
         with pytest.raises(TopicNotFound, match="no_such_topic"):
@@ -323,7 +323,7 @@ async def test_the_end_excludes_messages_that_are_not_committed() -> None:
         cluster.create_topic(topic, replicas=3, channels=["other"])
         await publish(cluster.lookupd, topic, 5)
         follower = next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic))
-        async with Admin(access(cluster.lookupd)) as admin, Producer(cluster.lookupd) as producer:
+        async with SourceAdmin(access(cluster.lookupd)) as admin, Producer(cluster.lookupd) as producer:
             leader, _ = await admin.leaders.leader(topic, 0)
 
             async def written() -> bool:
@@ -350,7 +350,7 @@ async def test_leaders_that_are_killed(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, replicas=3, channels=["other"])
     await publish(cluster.lookupd, topic, 5)
-    async with Admin(access(cluster.lookupd)) as admin:
+    async with SourceAdmin(access(cluster.lookupd)) as admin:
         await admin.create_anchor(topic, 0, "anchor", 2)
         for count in (3, 4):
             leader = cluster.leader(topic)
@@ -368,7 +368,7 @@ async def test_requests_to_a_former_leader(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, replicas=2, channels=["other"])
     await publish(cluster.lookupd, topic, 5)
-    async with Admin(access(cluster.lookupd)) as admin:
+    async with SourceAdmin(access(cluster.lookupd)) as admin:
         old, _ = await admin.leaders.leader(topic, 0)
         cluster.move_leader(topic, 0, next(name for name in cluster.in_sync(topic) if name != cluster.leader(topic)))
         for asked in (
@@ -390,7 +390,7 @@ async def test_no_partition_is_skipped(cluster: Cluster) -> None:
     leader = cluster.leader(topic, 1)
     cluster.kill(leader)
     try:
-        async with Admin(access(cluster.lookupd, timeout=1.0)) as admin:
+        async with SourceAdmin(access(cluster.lookupd, timeout=1.0)) as admin:
             try:
                 assert list(await admin.leaders.partitions(topic)) == [0, 1, 2]
             except PartitionUnavailable as error:
@@ -403,7 +403,7 @@ async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> No
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["known"], register_channels=True)
     await publish(cluster.lookupd, topic, 5)
-    async with Admin(access(cluster.lookupd)) as admin:
+    async with SourceAdmin(access(cluster.lookupd)) as admin:
         assert await ends(admin, topic, 0) == (0, 5)
         await admin.move_anchor(topic, 0, "known", 2, backwards=True)
         assert await admin.anchor_count(topic, 0, "known") == 2
@@ -414,7 +414,7 @@ async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> No
 async def test_the_original_nsq_has_no_ranges() -> None:
     with Cluster(nodes=1, generation="original") as original:
         original.create_topic("t", channels=["c"])
-        async with Admin(access(original.lookupd)) as admin:
+        async with SourceAdmin(access(original.lookupd)) as admin:
             with pytest.raises(InvalidSetting, match="readMode=channel"):
                 await admin.leaders.partitions("t")
 
@@ -423,20 +423,20 @@ async def test_lookup_that_loses_topics_or_does_not_respond(cluster: Cluster) ->
     """Known leaders stay known; without any, the call raises in time."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["other"])
-    async with Admin(access(cluster.lookupd)) as admin:
+    async with SourceAdmin(access(cluster.lookupd)) as admin:
         before = await admin.leaders.partitions(topic)
         cluster.faults.empty_lookup()
         assert await admin.leaders.partitions(topic) == before
         cluster.faults.heal_lookup()
     async with scripted_lookup() as node:
         silent = str(node)
-    async with Admin(access([silent], timeout=0.3)) as admin:
+    async with SourceAdmin(access([silent], timeout=0.3)) as admin:
         with pytest.raises(LookupFailed):
             await admin.leaders.partitions(topic)
 
 
 async def test_a_leader_without_http_address() -> None:
-    async with scripted_lookup() as node, Admin(access([node], timeout=0.3)) as admin:
+    async with scripted_lookup() as node, SourceAdmin(access([node], timeout=0.3)) as admin:
         node.set_leaders({0: node.address}, num=2)
         with pytest.raises(PartitionUnavailable, match=r"returned no leader .*partition 1"):
             await admin.leaders.partitions("t")
@@ -460,7 +460,7 @@ def test_names_of_ephemeral_channels() -> None:
 
 async def test_lookup_that_has_never_answered_fails_soon() -> None:
     """The timeout is for servers that are down for a while; addresses that never answered are probably wrong."""
-    async with Admin(access(["127.0.0.1:1"], timeout=60.0), first_contact=0.3) as admin:
+    async with SourceAdmin(access(["127.0.0.1:1"], timeout=60.0), first_contact=0.3) as admin:
         with anyio.fail_after(20), pytest.raises(LookupFailed, match="check the option lookupd"):
             await admin.leaders.partitions("orders")
 
@@ -470,7 +470,7 @@ async def test_lookup_that_has_answered_before_is_waited_for(
 ) -> None:
     """A record says so, one for all requests."""
     monkeypatch.setattr(leaders, "_QUIET", 0.0)
-    async with scripted_lookup() as node, Admin(access([node], timeout=0.8), first_contact=0.1) as admin:
+    async with scripted_lookup() as node, SourceAdmin(access([node], timeout=0.8), first_contact=0.1) as admin:
         node.set_leaders({0: node.address}, num=2)  # the second partition has no leader
         began = anyio.current_time()
         with pytest.raises(PartitionUnavailable):

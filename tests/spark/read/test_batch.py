@@ -21,7 +21,7 @@ from nsqext.broker.options import ClusterOptions
 from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, RangeIncomplete, TopicNotFound
 from nsqext.partitions import LeaderLocator, leaders
 from nsqext.spark.cluster import portal
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.pyspark_features import HAS_PUSHDOWN
 from nsqext.spark.read import batch_plan, range_reader
@@ -285,12 +285,12 @@ def small() -> Iterator[tuple[Cluster, str, int, int]]:
 
 
 async def _finish(access: Any, topic: str, count: int) -> None:
-    async with Admin(access) as admin:
+    async with SourceAdmin(access) as admin:
         await admin.move_anchor(topic, 0, "other", count)
 
 
 async def _start(access: Any, topic: str) -> int:
-    async with Admin(access) as admin:
+    async with SourceAdmin(access) as admin:
         return (await admin.bounds(topic, 0)).start
 
 

@@ -26,7 +26,7 @@ from nsqext.errors import (
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.partitions import leaders
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
 from nsqext.spark.read.offsets import Range
@@ -322,7 +322,7 @@ async def test_a_topic_that_accepts_registered_channels_only(cluster: Cluster) -
 async def test_messages_that_are_not_retained() -> None:
     with Cluster(nodes=1, options=ClusterOptions(memory_bound=400_000)) as small:
         topic = await made(small)
-        async with Admin(access(small)) as admin:
+        async with SourceAdmin(access(small)) as admin:
             for number in range(1, 8):
                 await admin.move_anchor(topic, 0, "other", number * COUNT)
                 await publish(small, topic, number * COUNT)

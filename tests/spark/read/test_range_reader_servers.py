@@ -11,7 +11,7 @@ import pytest
 from nsqext.errors import RangeIncomplete
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
 from nsqext.spark.read.offsets import Range
@@ -91,7 +91,7 @@ async def test_pieces_and_readers_at_the_same_time(servers: Servers, topics: dic
 @pytest.mark.parametrize("kind", KINDS)
 async def test_readers_leave_no_channel_behind(servers: Servers, topics: dict[str, str], kind: str) -> None:
     await read(servers, Range(topics[kind], 0, servers.first, servers.first + 10))
-    async with Admin(access(servers)) as admin:
+    async with SourceAdmin(access(servers)) as admin:
         leader, _ = await admin.leaders.leader(topics[kind], 0)
         with anyio.fail_after(10):
             while any(  # noqa: ASYNC110 (only the server knows)

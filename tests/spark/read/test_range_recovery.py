@@ -31,7 +31,7 @@ from tests.support.spark_readers import bodies
 
 if TYPE_CHECKING:
     from nsqext.partitions import Leader
-    from nsqext.spark.cluster.admin import Admin
+    from nsqext.spark.cluster.admin import SourceAdmin
     from nsqext.spark.read.frames import Block
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ def options(**given: Any) -> SourceOptions:
 
 def reader_of(monkeypatch: pytest.MonkeyPatch, servers: Servers, end: int, start: int = 0, **given: Any) -> RangeReader:
     monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
-    return RangeReader(cast("Admin", servers), Range("t", 0, start, end), options(**given))
+    return RangeReader(cast("SourceAdmin", servers), Range("t", 0, start, end), options(**given))
 
 
 async def read(reader: RangeReader) -> list[int]:
@@ -279,7 +279,7 @@ async def test_another_leader_with_another_log(monkeypatch: pytest.MonkeyPatch, 
 
 def tasks_of(monkeypatch: pytest.MonkeyPatch, servers: Servers, *ranges: Range, **given: Any) -> TaskReader:
     monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
-    monkeypatch.setattr(range_reader, "Admin", lambda _: servers)
+    monkeypatch.setattr(range_reader, "SourceAdmin", lambda _: servers)
     return TaskReader(options(**given), ranges)
 
 

@@ -387,7 +387,7 @@ def test_other_limits_are_refused() -> None:
 def servers(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     """Two partitions, which readers find."""
     servers = two()
-    monkeypatch.setattr("nsqext.spark.read.readers.Admin", lambda *_, **__: servers.admin)
+    monkeypatch.setattr("nsqext.spark.read.readers.SourceAdmin", lambda *_, **__: servers.admin)
     return servers
 
 

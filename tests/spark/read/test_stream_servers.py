@@ -15,7 +15,7 @@ from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import DataLoss, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
 from nsqext.partitions import LeaderLocator, leaders
-from nsqext.spark.cluster.admin import Admin
+from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
@@ -44,7 +44,7 @@ async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterato
     if "subscribePattern" in given:
         del known["subscribe"]
     options = SourceOptions.parse({**known, **given}, streaming=True)
-    planner = StreamPlanner(options, Admin(options.client))
+    planner = StreamPlanner(options, SourceAdmin(options.client))
     try:
         yield planner
     finally:
@@ -313,7 +313,7 @@ async def test_the_anchor_retains_messages() -> None:
         async with (
             Producer(cluster.lookupd) as producer,
             planning(cluster.lookupd, "orders") as planner,
-            Admin(SourceOptions.parse({"lookupd": cluster.lookupd[0], "subscribe": "orders"}).client) as admin,
+            SourceAdmin(SourceOptions.parse({"lookupd": cluster.lookupd[0], "subscribe": "orders"}).client) as admin,
         ):
             await admin.create_anchor("orders", 0, "other", 0)
             start = await planner.initial()

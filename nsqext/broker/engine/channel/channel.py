@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, Latencies, PartitionView
 from nsqext.broker.engine.channel.in_flight import AckTracker, Delivery, SubscribedClient, TagSelector
-from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, RateLimit, RequeueRules, not_owned, passes_filters
+from nsqext.broker.engine.channel.rules import NOT_IN_FLIGHT, ChannelRateLimit, RequeueRules, not_owned, passes_filters
 from nsqext.broker.engine.options import PLAIN
 from nsqext.broker.engine.storage.log import AT_END, Refusal, StartPosition
 from nsqext.broker.engine.storage.partition_store import ChannelState
@@ -48,7 +48,7 @@ class Channel:
         self._in_flight = self.cursor.in_flight
         self._selector = TagSelector()
         rate = partition.options.rules.rate_limit
-        self._rate_limit = RateLimit(rate, self._clock()) if rate > 0 else None
+        self._rate_limit = ChannelRateLimit(rate, self._clock()) if rate > 0 else None
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
         self._pumping = False
         self._closed = False
@@ -157,7 +157,7 @@ class Channel:
     def set_rate_limit(self, rate: int) -> None:
         """Limit the KiB of large messages per second; zero or less changes nothing."""
         if rate > 0:
-            self._rate_limit = RateLimit(rate, self._clock())
+            self._rate_limit = ChannelRateLimit(rate, self._clock())
 
     def _dropped(self, delivery: Delivery) -> None:
         """Take an unfinished message from its client."""

@@ -32,7 +32,7 @@ def passes_filters(client: SubscribedClient, delivery: Delivery, partition: Part
     return client.matches is None or not partition.extend or client.matches(delivery.entry.record)
 
 
-class RateLimit:
+class ChannelRateLimit:
     """The rate limit of a channel (`/channel/ratelimit`) as the real server counts it: up to 1 KiB, nothing.
 
     A message may exceed the available rate; following messages then wait, each at most one second.

@@ -26,7 +26,7 @@ BASE = {"arguments", "errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
 LOOKUP = TRANSPORT | {"http", "lookup", "settings"}
-CLIENT = LOOKUP | {"client", "dispatch", "waits"}
+CLIENT = LOOKUP | {"client", "key_ranges", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
 # room -> the rooms it may import, besides itself and private modules of the package (`nsqext._version`)
@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "errors": {"types"},  # one level: which of the two imports the other is free, and a cycle is an error of its own
     "types": {"errors"},
-    "dispatch": {
+    "key_ranges": {
         "arguments",
         "errors",
         "protocol",
@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "admin": CLIENT,
     "partitions": CLIENT | {"admin"},
     "http": PROTOCOL,
-    "broker": PROTOCOL | {"dispatch", "http", "waits"},
+    "broker": PROTOCOL | {"key_ranges", "http", "waits"},
     "sync": PUBLIC,
     "middleware": PUBLIC,
     "observability": PUBLIC | {"middleware", "transactions"},
@@ -72,7 +72,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "errors": set(),
     "types": {"attrs"},
     "arguments": {"attrs"},
-    "dispatch": set(),
+    "key_ranges": set(),
     "protocol": {"attrs", "msgspec", "orjson"},
     "broker": CORE | {"re2", "starlette"},
     "http": CORE | {"h11", "starlette", "uvicorn"},
@@ -279,8 +279,8 @@ def test_rooms_above_the_client_subscribe_through_its_public_modules() -> None:
     assert users == {ROOT, "app", "client", "partitions"}
 
 
-def test_dispatch_imports_only_the_hash_of_the_protocol() -> None:
-    found = {found.module for found in own_imports() if found.room == "dispatch" and found.target == "protocol"}
+def test_key_ranges_import_only_the_hash_of_the_protocol() -> None:
+    found = {found.module for found in own_imports() if found.room == "key_ranges" and found.target == "protocol"}
     assert found == {"nsqext.protocol.hashing"}
 
 

@@ -19,7 +19,7 @@ from attrs import define, field
 from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.admin import Admin, KeyRange
 from nsqext.broker import Cluster
-from nsqext.dispatch import position_of
+from nsqext.key_ranges import position_of
 
 STEP = 4.0
 """Seconds between two events."""

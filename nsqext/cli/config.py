@@ -8,9 +8,9 @@ import typer
 
 from nsqext.cli.command import Yes, examples
 from nsqext.cli.connection import (
-    ServerAccess,
     Contexts,
     Json,
+    ServerAccess,
     confirm,
     contexts_file,
     load_contexts,

@@ -30,17 +30,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("lookup/partition_map.py", "Gt to GtE", "if len(self._sources) > _MAX_SOURCES:"): "none is removed then",
     ("lookup/client.py", "number + 1", "self._lists += 1"): "the number only has to differ",
     (
-        "dispatch/buckets.py",
+        "key_ranges.py",
         "LtE to Lt",
         "if busiest * count <= _BUSY:",
     ): "the share from which on a consumer is too busy is chosen",
     (
-        "dispatch/buckets.py",
+        "key_ranges.py",
         "Gt to GtE",
         "if after > _WORTH * busiest:",
     ): "the share from which on a move is worth it is chosen",
     (
-        "dispatch/buckets.py",
+        "key_ranges.py",
         "LtE to Lt",
         "while CELLS - cell >= consumers and taken + cells[cell] / 2 <= fair:",
     ): "both borders are equally far from the fair share",

@@ -26,7 +26,7 @@ ROOMS = {
         "tests/test_settings.py",
     ),
     "lookup": ("tests/lookup", "tests/test_settings.py"),
-    "dispatch": ("tests/dispatch",),
+    "key_ranges": ("tests/key_ranges",),
     "broker/engine": ("tests/broker/engine",),
     "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),
     "spark/read": ("tests/spark/read",),

@@ -12,8 +12,8 @@ import anyio
 from attrs import define
 
 from nsqext import Consumer, ExtFilter, Lookup, Message, MessageBatch, Reject, Requeue
-from nsqext.dispatch.buckets import bucket_tag
 from nsqext.errors import InvalidState, MessageNotInFlight
+from nsqext.key_ranges import bucket_tag
 from tests.simulation.history import Channel, Delivery, History, Letter, Wanted
 from tests.simulation.plan import JOINS, KEY_TAGS, LATE
 from tests.simulation.publishers import BUCKETS

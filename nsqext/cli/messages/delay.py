@@ -119,6 +119,8 @@ def cancel(
         Cancellation.UNKNOWN: "does not wait: unknown, published or cancelled before",
     }[result]
     done = result is Cancellation.CANCELLED
-    ServerAccess(json=json).show({"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}")
+    ServerAccess(json=json).show(
+        {"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}"
+    )
     if not done:
         raise typer.Exit(1)

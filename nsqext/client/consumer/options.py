@@ -357,7 +357,7 @@ class ConsumerOptions:
     def _check_key_tags(self) -> None:
         if self.key_tags is None:
             return
-        from nsqext.dispatch.buckets import check_key_tags
+        from nsqext.key_ranges import check_key_tags
 
         check_key_tags(self.key_tags)
         if self.dispatch != KEY_FAILOVER:
@@ -413,7 +413,7 @@ class ConsumerOptions:
         """Number of buckets of keys where a server does not share the keys itself; 0 if tags are not used."""
         if self.dispatch != KEY_FAILOVER or self.tag is not None or self.ext_filter is not None:
             return 0
-        from nsqext.dispatch.buckets import DEFAULT_KEY_TAGS
+        from nsqext.key_ranges import DEFAULT_KEY_TAGS
 
         return DEFAULT_KEY_TAGS if self.key_tags is None else self.key_tags
 

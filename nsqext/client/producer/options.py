@@ -139,7 +139,7 @@ class ProducerOptions:
         if self.key_hash != _KEY_HASH:
             self.key_function()
         if self.key_tags:
-            from nsqext.dispatch.buckets import check_key_tags
+            from nsqext.key_ranges import check_key_tags
 
             check_key_tags(self.key_tags)
         if self.compression != "none":

@@ -307,7 +307,7 @@ def encode_parts(
 
 
 def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
-    from nsqext.dispatch.buckets import bucket_tag, shared_tag
+    from nsqext.key_ranges import bucket_tag, shared_tag
 
     if tag is not None:
         raise InvalidInput(f"tag={tag!r} and key_tags contradict each other", hint="use a producer without key_tags")

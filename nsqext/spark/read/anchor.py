@@ -19,7 +19,7 @@ from nsqext.spark.read.planning import PartitionState
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
-    from nsqext.spark.cluster.admin import SourceAdmin, Bounds
+    from nsqext.spark.cluster.admin import Bounds, SourceAdmin
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key, Offsets
 

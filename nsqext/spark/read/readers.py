@@ -256,7 +256,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _call(self, method: Callable[[StreamPlanner], Coroutine[Any, Any, T]]) -> T:
         async def call() -> T:
             if self._planner is None:
-                self._planner = StreamPlanner(self._options, SourceAdmin(self._options.client, first_contact=FIRST_CONTACT))
+                self._planner = StreamPlanner(
+                    self._options, SourceAdmin(self._options.client, first_contact=FIRST_CONTACT)
+                )
             return await method(self._planner)
 
         return portal.call(call)

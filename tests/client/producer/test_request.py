@@ -26,7 +26,6 @@ from nsqext.client.producer.request import (
 )
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
-from nsqext.dispatch.buckets import bucket_tag, shared_tag
 from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
@@ -39,6 +38,7 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
+from nsqext.key_ranges import bucket_tag, shared_tag
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.frames import encode_trace_reply

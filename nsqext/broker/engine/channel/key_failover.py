@@ -18,8 +18,8 @@ from nsqext.broker.engine.channel.cursor import ChannelCounters, Cursor, KeyRang
 from nsqext.broker.engine.channel.in_flight import Delivery, SubscribedClient, TagSelector
 from nsqext.broker.engine.channel.rules import RequeueRules
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
-from nsqext.dispatch import KeyRanges, position_of
 from nsqext.errors import ProtocolError
+from nsqext.key_ranges import KeyRanges, position_of
 from nsqext.protocol.headers import decode_headers, header_text, tag_of
 from nsqext.protocol.messages import EXT_JSON
 

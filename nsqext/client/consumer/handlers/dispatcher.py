@@ -59,7 +59,7 @@ class MessageDispatcher:
             self._iteration = MessageIteration(self._state, self.queue, self._group, self.count_in_flight)
         return self._iteration
 
-    def dispatch(self, messages: list[Message]) -> None:
+    def receive(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
         if messages:
             timeout = messages[0].owner.msg_timeout
@@ -185,7 +185,7 @@ class MessageDispatcher:
         received = list(self.queue.messages)
         self.queue.messages.clear()
         for message in received:  # of several subscriptions
-            self.dispatch([message])
+            self.receive([message])
         return lanes.lanes
 
     def forget(self, subscription: Subscription) -> None:

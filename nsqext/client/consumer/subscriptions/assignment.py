@@ -30,7 +30,7 @@ Key = int | Address
 class MessageReceiver(Protocol):
     """What receives the messages of all subscriptions."""
 
-    def dispatch(self, messages: list[Message]) -> None:
+    def receive(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
 
     def forget(self, subscription: Subscription) -> None:

@@ -19,8 +19,8 @@ import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.dispatch.buckets import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.key_ranges import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class KeyBuckets:
         subscription: Subscription | None = None
         try:
             subscription = await Subscription.open(
-                request, deliver=self._context.receiver.dispatch, monitor=group, backoff=group.backoff
+                request, deliver=self._context.receiver.receive, monitor=group, backoff=group.backoff
             )
             if await self._is_alone(tag):
                 self._claiming.discard(tag)

@@ -146,7 +146,7 @@ class SubscribeRequest:
                 topic=self.topic,
                 hint=f"leave out {given}, or {_ALONE}",
             )
-        from nsqext.dispatch.buckets import shared_tag
+        from nsqext.key_ranges import shared_tag
 
         by_tags = evolve(self, key_tags=count, tag=shared_tag(count))
         by_tags._check_tags(negotiated)

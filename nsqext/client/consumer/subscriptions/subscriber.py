@@ -112,7 +112,7 @@ class Subscriber:
         self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
         self._tag = self._options.tag
         if self._key_tags:
-            from nsqext.dispatch.buckets import shared_tag
+            from nsqext.key_ranges import shared_tag
 
             self._tag = shared_tag(self._key_tags)
         self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
@@ -357,7 +357,7 @@ class Subscriber:
             if options.start is not None:
                 await self.seeker.apply_start(assignment, view, address)
             subscription = await Subscription.open(
-                request, deliver=self._context.receiver.dispatch, monitor=group, backoff=backoff
+                request, deliver=self._context.receiver.receive, monitor=group, backoff=backoff
             )
             assignment.opened += 1
             subscription.number = assignment.opened

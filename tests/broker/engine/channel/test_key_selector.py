@@ -12,7 +12,7 @@ from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel, KeySel
 from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.storage.log import LogEntry, StartPosition
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.dispatch import position_of
+from nsqext.key_ranges import position_of
 from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.messages import EXT_JSON
 from nsqext.protocol.record import Record

@@ -35,8 +35,8 @@ def dispatcher(failed: list[NsqError] | None = None, **options: Any) -> MessageD
 
 def test_messages_wait_in_one_queue() -> None:
     here = dispatcher()
-    here.dispatch([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
-    here.dispatch([make_message(RecordingOwner(), 3)])
+    here.receive([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
+    here.receive([make_message(RecordingOwner(), 3)])
     here.tick(1.0, 0.0)
     assert [message.internal_id for message in here.queue.messages] == [1, 2, 3]
 
@@ -48,7 +48,7 @@ def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answer
     running.answered = answered
     here._workers = cast("Workers", SimpleNamespace(running=[running]))
     again = make_message(new, 1, attempts=2)
-    here.dispatch([again, make_message(new, 2)])
+    here.receive([again, make_message(new, 2)])
     assert [message.internal_id for message in here.queue.messages] == ([1, 2] if answered else [2])
     assert (running.owner, running.attempts) == ((old, 1) if answered else (new, 2))
 
@@ -58,11 +58,11 @@ def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: 
     here, owner, slow = dispatcher(), RecordingOwner(), RecordingOwner()
     owner.msg_timeout, slow.msg_timeout, tick = timeout, 900.0, timeout / 60
     here.tick(0.0, 0.0)
-    here.dispatch([make_message(slow, 1)])
+    here.receive([make_message(slow, 1)])
     here.tick(tick, 0.0)
     message = make_message(owner, 2)
     message.received = message.delivered = 2 * tick
-    here.dispatch([message])
+    here.receive([message])
     held = here.queue.take_all()
     here.hold(held)
     looks = 0
@@ -120,10 +120,10 @@ def test_another_message_is_no_new_delivery(difference: str) -> None:
     if difference in ("topic", "partition"):
         setattr(new, difference, {"topic": "other", "partition": 4}[difference])
     again = make_message(new, 2 if difference == "id" else 1, timestamp=difference == "timestamp")
-    here.dispatch([again])
+    here.receive([again])
     assert (list(here.queue.messages), running.owner) == ([again], old)
     unordered = make_message(RecordingOwner(), 1)
-    here.dispatch([unordered])
+    here.receive([unordered])
     assert (list(here.queue.messages), running.owner) == ([again, unordered], old)
 
 
@@ -131,7 +131,7 @@ def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
     here, owner = dispatcher(), RecordingOwner()
     one, two, three, four = (make_message(owner, number) for number in range(1, 5))
     assert here.count_in_flight() == 0
-    here.dispatch([one, two])
+    here.receive([one, two])
     assert here.count_in_flight() == 2
     here.hold([three])
     here._workers = cast("Workers", SimpleNamespace(running=[four]))
@@ -141,18 +141,18 @@ def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
 def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() -> None:
     here, owner, redesigned = dispatcher(), RecordingOwner(), RecordingOwner()
     first = [_of_the_original(owner, 1), make_message(redesigned, 2)]
-    here.dispatch(first)
+    here.receive(first)
     here.stop()
-    here.dispatch([_of_the_original(owner, 3)])
+    here.receive([_of_the_original(owner, 3)])
     assert owner.commands == [], "RDY has to be 0 first"
     answered = _of_the_original(owner, 4)
     answered.answered = True
     lost = _of_the_original(RecordingOwner(), 5)
     lost.owner.horizon = 1e18
-    here.dispatch([answered, lost])
+    here.receive([answered, lost])
     here.requeue_unstarted()
     assert owner.commands == [f"REQ {first[0].internal_id} 0", f"REQ {_of_the_original(owner, 3).internal_id} 0"]
-    here.dispatch([_of_the_original(owner, 6)])
+    here.receive([_of_the_original(owner, 6)])
     assert _numbers(owner) == ["REQ"] * 3
     here.requeue_unstarted()
     assert _numbers(owner) == ["REQ"] * 3
@@ -163,10 +163,10 @@ def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None
     here, owner = dispatcher(), RecordingOwner()
     owner.horizon = -1.0
     for number in range(100):
-        here.dispatch([_of_the_original(owner, number)])
+        here.receive([_of_the_original(owner, number)])
         here.queue.messages[-1].answered = number % 50 > 0
     assert len(here.iteration._reads) < 20
-    here.dispatch([make_message(RecordingOwner(), 200)])
+    here.receive([make_message(RecordingOwner(), 200)])
     handed_out = [here.queue.messages.popleft() for _ in range(len(here.queue.messages))]
     here.stop()
     here.requeue_remaining()
@@ -195,7 +195,7 @@ def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
 @pytest.mark.parametrize("touches", [True, False])
 def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
     here, owner = dispatcher(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
-    here.dispatch([make_message(owner, 1)])
+    here.receive([make_message(owner, 1)])
     here.hold([make_message(owner, 2)])
     here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
     here.tick(55.0, 0.0)
@@ -230,16 +230,16 @@ def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
         return cast("str", 5)
 
     here = dispatcher(failed, key=key_of)
-    here.dispatch([make_message(RecordingOwner(), 1)])
+    here.receive([make_message(RecordingOwner(), 1)])
     here._queues(2)
     assert len(failed) == 1
-    here.dispatch([make_message(RecordingOwner(), 2)])
+    here.receive([make_message(RecordingOwner(), 2)])
     assert len(failed) == 2
 
 
 def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
     here = dispatcher(key=lambda message: message.body)
-    here.dispatch([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
+    here.receive([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
     lanes = here._queues(2)
     assert not here.queue.messages
     assert sorted(message.internal_id for lane in lanes for message in lane.messages) == [1, 2]
@@ -275,10 +275,10 @@ async def _ignore(message: Message) -> None:
 @pytest.mark.anyio
 async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
     here, owner = dispatcher(), RecordingOwner()
-    here.dispatch([_of_the_original(owner, 1)])
+    here.receive([_of_the_original(owner, 1)])
     here._group.tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
     here.start_workers(MessageHandler(_ignore), None)
-    here.dispatch([_of_the_original(owner, 2)])
+    here.receive([_of_the_original(owner, 2)])
     assert len(here.queue.take_all()) == 2
     here.stop()
     here.requeue_remaining()
@@ -291,7 +291,7 @@ def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
     owner = RecordingOwner()
     owner.ready = 10
     lost, waiting, early = (make_message(owner, number) for number in (1, 2, 3))
-    here.dispatch([lost, waiting])
+    here.receive([lost, waiting])
     lane.messages.popleft()
     owner.horizon, lost.received, waiting.received, early.received = 50.0, 40.0, 60.0, 60.0
     here.expired(lost)
@@ -303,10 +303,10 @@ def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
 
 def test_nothing_is_accepted_after_the_stop() -> None:
     here = dispatcher()
-    here.dispatch([make_message(RecordingOwner(), 1)])
+    here.receive([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.queue.stopped
-    here.dispatch([make_message(RecordingOwner(), 2)])
+    here.receive([make_message(RecordingOwner(), 2)])
     assert not here.queue.messages
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nsqext.client.consumer.handlers.key_lanes import lane_number
 from nsqext.client.consumer.message import Message, key_reader
-from nsqext.dispatch import position_of
+from nsqext.key_ranges import position_of
 from nsqext.protocol.messages import EXT_JSON
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.dispatch.buckets import bucket_tag, bucket_tags, check_key_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.errors import InvalidSetting
+from nsqext.key_ranges import bucket_tag, bucket_tags, check_key_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.protocol.hashing import murmur3_32
 from nsqext.protocol.names import check_tag
 

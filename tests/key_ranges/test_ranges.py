@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.dispatch import KeyRanges, position_of
-from nsqext.dispatch.buckets import CELL_BITS, SPACE, KeyLoad
 from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.key_ranges import CELL_BITS, SPACE, KeyLoad, KeyRanges, position_of
 
 C = TypeVar("C")
 

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -18,6 +18,7 @@ import anyio
 from anyio import to_thread
 from attrs import frozen
 
+from nsqext.app.relay import Relay, lease_time
 from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, ProtocolError
@@ -294,8 +295,6 @@ logger: logging.Logger = logging.getLogger("nsqext.delays")
 _AT_ONCE = 200
 """Messages that are taken from the store and published together."""
 _IN_FLIGHT = 2000
-_LEASE = 5.0
-"""Seconds beyond the timeout of a publish after which another process publishes what this one has taken."""
 _RETRY = 15.0
 """Seconds until a message that could not be published is tried again."""
 _POLL = 1.0
@@ -304,7 +303,7 @@ _FORGET = 600.0
 """Seconds between two removals of old identities."""
 
 
-class DelayRelay:
+class DelayRelay(Relay):
     """Publishes the messages of ``publish(delay=…, via="relay")`` when they are due.
 
     It consumes the topic of delayed messages, stores them in a file, and finishes them then. A message is published at
@@ -344,20 +343,25 @@ class DelayRelay:
         Raises:
             InvalidState: the app is running already.
         """
-        app.lifespan(self._lifespan)
+        super().attach(app)
         kinds: tuple[type[DelayRecord], ...] = DelayedMessage, DelayCancel
         for channel, kind in zip(self.channels, kinds, strict=True):
             register = app.batch_handler(self.topic, channel, max_wait=0.0, max_in_flight=_IN_FLIGHT)
             register(partial(self._add, kind=kind))
 
-    async def _lifespan(self, app: App) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._publish_due, app.producer)
-            tasks.start_soon(self._forget_old)
-            yield
-            tasks.cancel_scope.cancel()
-        published, self._published = self._published, []
-        self._store.take(published, 0, 0.0, 0.0)
+    async def run(self, producer: Producer) -> None:
+        """Publish the messages of the store until cancelled; what was published is recorded then.
+
+        Args:
+            producer: an open producer.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._publish_due, producer)
+                tasks.start_soon(self._forget_old)
+        finally:
+            published, self._published = self._published, []
+            self._store.take(published, 0, 0.0, 0.0)
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []
@@ -381,7 +385,7 @@ class DelayRelay:
 
     async def _publish_due(self, producer: Producer) -> None:
         store, published = self._store, self._published
-        lease = float(str(producer.settings["timeout"])) + _LEASE
+        lease = lease_time(producer)
         async with anyio.create_task_group() as tasks:
             while True:
                 count = len(published)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import orjson
 from anyio import to_thread
 
+from nsqext.app.relay import Relay, lease_time, publish_timeout
 from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, InvalidState, NsqError
@@ -23,15 +24,12 @@ from nsqext.transactions.trace_context import without_active_span
 
 if TYPE_CHECKING:
     from nsqext import Producer
-    from nsqext.app import App
     from nsqext.transactions.store import OutboxRow, OutboxStore, OutboxSummary
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _FIRST = 1 << 17
 """Bytes that are published at once at first."""
-_LEASE = 5.0
-"""Seconds beyond the timeout of a publish after which another relay takes what this one has leased."""
 _MARGIN = 1.0
 """Seconds before the end of a lease at which publishes end that could not renew it."""
 _RETRY = 5.0
@@ -82,7 +80,7 @@ class RelayStatistics(NamedTuple):
     refused: int
 
 
-class OutboxRelay:
+class OutboxRelay(Relay):
     """Publishes what transactions added to an outbox, at least once, and in the order of each key.
 
     Any number of relays may run, in any processes: each leases an equal share of the keys. A message is published twice
@@ -132,20 +130,6 @@ class OutboxRelay:
                 raise
             raise InvalidState(f"the outbox cannot be read: {self._store.shown(error)}") from None
 
-    def attach(self, app: App) -> None:
-        """Run while an app runs, with its producer.
-
-        Raises:
-            InvalidState: the app is running already.
-        """
-        app.lifespan(self._lifespan)
-
-    async def _lifespan(self, app: App) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.run, app.producer)
-            yield
-            tasks.cancel_scope.cancel()
-
     async def run(self, producer: Producer) -> None:
         """Publish until cancelled, and return the leases then; cancellation takes effect within ``poll`` seconds.
 
@@ -159,7 +143,7 @@ class OutboxRelay:
             Exception: an error of the database that is final; see `nsqext.transactions.outages`.
         """
         listener = OutboxListener(self._store)
-        timeout = float(str(producer.settings["timeout"]))
+        timeout = publish_timeout(producer)
         try:
             with without_active_span():
                 await self._publish_all(producer, listener, timeout)
@@ -189,7 +173,7 @@ class OutboxRelay:
 
     async def _publish_next(self, producer: Producer, timeout: float) -> bool:
         """Publish the next messages, as long as their lease can be renewed; return whether there may be more."""
-        lease = timeout + _LEASE
+        lease = lease_time(producer)
         now, began = time.time(), anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, now, now + lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > now}

@@ -22,6 +22,7 @@ import httpx  # noqa: F401
 from anyio._backends import _asyncio  # noqa: F401
 
 from nsqext import App, Producer
+from nsqext.app import relay as skeleton
 from nsqext.delays import DelayRelay, DelayStore, relay
 
 _FILES = (str(relay.__file__),)
@@ -94,7 +95,7 @@ def main(lookupd: str, path: str, delayed: str, topic: str, each: str) -> None:
     for number, place in enumerate(places):
         child = os.fork()
         if not child:
-            relay._LEASE = -29.8  # with the default timeout of 30 seconds
+            skeleton._MARGIN = -29.8  # with the default timeout of 30 seconds
             if place is not None:
                 kill_at(place)
             anyio.run(serve, lookupd, path, delayed, topic, number)

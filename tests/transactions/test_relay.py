@@ -78,7 +78,7 @@ async def test_two_relays_on_a_slow_link_publish_each_message_once(
     cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease ended while 500 rows were published, and the second relay published them too."""
-    monkeypatch.setattr("nsqext.transactions.relay._LEASE", 0.5)
+    monkeypatch.setattr("nsqext.app.relay._MARGIN", 0.5)
     monkeypatch.setattr("nsqext.transactions.relay._MARGIN", 0.1)
     bodies = fill(database, topic, 60, 20_000)
     node = str(next(iter(cluster.nodes.values())).tcp)
@@ -143,7 +143,7 @@ async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("nsqext.transactions.relay._LEASE", -7.0)  # with a timeout of ten seconds
+    monkeypatch.setattr("nsqext.app.relay._MARGIN", -7.0)  # with a timeout of ten seconds
     fill(database, topic, 1, 10)
     publishing, cancelled = anyio.Event(), anyio.Event()
 

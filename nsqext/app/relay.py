@@ -1,0 +1,51 @@
+"""Publish what a store keeps, while an app runs: what the relays of delays and of the outbox have in common."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from nsqext import Producer
+    from nsqext.app.app import App
+
+_MARGIN = 5.0
+"""Seconds beyond the timeout of a publish after which another relay takes what a relay has leased."""
+
+
+class Relay:
+    """Publishes the messages of a store with the producer of an app, from the app's start to its end.
+
+    A relay leases messages before it publishes them, so that any number of relays may share a store: what a killed
+    relay had leased is published by another relay when the lease has ended.
+    """
+
+    def attach(self, app: App) -> None:
+        """Run while an app runs, with its producer.
+
+        Raises:
+            InvalidState: the app is running already.
+        """
+        app.lifespan(self._lifespan)
+
+    async def _lifespan(self, app: App) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.run, app.producer)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def run(self, producer: Producer) -> None:
+        """Publish until cancelled, with an open producer."""
+        raise NotImplementedError
+
+
+def publish_timeout(producer: Producer) -> float:
+    """Return the seconds in which a publish ends."""
+    return float(str(producer.settings["timeout"]))
+
+
+def lease_time(producer: Producer) -> float:
+    """Return the seconds for which a relay leases messages: longer than a publish takes."""
+    return publish_timeout(producer) + _MARGIN

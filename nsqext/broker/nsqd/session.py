@@ -40,7 +40,6 @@ _TURN = 256  # commands of one connection before other connections have their tu
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
 MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
-MESSAGE_TYPE: int = 2
 _EXT = Struct(">BH")
 _DETAIL = Struct(">QI")
 
@@ -405,7 +404,7 @@ class SessionSubscriber(SubscribedClient):
         if middle:
             size += len(middle)
             body = middle + body
-        frame = MESSAGE_HEAD.pack(size, MESSAGE_TYPE, message.timestamp, message.attempts, message.id) + body
+        frame = MESSAGE_HEAD.pack(size, FrameType.MESSAGE, message.timestamp, message.attempts, message.id) + body
         # the real server does not buffer messages of an ordered channel
         self.session.hold(frame, full=self.in_flight >= self.window or self.channel.ordered)
 

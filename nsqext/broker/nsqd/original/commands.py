@@ -10,10 +10,10 @@ from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd.commands import check_sub, cls, identify, nop, rdy
 from nsqext.broker.nsqd.publish_commands import put
-from nsqext.broker.nsqd.session import MESSAGE_HEAD, MESSAGE_TYPE, Dialect, Session, SessionSubscriber
+from nsqext.broker.nsqd.session import MESSAGE_HEAD, Dialect, Session, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.frames import FrameType, RequestError
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.command_parser import BATCH_VERBS, BatchReader, Command, CommandTarget, check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
@@ -42,7 +42,7 @@ class OriginalSubscriber(SessionSubscriber):
     def deliver(self, message: RawMessage) -> None:
         body = message.body
         wire_id = b"%016x" % (self._id_base + message.internal_id)
-        head = MESSAGE_HEAD.pack(30 + len(body), MESSAGE_TYPE, message.timestamp, message.attempts, wire_id)
+        head = MESSAGE_HEAD.pack(30 + len(body), FrameType.MESSAGE, message.timestamp, message.attempts, wire_id)
         self._deliveries[self._name] += 1
         self.session.hold(head + body, full=self.in_flight >= self.window)
 

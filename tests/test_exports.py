@@ -140,3 +140,31 @@ def test_a_missing_extra_is_named(wanted: str, package: str, extra: str) -> None
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert ended.stderr.rstrip().endswith(f": pip install 'nsqext[{extra}]'")
     assert "ModuleNotFoundError: " in ended.stderr and package in ended.stderr.splitlines()[-1]
+
+
+_WITHOUT_BROKER = """
+import importlib, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cramjam", "re2", "h11", "starlette", "trio", "uvicorn"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+for name in ("nsqext", "nsqext.sync", "nsqext.admin", "nsqext.app", "nsqext.cli", "nsqext.delays", "nsqext.errors",
+             "nsqext.middleware", "nsqext.observability", "nsqext.partitions", "nsqext.testing",
+             "nsqext.testing.plugin", "nsqext.transactions"):
+    module = importlib.import_module(name)
+    if name != "nsqext.testing":  # its names are the simulation
+        for exported in getattr(module, "__all__", ()):
+            getattr(module, exported)
+print(sorted(name for name in sys.modules if name.startswith(("nsqext.broker", "nsqext.testing.simulation"))))
+"""
+
+
+def test_without_the_extra_broker_neither_the_cluster_nor_the_simulation_is_loaded() -> None:
+    """The simulation replaces private parts of asyncio, anyio and uvicorn: only tests that ask for it load it."""
+    run = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_BROKER], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr

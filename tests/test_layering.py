@@ -256,6 +256,11 @@ def test_nothing_imports_an_event_loop() -> None:
     assert sorted(users) == sorted(LOOP_IMPORTS)
 
 
+def test_only_the_room_of_tests_imports_the_simulation() -> None:
+    users = {found.room for found in own_imports() if found.module.startswith("nsqext.testing.simulation")}
+    assert users == {"testing"}
+
+
 def test_no_module_catches_parts_of_groups() -> None:
     """Python before 3.11.4 wraps an error that is raised in ``except*`` in a group, where a single one is promised."""
     found = [f"{path.relative_to(PACKAGE)}:{line}" for path in FILES for line in source_of(path).groups]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, evolve, field
 
-from nsqext.broker.coordinator.topics import Member, TopicSpec
+from nsqext.broker.coordinator.topics import ClusterMember, TopicSpec
 from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.engine.storage.files import locked
 from nsqext.broker.fault_injection import NodeFaults
@@ -64,7 +64,7 @@ class _ServerTasks:
 class ManagedNode:
     """One nsqd of the cluster with its server while it is alive."""
 
-    member: Member
+    member: ClusterMember
     tcp: Address  # where it listens
     http: Address
     registration: RegistrationClient | None = None  # registers it at lookup nodes; only in the original generation
@@ -235,7 +235,7 @@ class Runtime(ABC):
             name = f"n{number + 1}"
             tcp, http = self._address(self.options.nsqd_tcp, number), self._address(self.options.nsqd_http, number)
             node = Node(name, self._node_options(name), NodeFaults())
-            member = Member(name, node, self.advertised(tcp), self.advertised(http), number + 1)
+            member = ClusterMember(name, node, self.advertised(tcp), self.advertised(http), number + 1)
             self.nodes[name] = ManagedNode(member, tcp, http, self.add_member(member))
 
     def _address(self, given: tuple[str, ...], number: int) -> Address:
@@ -283,7 +283,7 @@ class Runtime(ABC):
         """Create a lookup node."""
 
     @abstractmethod
-    def add_member(self, member: Member) -> RegistrationClient | None:
+    def add_member(self, member: ClusterMember) -> RegistrationClient | None:
         """Add a node; return the client that registers it at lookup nodes, if needed."""
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
@@ -301,7 +301,7 @@ class Runtime(ABC):
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""
 
-    def node_changed(self, member: Member, change: NodeChange) -> None:  # noqa: B027 - lookup nodes notice it themselves
+    def node_changed(self, member: ClusterMember, change: NodeChange) -> None:  # noqa: B027 - lookup nodes notice it themselves
         """React to a change of a node."""
 
     @abstractmethod

@@ -26,7 +26,7 @@ from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.replication import ReplicaSet
-    from nsqext.broker.coordinator.topics import Member, TopicSpec
+    from nsqext.broker.coordinator.topics import ClusterMember, TopicSpec
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
@@ -65,7 +65,7 @@ class RuntimeRedesigned(Runtime):
         self.group.elect()
         return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http, guard=self.http_guard)
 
-    def add_member(self, member: Member) -> None:
+    def add_member(self, member: ClusterMember) -> None:
         """Add a node to the coordinator, which lookup nodes show."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
@@ -156,7 +156,7 @@ class RuntimeRedesigned(Runtime):
 
     # Nodes
 
-    def node_changed(self, member: Member, change: NodeChange) -> None:
+    def node_changed(self, member: ClusterMember, change: NodeChange) -> None:
         _ON_CHANGE[change](self.coordinator, member)
 
     def isolate(self, name: str) -> None:
@@ -228,7 +228,7 @@ class RuntimeOriginal(Runtime):
         self._original.append(lookupd)
         return ManagedLookupd(lookupd, original_app(lookupd), tcp, http, guard=self.http_guard)
 
-    def add_member(self, member: Member) -> RegistrationClient:
+    def add_member(self, member: ClusterMember) -> RegistrationClient:
         """Open the topics of a node's data path; return the client that registers it at lookup nodes."""
         member.node.load()
         member.node.switches.lookupd_addresses = [str(running.tcp) for running in self.lookupds.values()]

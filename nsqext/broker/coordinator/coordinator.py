@@ -21,7 +21,7 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
-    from nsqext.broker.coordinator.topics import CoordinatedPartition, Member, TopicState
+    from nsqext.broker.coordinator.topics import ClusterMember, CoordinatedPartition, TopicState
 
 _MIRROR = 0.2
 """Seconds between copies of channel positions to followers; a leader's crash loses later positions."""
@@ -46,7 +46,7 @@ class Coordinator:
 
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ClusterMember] = {}
         self.topics: dict[str, TopicState] = {}
         self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # by topic and partition
         self.upgrading = False  # an operator announced an upgrade
@@ -90,7 +90,7 @@ class Coordinator:
         """Return the nodes that are alive or have an unexpired lease."""
         return {name for name, member in self.members.items() if member.present}
 
-    def usable(self) -> list[Member]:
+    def usable(self) -> list[ClusterMember]:
         """Return the nodes that may get new partitions."""
         return [member for member in self.members.values() if member.alive and not member.removing]
 

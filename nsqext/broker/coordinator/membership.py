@@ -12,12 +12,12 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
     from nsqext.broker.coordinator.replication import ReplicaSet
-    from nsqext.broker.coordinator.topics import Member
+    from nsqext.broker.coordinator.topics import ClusterMember
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def silent(coordinator: Coordinator, member: Member) -> None:
+def silent(coordinator: Coordinator, member: ClusterMember) -> None:
     """Start the lease of a killed or frozen node; its partitions stay until the lease expires."""
     for replicas in coordinator.replica_sets_on(member.name):
         coordinator.apply_roles(replicas)
@@ -26,7 +26,7 @@ def silent(coordinator: Coordinator, member: Member) -> None:
         coordinator.spawn(_lease, coordinator, member, scope)
 
 
-async def _lease(coordinator: Coordinator, member: Member, scope: anyio.CancelScope) -> None:
+async def _lease(coordinator: Coordinator, member: ClusterMember, scope: anyio.CancelScope) -> None:
     with scope:
         await anyio.sleep(coordinator.options.lease)
         _gone(coordinator, member)
@@ -34,14 +34,14 @@ async def _lease(coordinator: Coordinator, member: Member, scope: anyio.CancelSc
         _replace(coordinator, member)
 
 
-def left(coordinator: Coordinator, member: Member) -> None:
+def left(coordinator: Coordinator, member: ClusterMember) -> None:
     """Move a node's partitions at once when it ends on SIGTERM (captured: failover_r3_term_leader)."""
     member.alive = False
     _stop_lease(coordinator, member)
     _gone(coordinator, member)
 
 
-def thawed(coordinator: Coordinator, member: Member) -> None:
+def thawed(coordinator: Coordinator, member: ClusterMember) -> None:
     """Take a thawed node back, as a follower if its lease has expired."""
     if not member.present:
         returned(coordinator, member)
@@ -54,7 +54,7 @@ def thawed(coordinator: Coordinator, member: Member) -> None:
             coordinator.apply_roles(replicas)
 
 
-def returned(coordinator: Coordinator, member: Member) -> None:
+def returned(coordinator: Coordinator, member: ClusterMember) -> None:
     """Take a restarted node back."""
     _stop_lease(coordinator, member)
     member.alive = member.present = True
@@ -67,7 +67,7 @@ def returned(coordinator: Coordinator, member: Member) -> None:
             coordinator.apply_roles(replicas)
 
 
-def _stop_lease(coordinator: Coordinator, member: Member) -> None:
+def _stop_lease(coordinator: Coordinator, member: ClusterMember) -> None:
     scope = coordinator.leases.pop(member.name, None)
     if scope is not None:
         scope.cancel()
@@ -83,7 +83,7 @@ def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> None:
         coordinator.elect(replicas, chosen)
 
 
-def _gone(coordinator: Coordinator, member: Member) -> None:
+def _gone(coordinator: Coordinator, member: ClusterMember) -> None:
     member.present = False
     for replicas in coordinator.replica_sets_on(member.name):
         state = replicas.state
@@ -98,7 +98,7 @@ def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
     coordinator.drop(replicas, [name for name in replicas.state.in_sync if name not in present])
 
 
-def _replace(coordinator: Coordinator, member: Member) -> None:
+def _replace(coordinator: Coordinator, member: ClusterMember) -> None:
     """Replace a node that stays away.
 
     It keeps its place where no other node can hold the partition, and where it is still in sync: without a leader, it

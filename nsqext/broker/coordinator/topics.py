@@ -143,7 +143,7 @@ class TopicState:
 
 
 @define(eq=False)
-class Member:
+class ClusterMember:
     """One node."""
 
     name: str  # for example ``n1``

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator.admin_ops import KEY_NOT_FOUND
-from nsqext.broker.coordinator.topics import Member, TopicSpec
+from nsqext.broker.coordinator.topics import ClusterMember, TopicSpec
 from nsqext.broker.engine.options import ChannelKind, make_kind
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.http.api import METRICS_TYPE, Call, Handler, HttpFault, Metric, render_metrics, valid_channel, valid_topic
@@ -54,7 +54,7 @@ class LiveView:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
 
-    def peers(self) -> Mapping[str, Member]:
+    def peers(self) -> Mapping[str, ClusterMember]:
         return {name: member for name, member in self.coordinator.members.items() if member.alive}
 
     def names(self) -> list[str]:
@@ -84,7 +84,7 @@ class ClusterSnapshot:
         self._peers = dict(view.peers()) if view else {}
         self._topics: dict[str, TopicView | None] = {name: view.topic(name) for name in view.names()} if view else {}
 
-    def peers(self) -> Mapping[str, Member]:
+    def peers(self) -> Mapping[str, ClusterMember]:
         return self._peers
 
     def names(self) -> list[str]:

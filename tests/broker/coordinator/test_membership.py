@@ -19,7 +19,7 @@ from tests.support.coordinators import bodies, hosted, make_coordinator, publish
 from tests.support.engine_partition import Consumer
 
 if TYPE_CHECKING:
-    from nsqext.broker.coordinator.topics import Member
+    from nsqext.broker.coordinator.topics import ClusterMember
     from nsqext.broker.engine.partition import Partition
 
 
@@ -227,7 +227,7 @@ async def test_a_leader_that_thaws_within_its_lease_leads_without_the_followers_
 @pytest.mark.anyio
 @pytest.mark.parametrize("ends", [membership.left, membership.returned, membership.thawed])
 async def test_a_node_that_leaves_or_returns_has_no_lease_any_more(
-    ends: Callable[[Coordinator, Member], None],
+    ends: Callable[[Coordinator, ClusterMember], None],
 ) -> None:
     async with running(options=CoordinatorOptions(lease=3600.0)) as coordinator:
         leader = create(coordinator, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
-from nsqext.broker.coordinator.topics import Member
+from nsqext.broker.coordinator.topics import ClusterMember
 from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.broker.nsqd.node import Hosted, Node
@@ -25,7 +25,7 @@ def make_coordinator(nodes: int = 3, options: CoordinatorOptions = QUICK, *, fol
         path = folder / f"n{number}" if folder else None
         node = Node(f"n{number}", NodeOptions(hostname="host", data_path=path))
         tcp, http = Address("127.0.0.1", 1000 + number), Address("127.0.0.1", 2000 + number)
-        coordinator.members[node.name] = Member(node.name, node, tcp, http, number)
+        coordinator.members[node.name] = ClusterMember(node.name, node, tcp, http, number)
     return coordinator
 
 

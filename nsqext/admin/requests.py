@@ -21,6 +21,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
 )
+from nsqext.errors.outside_text import outside_text
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.partition_map import PartitionMap, failure, merged
 from nsqext.lookup.responses import NodeInfo, unwrap
@@ -273,8 +274,9 @@ def _refusal(body: bytes) -> str:
     for member in ('"message":"', '"status_txt":"'):
         _head, found, rest = text.partition(member)
         if found:
-            return rest.partition('"')[0]
-    return text
+            text = rest.partition('"')[0]
+            break
+    return outside_text(text)
 
 
 def http_of(where: PartitionMap, node: Address) -> Address:

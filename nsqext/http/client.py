@@ -16,6 +16,7 @@ import anyio
 from anyio import to_thread
 
 from nsqext._version import __version__
+from nsqext.errors.outside_text import outside_text
 
 if TYPE_CHECKING:
     import ssl
@@ -192,7 +193,7 @@ def _text(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if str(cause):
-            return str(cause)[:_MAX_TEXT]
+            return outside_text(str(cause), _MAX_TEXT)
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
 

@@ -179,6 +179,39 @@ def test_nonsense_inside_an_answer_is_refused(change: dict[str, Any]) -> None:
     assert len(str(caught.value)) < 500
 
 
+_ODD = st.sampled_from(
+    ["n1", "n\n1", "n\x1b[2J", "n\u202e1", "n" * 1000, "", 4150, 28899.7, True, None, -1, 1e300, [1], {"a": 1}]
+)
+_ODD_NODES = st.dictionaries(
+    st.sampled_from(["broadcast_address", "tcp_port", "http_port", "version", "hostname", "remote_address"]), _ODD
+)
+
+
+@given(
+    partitions=st.dictionaries(st.sampled_from(["0", "1", "x"]), _ODD_NODES | _ODD, max_size=2) | _ODD,
+    others=st.dictionaries(
+        st.sampled_from(["channels", "producers", "meta"]), st.lists(_ODD | _ODD_NODES, max_size=2) | _ODD
+    ),
+)
+def test_an_answer_of_any_content_is_read_or_refused_with_a_printable_text(
+    partitions: object, others: dict[str, object]
+) -> None:
+    answer: Any = lookup_json({0: "n1:4150"}, num=1) | {"partitions": partitions} | others
+    try:
+        found = read_lookup(answer, SOURCE)
+    except LookupFailed as error:
+        assert str(error).isprintable()
+        assert len(str(error)) < 1000
+        return
+    for node in (*found.partitions.values(), *found.nodes):
+        assert (node.version + node.hostname).isprintable()
+        for address in filter(None, (node.tcp, node.http)):
+            assert str(address).isprintable()
+            assert type(address.port) is int
+            assert 0 < address.port < 65536
+    assert all(name.isprintable() and len(name) <= 501 for name in found.channels)
+
+
 @given(status=st.sampled_from([200, 400, 404, 500]), text=st.text(), field=st.sampled_from(["status_txt", "message"]))
 def test_texts_of_lookup_nodes_are_printable_and_bounded(status: int, text: str, field: str) -> None:
     body = orjson.dumps({field: text.encode(errors="replace").decode() * 50, "status_code": 500})

@@ -15,6 +15,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.errors import InvalidHeader, NsqError, OperationNotSupported, ProtocolError
+from nsqext.errors.outside_text import outside_text
 from nsqext.errors.server import Unauthorized, server_error
 from nsqext.protocol.frames import OK, encode_trace_reply
 from nsqext.protocol.headers import TRACE_ID_HEADER
@@ -133,7 +134,7 @@ def _refusal(status: int, content: bytes) -> NsqError:
         elif status == _FAILED_INSIDE and not code.startswith("E_"):
             text = f"E_PUB_FAILED {text}"
         return server_error(text.encode())
-    shown = f"HTTP status {status} {content[:_MOST_TEXT].decode('utf-8', 'replace').strip()}".rstrip()
+    shown = outside_text(f"HTTP status {status} {content[:_MOST_TEXT].decode('utf-8', 'replace').strip()}".rstrip())
     if status in (401, 403, 407):
         return Unauthorized("E_UNAUTHORIZED", shown)
     if status in _STATUSES or status >= 500:

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import astuple, define, field, frozen
 
-from nsqext.errors import (
-    LookupFailed,
-    LookupUnreachable,
-    NotLookupd,
-    NsqError,
-    PartitionUnavailable,
-    TopicNotFound,
-    TopicNotReady,
-)
+from nsqext.errors import LookupFailed, LookupUnreachable, NotLookupd, NsqError, TopicNotFound, TopicNotReady
 from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
@@ -28,14 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_SOURCES = 256  # lookup nodes whose last answers are kept
 _REASONS = 5  # errors of lookup nodes quoted in one error
-
-
-@frozen
-class Leader:
-    """The node that leads a partition."""
-
-    tcp: Address  #: TCP address
-    http: Address  #: HTTP address
 
 
 @frozen
@@ -71,18 +55,6 @@ class PartitionMap:
     def led(self) -> frozenset[int]:
         """The partitions with a leader, also those that ``node_filter`` excludes."""
         return frozenset(self.leaders) | {partition for partition, _ in self.filtered if partition is not None}
-
-    def leader(self, partition: int) -> Leader:
-        """Return the leader of a partition; raises PartitionUnavailable."""
-        tcp = self.leaders.get(partition)
-        http = None if tcp is None else self.http.get(tcp)
-        if tcp is None or http is None:
-            raise PartitionUnavailable(
-                "lookup returned no leader" if tcp is None else "lookup did not return the leader's HTTP address",
-                topic=self.topic,
-                partition=partition,
-            )
-        return Leader(tcp, http)
 
     @property
     def known(self) -> bool:

@@ -7,8 +7,8 @@ subscribes to a channel at a leader, and leaves RDY and answers to its caller.
 from __future__ import annotations
 
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
+from nsqext.lookup.leaders import Leader
 from nsqext.lookup.node_channels import LogBounds
-from nsqext.lookup.partition_map import Leader
 from nsqext.partitions.leaders import LeaderLocator
 from nsqext.partitions.nodes import ChannelPosition, MessagePosition, PartitionNodes
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import anyio
 
 from nsqext.errors import InvalidPartition, InvalidSetting, LookupFailed, NsqError, TopicNotFound
+from nsqext.lookup.leaders import leader_of
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.responses import LookupHttp
 from nsqext.partitions.nodes import PartitionNodes
@@ -18,8 +19,9 @@ from nsqext.waits import pause_after
 if TYPE_CHECKING:
     import re
 
+    from nsqext.lookup.leaders import Leader
     from nsqext.lookup.options import LookupOptions
-    from nsqext.lookup.partition_map import Leader, PartitionMap
+    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.partitions")
@@ -108,7 +110,7 @@ class LeaderLocator:
 
     async def _partitions(self, topic: str) -> dict[int, Leader]:
         view = await self._current(topic)
-        return {partition: view.leader(partition) for partition in range(view.partition_num)}
+        return {partition: leader_of(view, partition) for partition in range(view.partition_num)}
 
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
         return [topic for topic in await self.retry(self._metadata.topics) if pattern.fullmatch(topic)]
@@ -132,7 +134,7 @@ class LeaderLocator:
             raise InvalidPartition(
                 f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
             )
-        return view.leader(partition), view.meta
+        return leader_of(view, partition), view.meta
 
     def distrust(self, topic: str, partition: int, leader: Leader) -> None:
         """Ask lookup again before the next use of a partition: its leader failed a request."""

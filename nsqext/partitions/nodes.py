@@ -16,7 +16,7 @@ from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
     from nsqext.admin import PartitionStats
-    from nsqext.lookup.partition_map import Leader
+    from nsqext.lookup.leaders import Leader
     from nsqext.lookup.responses import LookupHttp
 
 _SHOWN = 200

@@ -21,6 +21,7 @@ from nsqext.client.consumer.position import Position
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.client.producer.request import Known, SentTo
 from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, PartitionUnavailable, RequestTimeout
+from nsqext.lookup.leaders import leader_of
 from nsqext.protocol.client.commands import fin
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import Receipt
@@ -113,7 +114,7 @@ class LogSearch:
 
     async def _pass(self, view: PartitionMap) -> None:
         """Read with one connection; return at the end. Raises DataLoss."""
-        leader = view.leader(self._partition)
+        leader = leader_of(view, self._partition)
         http = leader.http
         start, self._end, _ = await self._metadata.channels.log_bounds(http, self._topic, self._partition)
         self.node = str(leader.tcp)

@@ -1,0 +1,34 @@
+"""The leaders of partitions, for what asks them over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from nsqext.errors import PartitionUnavailable
+
+if TYPE_CHECKING:
+    from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.types import Address
+
+
+@frozen
+class Leader:
+    """The node that leads a partition."""
+
+    tcp: Address  #: TCP address
+    http: Address  #: HTTP address
+
+
+def leader_of(view: PartitionMap, partition: int) -> Leader:
+    """Return the leader of a partition; raises PartitionUnavailable."""
+    tcp = view.leaders.get(partition)
+    http = None if tcp is None else view.http.get(tcp)
+    if tcp is None or http is None:
+        raise PartitionUnavailable(
+            "lookup returned no leader" if tcp is None else "lookup did not return the leader's HTTP address",
+            topic=view.topic,
+            partition=partition,
+        )
+    return Leader(tcp, http)

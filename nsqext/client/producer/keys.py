@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from math import inf
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import define
+from attrs import define, field
 
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
@@ -106,18 +106,22 @@ class Place:
         """Wait for all keys; an error or cancellation keeps the place. Raises PublishFailed."""
         if not self.missing:
             return
-        await self.sleep(timeout)
+        with anyio.move_on_after(max(0.0, timeout)):
+            await self.sleep()
+        self.check_entered(timeout)
+
+    def check_entered(self, timeout: float) -> None:
+        """Raise PublishFailed if a key is missing, after ``timeout`` seconds."""
         if self.missing:
             raise PublishFailed(
                 f"not sent within {timeout:g} s, because earlier publishes of its key are still running",
                 topic=next(iter(self.missing))[0],
             )
 
-    async def sleep(self, timeout: float) -> None:
-        """Wait for `wake`, at most ``timeout`` seconds."""
+    async def sleep(self) -> None:
+        """Wait until `wake` is called."""
         self._woken = anyio.Event()
-        with anyio.move_on_after(max(0.0, timeout)):
-            await self._woken.wait()
+        await self._woken.wait()
 
     def wake(self) -> None:
         if self._woken is not None:
@@ -151,6 +155,8 @@ class KeyGroups:
     _sender: Sender
     lock: KeyLock  # keeps the order of keys among all publishes of the producer
     _start_soon: Callable[..., object]
+    _deadlines: dict[Place, float] = field(factory=dict, init=False)  # of places that wait, the earliest first
+    _watched: bool = field(default=False, init=False)  # whether a task wakes places at their deadlines
 
     async def publish(self, request: MessageRequest, key: TopicKey) -> Receipt:
         """Publish a message after all earlier publishes of its key."""
@@ -159,7 +165,8 @@ class KeyGroups:
         self.lock.queue((key,), place)
         leaves = True
         try:
-            await place.enter(self._sender.options.timeout)
+            if place.missing:
+                await self._wait(place)
             if place.held:
                 group = self._group(request, key)
                 if group is None:
@@ -170,8 +177,39 @@ class KeyGroups:
             if leaves:
                 place.leave()
         while request.outcome is None:
-            await place.sleep(inf)  # the group bounds the time
+            await place.sleep()  # the group bounds the time
         return request.result()
+
+    async def _wait(self, place: Place) -> None:
+        """Enter as `Place.enter` does; one timer for all places, as a cancel scope for each would double their cost."""
+        timeout = self._sender.options.timeout
+        if not self._watched:
+            try:
+                self._start_soon(self._watch_deadlines)
+            except InvalidState:  # the producer closes
+                await place.enter(timeout)
+                return
+            self._watched = True
+        self._deadlines[place] = _clock() + timeout
+        try:
+            await place.sleep()
+        finally:
+            self._deadlines.pop(place, None)
+        place.check_entered(timeout)
+
+    async def _watch_deadlines(self) -> None:
+        deadlines = self._deadlines
+        try:
+            while deadlines:
+                now = _clock()
+                for place, deadline in tuple(islice(deadlines.items(), 1)):
+                    if deadline <= now:
+                        del deadlines[place]
+                        place.wake()
+                    else:
+                        await anyio.sleep(deadline - now)
+        finally:
+            self._watched = False
 
     def _start(self, place: Place, group: Group) -> None:
         try:

@@ -47,17 +47,19 @@ class Groups:
         before = len(connections.commands)
         assert self.lock.try_enter(_KEY)
         with anyio.fail_after(25):
-            async with anyio.create_task_group() as tasks:
-                groups = KeyGroups(self.bench.sender, self.lock, self._start(tasks.start_soon))
-                for message in messages:
-                    tasks.start_soon(self._publish, groups, message, module._clock() - ago)
-                    await anyio.wait_all_tasks_blocked()
-                if between is not None:
-                    tasks.start_soon(between)
-                    await anyio.wait_all_tasks_blocked()
-                    tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), module._clock())
-                    await anyio.wait_all_tasks_blocked()
-                self.lock.leave(_KEY)
+            async with anyio.create_task_group() as background:
+                groups = KeyGroups(self.bench.sender, self.lock, self._start(background.start_soon))
+                async with anyio.create_task_group() as tasks:
+                    for message in messages:
+                        tasks.start_soon(self._publish, groups, message, module._clock() - ago)
+                        await anyio.wait_all_tasks_blocked()
+                    if between is not None:
+                        tasks.start_soon(between)
+                        await anyio.wait_all_tasks_blocked()
+                        tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), module._clock())
+                        await anyio.wait_all_tasks_blocked()
+                    self.lock.leave(_KEY)
+                background.cancel_scope.cancel()
         assert len(self.lock) == 0
         return [command.split(b" ")[0].decode() for _, command, _ in connections.commands[before:]]
 
@@ -162,16 +164,18 @@ async def test_later_publishes_wait_for_a_batch() -> None:
     connections = groups.bench.connections
     connections.hold = anyio.Event()
     assert groups.lock.try_enter(_KEY)
-    async with anyio.create_task_group() as tasks:
-        keyed = KeyGroups(groups.bench.sender, groups.lock, tasks.start_soon)
-        for number, message in enumerate(_messages(b"a", b"b", b"c")):
-            if number == 2:
-                groups.lock.leave(_KEY)
+    async with anyio.create_task_group() as background:
+        keyed = KeyGroups(groups.bench.sender, groups.lock, background.start_soon)
+        async with anyio.create_task_group() as tasks:
+            for number, message in enumerate(_messages(b"a", b"b", b"c")):
+                if number == 2:
+                    groups.lock.leave(_KEY)
+                    await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(groups._publish, keyed, message, module._clock())
                 await anyio.wait_all_tasks_blocked()
-            tasks.start_soon(groups._publish, keyed, message, module._clock())
-            await anyio.wait_all_tasks_blocked()
-        assert len(connections.commands) == 1
-        connections.hold.set()
+            assert len(connections.commands) == 1
+            connections.hold.set()
+        background.cancel_scope.cancel()
     assert len(connections.commands) == 2
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 from weakref import WeakSet
 
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.transactions.schema import SqlConnection, execute, fetched, package_of
+from nsqext.transactions.schema import (
+    SqlConnection,
+    driver_of,
+    execute,
+    execute_at_once,
+    fetched,
+    package_of,
+    psycopg_of,
+)
 
 _SAVEPOINT: Final = "nsqext_handler"
 _XID: Final = "SELECT txid_current_if_assigned()"
+_FLAG: Final = "default_transaction_read_only"
+_MARKING: Final = (
+    "WITH written AS ({write} RETURNING 1) SELECT count(*), "  # noqa: S608
+    f"set_config('{_FLAG}', '{{flag}}', true), "
+    "txid_current_if_assigned() FROM written"
+)
+"""Marks the transaction of a write, without an effect in it: PostgreSQL reports to the client when the end of the
+transaction removes the mark, so that no statement has to ask."""
 _GUARDED: Final = "nsqext_transaction"
 """Key in ``Session.info`` of SQLAlchemy: the transaction of the handler."""
 _ONE_TRANSACTION: Final = "a message and its effects have to be in one transaction"
@@ -46,35 +63,71 @@ def check_outermost(connection: SqlConnection) -> None:
 
 
 class OpenTransaction:
-    """The transaction of a handler, recognized before and after the handler."""
+    """The transaction of a handler, recognized before and after the handler.
 
-    def __init__(self, connection: SqlConnection, package: str) -> None:
-        self._connection = connection
-        self._package = package
+    Attributes:
+        connection: its connection.
+    """
+
+    def __init__(self, connection: SqlConnection) -> None:
+        self.connection = connection
+        self._package = package_of(connection)
         self._driver: Any = connection
         self._mark: Any = None
+        self._flag: str | None = None
 
-    @classmethod
-    async def of(cls, connection: SqlConnection) -> OpenTransaction:
-        """Return the transaction of a connection after its first write.
+    async def begin(self, write: str, values: Mapping[str, object]) -> bool:
+        """Begin the transaction with a write; return whether a row was written."""
+        if self._package != "psycopg":
+            return bool((await execute(self.connection, write, values)).rowcount)
+        ((count, *self._mark),) = await fetched(
+            await execute(self.connection, self._marking(self.connection, write), values)
+        )
+        return bool(count)
+
+    def _marking(self, driver: Any, write: str) -> str:
+        """Return a write that marks the transaction; the flag is the one that the session does not have."""
+        if self._flag is None:
+            self._flag = "off" if driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "on"
+        return _MARKING.format(write=write.strip(), flag=self._flag)
+
+    async def begin_and_read(self, write: str, read: str, values: Mapping[str, object]) -> list[tuple[Any, ...]] | None:
+        """Begin the transaction with a write, and read then, of psycopg in one round trip.
+
+        Returns:
+            The rows that were read; None if no row was written.
+        """
+        driver = await psycopg_of(self.connection)
+        if driver is not None:
+            (((count, *self._mark),), rows) = await execute_at_once(
+                driver, (self._marking(driver, write), read), values
+            )
+            return rows if count else None
+        if not await self.begin(write, values):
+            return None
+        return await fetched(await execute(self.connection, read, values))
+
+    async def guard(self) -> None:
+        """Recognize the transaction from now on.
 
         Raises:
-            InvalidSetting: there is none: the write was committed at once.
+            InvalidSetting: there is none: the first write was committed at once.
         """
-        package = package_of(connection)
-        found = cls(connection, package)
-        if package == "sqlalchemy":
-            found._driver = _driver_of(_blocking(connection))
-        if _is_idle(found._driver):
+        if self._package == "sqlalchemy":
+            self._driver = driver_of(_blocking(self.connection))
+        if _is_idle(self._driver):
             raise autocommit_error()
-        if package == "sqlalchemy":
-            found._mark = _blocking(connection).get_transaction()
-            _guard(_blocking(connection), found._mark)
-        elif package == "psycopg":
-            found._mark = await fetched(await execute(connection, _XID, {}))
-        else:
-            await execute(connection, f"SAVEPOINT {_SAVEPOINT}", {})
-        return found
+        if self._package == "sqlalchemy":
+            self._mark = _blocking(self.connection).get_transaction()
+            _guard(_blocking(self.connection), self._mark)
+        elif self._package != "psycopg":
+            await execute(self.connection, f"SAVEPOINT {_SAVEPOINT}", {})
+
+    async def _is_marked(self) -> bool:
+        """Return whether psycopg's transaction is still the one of `begin`."""
+        flag, number = self._mark
+        reported = self._driver.pgconn.parameter_status(_FLAG.encode())  # from PostgreSQL 14
+        return reported == flag.encode() or await fetched(await execute(self.connection, _XID, {})) == [(number,)]
 
     async def end(self) -> End:
         """Return whether the transaction is still open; call it once.
@@ -83,7 +136,7 @@ class OpenTransaction:
             Exception: the database does not respond.
         """
         if self._package == "sqlalchemy":
-            if _blocking(self._connection).get_transaction() is not self._mark:
+            if _blocking(self.connection).get_transaction() is not self._mark:
                 return End.ENDED
             if not self._mark.is_active:  # a flush has failed
                 return End.FAILED
@@ -94,11 +147,11 @@ class OpenTransaction:
         if self._package == "sqlalchemy":
             return End.OPEN
         if self._package == "psycopg":
-            return End.OPEN if await fetched(await execute(self._connection, _XID, {})) == self._mark else End.ENDED
+            return End.OPEN if await self._is_marked() else End.ENDED
         from sqlite3 import OperationalError
 
         try:
-            await execute(self._connection, f"RELEASE {_SAVEPOINT}", {})
+            await execute(self.connection, f"RELEASE {_SAVEPOINT}", {})
         except OperationalError as error:
             if "no such savepoint" not in str(error):
                 raise
@@ -107,8 +160,8 @@ class OpenTransaction:
 
     def release(self) -> None:
         """Allow other transactions of the session again."""
-        if self._package == "sqlalchemy" and hasattr(_blocking(self._connection), "get_bind"):
-            _blocking(self._connection).info.pop(_GUARDED, None)
+        if self._package == "sqlalchemy" and hasattr(_blocking(self.connection), "get_bind"):
+            _blocking(self.connection).info.pop(_GUARDED, None)
 
 
 def autocommit_error() -> InvalidSetting:
@@ -169,11 +222,6 @@ def _blocking(connection: Any) -> Any:
     for name in ("sync_session", "sync_connection"):
         connection = getattr(connection, name, connection)
     return connection
-
-
-def _driver_of(found: Any) -> Any:
-    """Return the driver's connection of a session or connection of SQLAlchemy that has one."""
-    return (found.connection() if hasattr(found, "get_bind") else found).connection.driver_connection
 
 
 _listening: WeakSet[type] = WeakSet()

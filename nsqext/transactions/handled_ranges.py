@@ -13,6 +13,7 @@ from nsqext.transactions.schema import OF_PARTITION, ChannelPartition, execute, 
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
+    from nsqext.transactions.boundaries import OpenTransaction
     from nsqext.transactions.schema import SqlConnection, Statement
 
 
@@ -106,9 +107,9 @@ class HandledRanges:
     def __init__(self) -> None:
         self._checked = False
 
-    async def add(self, session: SqlConnection, channel: str, message: Message, now: float) -> Statement | None:
-        """Record a message; return what removes the record, None if it was handled before."""
-        await self._check(session)
+    async def add(self, opened: OpenTransaction, channel: str, message: Message, now: float) -> Statement | None:
+        """Begin a transaction with the record of a message; return what removes it, None if it was handled before."""
+        await self._check(opened.connection)
         values = {
             **ChannelPartition(message.topic, channel, message.partition)._asdict(),
             "first": message.offset,
@@ -117,9 +118,10 @@ class HandledRanges:
             "handled": now,
         }
         # first: it waits for a transaction that handles the message, or that merges the range of it
-        if not (await execute(session, _INSERT_RANGE, values)).rowcount:
+        found = await opened.begin_and_read(_INSERT_RANGE, _COVERING, values)
+        if found is None:
             return None
-        ((newest,),) = await fetched(await execute(session, _COVERING, values))
+        ((newest,),) = found
         if newest is None:
             return _REMOVE_RANGE, values
         if newest >= message.timestamp:
@@ -130,7 +132,7 @@ class HandledRanges:
             message.offset,
             extra={"topic": message.topic, "partition": message.partition, "channel": channel},
         )
-        await execute(session, _REPLACED, values)
+        await execute(opened.connection, _REPLACED, values)
         return _REMOVE_RANGE, values
 
     async def merge(self, session: SqlConnection, key: ChannelPartition) -> None:

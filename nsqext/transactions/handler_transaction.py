@@ -153,12 +153,13 @@ class HandlerTransaction(Middleware, Generic[S]):
         result: object = None
         async with self._transaction() as session:
             check_outermost(session)
-            removal = await self._record(session, handling.channel, handling.message)
+            opened = OpenTransaction(session)
+            removal = await self._record(opened, handling.channel, handling.message)
             if removal is None:
                 self.skipped += 1
                 return None
             undo.append(removal)
-            opened = await OpenTransaction.of(session)
+            await opened.guard()
             undo.clear()
             token = self._session.set(session)
             try:
@@ -211,8 +212,8 @@ class HandlerTransaction(Middleware, Generic[S]):
             await to_thread.run_sync(manager.__exit__, None, None, None)
 
     @abstractmethod
-    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
-        """Record a message in the transaction; return what removes the record, None if it was handled before."""
+    async def _record(self, opened: OpenTransaction, channel: str, message: Message) -> Statement | None:
+        """Begin a transaction with the record of a message; return what removes it, None if it was handled before."""
 
     @abstractmethod
     async def _write_probe(self, session: S, name: str) -> None:

@@ -19,6 +19,7 @@ from nsqext.transactions.schema import ChannelPartition, execute
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import CallNext, Handling
+    from nsqext.transactions.boundaries import OpenTransaction
     from nsqext.transactions.schema import Statement
 
 
@@ -111,22 +112,21 @@ class Inbox(HandlerTransaction[S]):
                 "what was handled is not merged: %s", error, extra={"topic": key.topic, "channel": key.channel}
             )
 
-    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
+    async def _record(self, opened: OpenTransaction, channel: str, message: Message) -> Statement | None:
         now = time.time()
         if now - self._forgotten > _FORGET_EVERY:
             self._forgotten = now
-            await execute(session, _FORGET, {"before": now - self._keep})
-            await self._ranges.forget(session, now - self._keep)
+            await execute(opened.connection, _FORGET, {"before": now - self._keep})
+            await self._ranges.forget(opened.connection, now - self._keep)
         given = None if self._identity is None else self._identity(message)
         if given is None:
             given = message.header_value(IDENTITY_HEADER)
         if given is None and message.offset >= 0:
             self._unmerged[ChannelPartition(message.topic, channel, message.partition)] += 1
-            return await self._ranges.add(session, channel, message, now)
+            return await self._ranges.add(opened, channel, message, now)
         identity = f"{message.topic}/{message.id.hex() if given is None else _storable(str(given))}"
         values = {"channel": channel, "identity": identity, "handled": now}
-        found: Any = await execute(session, _INSERT, values)
-        return (_REMOVE, values) if found.rowcount else None
+        return (_REMOVE, values) if await opened.begin(_INSERT, values) else None
 
     async def _write_probe(self, session: S, name: str) -> None:
         await execute(session, _INSERT, {"channel": _PROBE, "identity": name, "handled": time.time() + _KEEP_PROBE})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Never
 from zlib import crc32
 
@@ -16,7 +16,7 @@ from nsqext.client.producer.request import key_bytes
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
 from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_identity, check_topic
-from nsqext.transactions.schema import CHANNEL, SHARDS, is_postgresql, prepared
+from nsqext.transactions.schema import CHANNEL, SHARDS, core_of, is_postgresql, prepared
 from nsqext.transactions.trace_context import active_context
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _INSERT = """
 INSERT INTO nsqext_outbox (identity, topic, key, tag, headers, trace_context, body, shard, added)
 VALUES (:identity, :topic, :key, :tag, :headers, :trace_context, :body, :shard, :added)
 """
-_NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
+_INSERT_AND_NOTIFY = f"WITH added AS ({_INSERT.strip()} RETURNING 1) SELECT pg_notify('{CHANNEL}', '') FROM added"  # noqa: S608
 
 
 class Outbox:
@@ -77,12 +77,14 @@ class Outbox:
         if unknown:
             refuse_unknown(Outbox.add, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
-        for statement in _statements(connection, values):
-            found = connection.execute(*statement)
-            if inspect.isawaitable(found):
-                if inspect.iscoroutine(found):
-                    found.close()
-                raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
+        statement = _statement(connection, values)
+        found: Any = None
+        if not hasattr(connection, "run_sync"):
+            found = core_of(connection).execute(*statement)
+        if found is None or inspect.isawaitable(found):
+            if inspect.iscoroutine(found):
+                found.close()
+            raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
         return identity
 
     async def add_async(
@@ -101,19 +103,24 @@ class Outbox:
         if unknown:
             refuse_unknown(Outbox.add_async, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
-        for statement in _statements(connection, values):
-            found = connection.execute(*statement)
-            if not inspect.isawaitable(found):
-                raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
-            await found
+        statement = _statement(connection, values)
+        if hasattr(connection, "run_sync"):
+            await connection.run_sync(_execute, statement)
+            return identity
+        found: Any = connection.execute(*statement)
+        if not inspect.isawaitable(found):
+            raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
+        await found
         return identity
 
 
-def _statements(connection: SqlConnection, values: Mapping[str, object]) -> Iterator[tuple[Any, Mapping[str, object]]]:
-    """Yield what the connection has to execute to add a row."""
-    yield prepared(connection, _INSERT, values)
-    if is_postgresql(connection):
-        yield prepared(connection, _NOTIFY, {})
+def _execute(connection: Any, statement: tuple[Any, Mapping[str, object]]) -> None:
+    core_of(connection).execute(*statement)
+
+
+def _statement(connection: SqlConnection, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
+    """Return what the connection has to execute to add a row: one round trip, with the notification."""
+    return prepared(connection, _INSERT_AND_NOTIFY if is_postgresql(connection) else _INSERT, values)
 
 
 def _row(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import Client
     from nsqext.lookup.node_channels import LogBounds
+    from nsqext.transactions.boundaries import OpenTransaction
+    from nsqext.transactions.schema import SqlConnection
 
 _ADVANCE = f"""
 UPDATE nsqext_position SET last = :last, next = :next, identity = :identity, stored = :stored
@@ -169,7 +171,7 @@ class Positions(HandlerTransaction[S]):
         for key in [key for key in self._lost if key[:2] == (topic, channel)]:
             del self._lost[key]
 
-    async def _record(self, session: S, channel: str, message: Message) -> Statement | None:
+    async def _record(self, opened: OpenTransaction, channel: str, message: Message) -> Statement | None:
         if not message.in_order:
             raise InvalidInput(
                 "Positions needs a consumer that receives messages in order",
@@ -188,12 +190,11 @@ class Positions(HandlerTransaction[S]):
             "identity": message.id.hex(),
             "stored": message.timestamp,
         }
-        if (await execute(session, _ADVANCE, values)).rowcount:
+        if await opened.begin(_ADVANCE, values):
             return _STEP_BACK, values
-        row = await self._row(session, key)
+        row = await self._row(opened.connection, key)
         if row is None:
-            inserted: Any = await execute(session, _INSERT, values)
-            return (_STEP_BACK, values) if inserted.rowcount else None
+            return (_STEP_BACK, values) if await opened.begin(_INSERT, values) else None
         if message.offset > row.last:  # the channel was moved: it has to be moved back
             message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
             raise Requeue(0, backoff=False)
@@ -221,7 +222,7 @@ class Positions(HandlerTransaction[S]):
         message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
         raise Requeue(0, backoff=False)
 
-    async def _row(self, session: S, key: ChannelPartition) -> _Row | None:
+    async def _row(self, session: SqlConnection, key: ChannelPartition) -> _Row | None:
         found: Any = await execute(session, _SELECT, key._asdict())
         rows = await fetched(found)
         return _Row(*rows[0]) if rows else None

@@ -107,7 +107,7 @@ class OutboxRelay(Relay):
         self._poll = poll
         self._owner = os.urandom(8).hex()
         self._resting: dict[str, float] = {}
-        """Topics that could not be published to, and when they are tried again."""
+        """Topics that could not be published to, and when they are tried again, by the clock of the event loop."""
         self._alone: set[str] = set()
         """Topics whose messages are published one by one, because one of them was refused."""
         self._paces: dict[str, Pace] = {}
@@ -174,9 +174,9 @@ class OutboxRelay(Relay):
     async def _publish_next(self, producer: Producer, timeout: float) -> bool:
         """Publish the next messages, as long as their lease can be renewed; return whether there may be more."""
         lease = lease_time(producer)
-        now, began = time.time(), anyio.current_time()
-        shards = await to_thread.run_sync(self._store.lease, self._owner, now, now + lease)
-        self._resting = {topic: again for topic, again in self._resting.items() if again > now}
+        began = anyio.current_time()
+        shards = await to_thread.run_sync(self._store.lease, self._owner, lease)
+        self._resting = {topic: again for topic, again in self._resting.items() if again > began}
         rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch)
         if not rows:
             return False
@@ -207,7 +207,7 @@ class OutboxRelay(Relay):
             await anyio.sleep(pause)
             began = anyio.current_time()
             try:
-                if not await to_thread.run_sync(self._store.renew, self._owner, shards, time.time() + lease):
+                if not await to_thread.run_sync(self._store.renew, self._owner, shards, lease):
                     leased.cancel()
                 leased.deadline = began + lease - _MARGIN
                 pause = lease / 3
@@ -294,7 +294,7 @@ class OutboxRelay(Relay):
 
     def _rest(self, topic: str, error: NsqError, count: int) -> None:
         self._failed += 1
-        self._resting[topic] = time.time() + _RETRY
+        self._resting[topic] = anyio.current_time() + _RETRY
         logger.warning(
             "%d messages of the outbox are not published, %g s until the next try: %s",
             count,

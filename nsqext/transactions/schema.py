@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from anyio import to_thread
@@ -25,6 +26,7 @@ DIALECTS: Final = {
         "real": "DOUBLE PRECISION",
         "begin": "BEGIN",
         "unlocked": "FOR UPDATE SKIP LOCKED",
+        "now": "CAST(extract(epoch FROM clock_timestamp()) AS float8)",
     },
     "sqlite": {
         "serial": "INTEGER PRIMARY KEY AUTOINCREMENT",
@@ -32,9 +34,11 @@ DIALECTS: Final = {
         "real": "REAL",
         "begin": "BEGIN IMMEDIATE",
         "unlocked": "",
+        "now": "(julianday('now') - 2440587.5) * 86400.0",
     },
 }
-"""Types, the begin of a transaction that writes, and rows that no other one takes, as each database writes them."""
+"""Types, the begin of a transaction that writes, rows that no other transaction has, and seconds since 1970, as each
+database writes them."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nsqext_outbox (
@@ -193,20 +197,93 @@ Statement = tuple[str, Mapping[str, object]]
 
 def prepared(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
     """Return what `execute` of a connection takes for a statement with named parameters, such as ``:topic``."""
-    package = package_of(connection)
+    return _written(package_of(connection), sql), values
+
+
+@lru_cache(maxsize=256)
+def _written(package: str, sql: str) -> Any:
     if package == "sqlalchemy":
         from sqlalchemy import text
 
-        return text(sql), values
-    return (_PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql), values
+        return text(sql)
+    return _PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql
 
 
 async def execute(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> Any:
-    """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result."""
+    """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result.
+
+    Psycopg below SQLAlchemy is called directly: SQLAlchemy takes as long for a statement as the database.
+    """
+    if package_of(connection) == "sqlalchemy":
+        if not hasattr(connection, "run_sync"):
+            return await to_thread.run_sync(_execute_in_core, connection, sql, values)
+        driver = await connection.run_sync(driver_of)
+        if not is_psycopg(driver):
+            return await connection.run_sync(_execute_in_core, sql, values)
+        connection = driver
     statement = prepared(connection, sql, values)
-    if inspect.iscoroutinefunction(connection.execute) or package_of(connection) == "aiosqlite":
+    if _is_asynchronous(package_of(connection), type(connection).execute):
         return await connection.execute(*statement)
     return await to_thread.run_sync(connection.execute, *statement)
+
+
+async def psycopg_of(connection: SqlConnection) -> Any:
+    """Return the connection of psycopg that a connection is or has; None if its driver is another one."""
+    if package_of(connection) != "sqlalchemy":
+        return connection if is_psycopg(connection) else None
+    if hasattr(connection, "run_sync"):
+        driver = await connection.run_sync(driver_of)
+    else:
+        driver = await to_thread.run_sync(driver_of, connection)
+    return driver if is_psycopg(driver) else None
+
+
+async def execute_at_once(connection: Any, statements: Iterable[str], values: Mapping[str, object]) -> list[Any]:
+    """Execute statements in one round trip of psycopg, each with a snapshot of its own; return the rows of each.
+
+    Args:
+        connection: a connection of psycopg.
+        statements: SQL that returns rows.
+        values: the parameters of all of them.
+    """
+    import psycopg
+
+    sql = _written("psycopg", ";".join(statements))
+    if _is_asynchronous(package_of(connection), type(connection).execute):
+        cursor: Any = psycopg.AsyncClientCursor(connection)
+        await cursor.execute(sql, values)
+        found = [await cursor.fetchall()]
+        while cursor.nextset():
+            found.append(await cursor.fetchall())
+        return found
+    cursor = psycopg.ClientCursor(connection)
+    await to_thread.run_sync(cursor.execute, sql, values)
+    found = [cursor.fetchall()]
+    while cursor.nextset():
+        found.append(cursor.fetchall())
+    return found
+
+
+def driver_of(connection: Any) -> Any:
+    """Return the driver's connection of a blocking session or connection of SQLAlchemy."""
+    return core_of(connection).connection.driver_connection
+
+
+def core_of(connection: Any) -> Any:
+    """Return the connection of a blocking session, whose statements need no mapper; other connections as they are."""
+    return connection.connection() if hasattr(connection, "get_bind") else connection
+
+
+def is_psycopg(driver: object) -> bool:
+    """Return whether a driver's connection is one of psycopg."""
+    return type(driver).__module__.partition(".")[0] == "psycopg"
+
+
+def _execute_in_core(connection: Any, sql: str, values: Mapping[str, object]) -> Any:
+    """Execute a statement of a blocking session without its mapper."""
+    driver = driver_of(connection)
+    found = driver if is_psycopg(driver) else core_of(connection)
+    return found.execute(*prepared(found, sql, values))
 
 
 async def fetched(result: Any) -> list[tuple[Any, ...]]:
@@ -231,11 +308,21 @@ def package_of(connection: SqlConnection) -> str:
     Raises:
         InvalidInput: it is of another one.
     """
-    for base in type(connection).__mro__:
+    return _package_of(type(connection))
+
+
+@lru_cache(maxsize=256)
+def _package_of(kind: type) -> str:
+    for base in kind.__mro__:
         package = base.__module__.partition(".")[0]
-        if package in _PACKAGES and hasattr(connection, "execute"):
+        if package in _PACKAGES and hasattr(kind, "execute"):
             return package
     raise InvalidInput(
-        f"{type(connection).__name__} is no database connection that is known",
+        f"{kind.__name__} is no database connection that is known",
         hint="give a session or connection of SQLAlchemy, psycopg, sqlite3 or aiosqlite",
     )
+
+
+@lru_cache(maxsize=256)
+def _is_asynchronous(package: str, execute: Callable[..., Any]) -> bool:
+    return package == "aiosqlite" or inspect.iscoroutinefunction(execute)

@@ -173,18 +173,24 @@ class OutboxStore:
 
     # Relays
 
-    def lease(self, owner: str, now: float, until: float) -> list[int]:
+    def _until(self, seconds: float, now: float | None) -> dict[str, float]:
+        """Return now and the end of a lease by the clock of the database: those of hosts differ."""
+        if now is None:
+            ((now,),) = self._run(f"SELECT {DIALECTS[self.dialect]['now']}", {})
+        return {"now": now, "until": now + seconds}
+
+    def lease(self, owner: str, seconds: float, now: float | None = None) -> list[int]:
         """Lease parts of the outbox: an equal share of them for each relay that runs; return their numbers.
 
         Parts of a relay that did not lease them again before their time are leased by others.
 
         Args:
             owner: name of the relay.
-            now: seconds since 1970.
-            until: end of the lease.
+            seconds: how long, by the clock of the database.
+            now: seconds since 1970; None for that clock.
         """
-        values = {"owner": owner, "now": now, "until": until}
         with self._transaction():
+            values = {"owner": owner, **self._until(seconds, now)}
             self._run("DELETE FROM nsqext_outbox_relay WHERE until < :now", values)
             self._run(
                 "INSERT INTO nsqext_outbox_relay (owner, until) VALUES (:owner, :until) "
@@ -206,16 +212,17 @@ class OutboxStore:
             self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)
             return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
 
-    def renew(self, owner: str, shards: Collection[int], until: float) -> bool:
+    def renew(self, owner: str, shards: Collection[int], seconds: float, now: float | None = None) -> bool:
         """Lease the same parts for longer; return whether the relay has them all.
 
         Args:
             owner: name of the relay.
             shards: numbers of the parts.
-            until: end of the lease, in seconds since 1970.
+            seconds: see `lease`.
+            now: see `lease`.
         """
-        values = {"owner": owner, "until": until}
         with self._transaction():
+            values = {"owner": owner, **self._until(seconds, now)}
             self._run("UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner", values)
             held = self._run(
                 "UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner RETURNING shard", values
@@ -280,7 +287,8 @@ class OutboxStore:
         with self._transaction():
             waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
             refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
-            relays = self._run("SELECT count(*) FROM nsqext_outbox_relay WHERE until >= :now", {"now": now})[0][0]
+            clock = DIALECTS[self.dialect]["now"]
+            relays = self._run(f"SELECT count(*) FROM nsqext_outbox_relay WHERE until >= {clock}", {})[0][0]  # noqa: S608
         return OutboxSummary(waiting, refused, None if oldest is None else max(0.0, now - oldest), relays)
 
     def retry_refused(self) -> int:

@@ -305,6 +305,45 @@ async def test_a_message_that_is_cancelled_while_its_publish_fails_is_never_deli
     assert [message.body for message, _ in received] == [b"after"]
 
 
+async def test_a_message_that_is_cancelled_while_its_leader_is_down_is_never_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay has tried to publish it: the cancellation answers that it is too late, and ends the attempts."""
+    monkeypatch.setattr(relay, "_RETRY", 0.2)
+    with Cluster(nodes=2) as cluster, DelayStore(tmp_path / "store") as store:
+        topic = make_topic(cluster)
+        away = cluster.leader(topic)
+        delayed = f"delayed_{token_hex(4)}"
+        while True:  # a leader of its own, which stays
+            channels = DelayRelay(store, topic=delayed).channels
+            cluster.create_topic(delayed, channels=channels)
+            if cluster.leader(delayed) != away:
+                break
+            cluster.delete_topic(delayed)
+            delayed = f"delayed_{token_hex(4)}"
+        app = App(cluster.lookupd, timeout=1.0)
+        DelayRelay(store, topic=delayed).attach(app)
+        async with app, Producer(cluster.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+            for body in ("never", "kept"):
+                await producer.publish(topic, body.encode(), delay=1.0, identity=body)
+            cluster.kill(away)
+            with anyio.fail_after(DEADLINE):
+                while not any(one.publishing for one in store.waiting()):  # noqa: ASYNC110 - the store has no event
+                    await anyio.sleep(0.01)
+            assert store.cancel("never") in (Cancellation.TOO_LATE, Cancellation.CANCELLED)
+            with anyio.fail_after(DEADLINE):
+                while "never" in {one.identity for one in store.waiting()}:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            assert [one.identity for one in store.waiting()] == ["kept"]
+            cluster.restart(away)
+            async with receiving(cluster, topic) as received:
+                await count(received, 1)
+                with anyio.fail_after(DEADLINE):
+                    while store.count():  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+    assert {message.body for message, _ in received} == {b"kept"}
+
+
 async def test_the_partition_that_the_publisher_chose_is_kept(redesigned: Cluster, tmp_path: Path) -> None:
     name = f"t_{token_hex(4)}"
     redesigned.create_topic(name, partitions=3, channels=["ch"])

@@ -26,6 +26,7 @@ from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 
 if TYPE_CHECKING:
     from nsqext.client.middleware import CallNext, Handling
+    from nsqext.transactions.boundaries import OpenTransaction
     from nsqext.transactions.schema import Statement
 
 __all__ = ("ACCOUNTS", "OPENING", "SKIPPED", "Bank", "create_accounts", "engine_of", "transfer")
@@ -123,8 +124,8 @@ class _Dies(Middleware):
 class _Inbox(Inbox[AsyncSession]):
     """Reports each message that it drops; the counts of a process that is killed would be lost."""
 
-    async def _record(self, session: AsyncSession, channel: str, message: Message) -> Statement | None:
-        found = await super()._record(session, channel, message)
+    async def _record(self, opened: OpenTransaction, channel: str, message: Message) -> Statement | None:
+        found = await super()._record(opened, channel, message)
         if found is None:
             sys.stdout.write(f"{SKIPPED}\n")
             sys.stdout.flush()

@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.transactions import Inbox, Positions
+from nsqext.transactions import Inbox, Outbox, OutboxStore, Positions
 from nsqext.transactions.schema import package_of
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.tables import table
@@ -239,7 +239,7 @@ def test_a_handler_that_ends_its_transaction_is_refused(
             await returns(session)
             await add(session, f"{once.__name__} {name} {how} behind")
 
-        for handler in (returns, fails, continues, returns):
+        for handler in (continues, returns, fails, continues, returns):
             # SQLAlchemy itself refuses the second transaction of sessionmaker.begin
             with pytest.raises((InvalidState, InvalidRequestError), match=ENDED):
                 await handle(middleware, handler)
@@ -424,3 +424,65 @@ def test_a_server_that_only_reads_finishes_no_message(database: str, once: Once)
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         anyio.run(handle, once(lambda: psycopg.connect(options)), note)
     assert calls == []
+
+
+class _Counting(psycopg.AsyncConnection[Any]):
+    """Counts the statements that are executed by it."""
+
+    executed = 0
+
+    async def execute(self, *statement: Any, **options: Any) -> Any:
+        type(self).executed += 1
+        return await super().execute(*statement, **options)
+
+
+async def _flip(session: Any) -> None:
+    await session.execute("SET LOCAL default_transaction_read_only = off")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("handler", "statements"), [(None, 2), (_flip, 4)], ids=["as it is", "mark removed"])
+async def test_no_statement_asks_whether_the_transaction_is_the_same(
+    postgres: str, handler: Handler | None, statements: int
+) -> None:
+    """One that asks doubled the cost of an inbox: only a handler that removes the mark of a transaction needs it."""
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[_Counting]:
+        async with await _Counting.connect(postgres) as connection:
+            yield connection
+
+    OutboxStore(postgres, create=True).close()
+    with closing(connect(postgres)) as connection:
+        for statement in (
+            "DROP TABLE IF EXISTS effects",
+            "CREATE TABLE effects (body TEXT)",
+            "DELETE FROM nsqext_inbox",
+        ):
+            connection.execute(statement)
+        connection.commit()
+    names = iter(("old identities are removed", "one", "one"))
+    middleware: Inbox[Any] = Inbox(begin, identity=lambda message: next(names))
+
+    async def handle_one(session: Any) -> None:
+        await add(session, "one")
+        if handler is not None:
+            await handler(session)
+
+    await handle(middleware, handle_one)
+    _Counting.executed = 0
+    await handle(middleware, handle_one)
+    assert (_Counting.executed, middleware.skipped) == (statements, 0)
+    await handle(middleware, handle_one)
+    assert middleware.skipped == 1
+
+
+@pytest.mark.anyio
+async def test_an_outbox_adds_with_one_statement(postgres: str) -> None:
+    """The notification of the relays is a part of it."""
+    with OutboxStore(postgres, create=True):
+        async with await _Counting.connect(postgres) as connection:
+            _Counting.executed = 0
+            await Outbox().add_async(connection, "t", b"x")
+            assert _Counting.executed == 1
+            await connection.rollback()

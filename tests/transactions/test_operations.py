@@ -93,7 +93,7 @@ def test_alembic_creates_and_drops_the_tables(empty: str, tmp_path: Path, capsys
         Outbox().add(connection, "t", b"one", key="k")
         connection.commit()
     with OutboxStore(empty) as store:
-        assert store.lease("relay", now=1.0, until=2.0) == list(range(16))
+        assert store.lease("relay", 1, now=1.0) == list(range(16))
         assert [row.body for row in store.rows(range(16), [], 10)] == [b"one"]
     command.downgrade(config, "base")
     left = set(inspect(engine).get_table_names())
@@ -143,7 +143,7 @@ def test_metrics_report_what_waits(database: str) -> None:
     store = OutboxStore(database)
     relay = OutboxRelay(store)
     metrics.attach(relay)
-    store.lease("relay", now=1.0, until=9e9)
+    store.lease("relay", 9e09, now=1.0)
     value = registry.get_sample_value
     assert value("nsqext_outbox_waiting_messages") == 1
     assert value("nsqext_outbox_relays") == 1
@@ -176,7 +176,7 @@ def test_the_doctor_examines_the_outbox(cluster: Cluster, tmp_path: Path) -> Non
         found = last(1)
         assert found["status"] == "error"
         assert found["text"].startswith("1 message waiting")
-        store.lease("relay", now=1.0, until=9e9)
+        store.lease("relay", 9e09, now=1.0)
         assert last(0)["status"] == "ok"
         connection.execute("UPDATE nsqext_outbox SET added = 1.0")
         connection.commit()

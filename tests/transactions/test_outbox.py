@@ -205,12 +205,12 @@ async def test_refused_messages_are_deleted_on_request_after_a_time(database: st
 
 async def test_leases_of_a_relay_that_was_killed_end(database: str) -> None:
     with OutboxStore(database) as store:
-        first = store.lease("first", now=100.0, until=110.0)
+        first = store.lease("first", 10, now=100.0)
         assert len(first) == 16
-        assert store.lease("second", now=101.0, until=111.0) == []
-        assert len(store.lease("first", now=102.0, until=112.0)) == 8
-        assert len(store.lease("second", now=103.0, until=120.0)) == 8
-        assert len(store.lease("second", now=113.0, until=123.0)) == 16
+        assert store.lease("second", 10, now=101.0) == []
+        assert len(store.lease("first", 10, now=102.0)) == 8
+        assert len(store.lease("second", 17, now=103.0)) == 8
+        assert len(store.lease("second", 10, now=113.0)) == 16
 
 
 async def test_bad_input_is_refused_before_anything_is_added(database: str) -> None:

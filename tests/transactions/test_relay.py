@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -167,13 +168,53 @@ async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
         assert store.summary(time.time()).waiting == 1
 
 
+_ahead: ContextVar[float] = ContextVar("ahead", default=0.0)
+"""Seconds by which the clock of a host is ahead."""
+_time = time.time
+
+
+@pytest.mark.parametrize("hour", [3600.0, -3600.0], ids=["ahead", "behind"])
+async def test_leases_hold_between_hosts_whose_clocks_differ_by_an_hour(
+    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch, hour: float
+) -> None:
+    """For the host that was ahead, every other lease had ended; its own lasted for an hour after it was killed."""
+    monkeypatch.setattr(time, "time", lambda: _time() + _ahead.get())
+    bodies = fill(database, topic, 300, 100)
+
+    async def relay(seconds: float, publishes: list[int]) -> None:
+        _ahead.set(seconds)
+        relay = OutboxRelay(store, poll=0.02, batch=5)
+        try:
+            await relay.run(producer)
+        finally:
+            publishes.append(relay.statistics().published)
+
+    with OutboxStore(database) as store:
+        publishes: list[int] = []
+        async with Producer(cluster.lookupd) as producer:
+            with anyio.fail_after(_SECONDS):
+                async with anyio.create_task_group() as tasks:
+                    for seconds in (0.0, hour):
+                        tasks.start_soon(relay, seconds, publishes)
+                    await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
+                    assert store.summary(time.time()).relays == 2
+                    tasks.cancel_scope.cancel()
+        assert sum(publishes) == len(bodies)
+        token = _ahead.set(hour)
+        assert len(store.lease("killed", 10)) == 16
+        _ahead.reset(token)
+        assert store.lease("other", 10) == []
+        assert len(store.lease("other", 10, now=_time() + 11)) == 16
+    assert await all_stored(cluster, topic) == dict.fromkeys(bodies, 1)
+
+
 def test_a_renewal_extends_the_lease_and_reports_a_part_that_is_lost(database: str) -> None:
     with OutboxStore(database) as store:
-        held = store.lease("first", now=100.0, until=110.0)
-        assert store.renew("first", held, until=120.0)
-        assert store.lease("second", now=115.0, until=125.0) == []
-        assert len(store.lease("second", now=121.0, until=131.0)) == 16
-        assert not store.renew("first", held, until=131.0)
+        held = store.lease("first", 10, now=100.0)
+        assert store.renew("first", held, 20, now=100.0)
+        assert store.lease("second", 10, now=115.0) == []
+        assert len(store.lease("second", 10, now=121.0)) == 16
+        assert not store.renew("first", held, 10, now=121.0)
 
 
 async def test_a_relay_leases_for_longer_than_a_publish_takes(
@@ -182,9 +223,9 @@ async def test_a_relay_leases_for_longer_than_a_publish_takes(
     leased: list[float] = []
     lease = OutboxStore.lease
 
-    def note(self: OutboxStore, owner: str, now: float, until: float) -> list[int]:
-        leased.append(until - now)
-        return lease(self, owner, now, until)
+    def note(self: OutboxStore, owner: str, seconds: float) -> list[int]:
+        leased.append(seconds)
+        return lease(self, owner, seconds)
 
     monkeypatch.setattr(OutboxStore, "lease", note)
     with OutboxStore(database) as store:
@@ -274,7 +315,7 @@ async def test_messages_of_a_failed_batch_stay_and_stored_ones_are_deleted(
 @on_postgresql
 def test_a_call_behind_a_lost_connection_is_a_transaction(database: str) -> None:
     with OutboxStore(database) as store:
-        store.lease("first", now=1.0, until=2.0)
+        store.lease("first", 1, now=1.0)
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(_END_OTHERS)
         with pytest.raises(ZeroDivisionError), store._transaction():

@@ -198,6 +198,21 @@ async def test_the_context_is_sent_where_the_topic_supports_headers(
         assert [link.context.span_id for link in publish.links] == ([expected.span_id] if extend else [])
 
 
+async def test_a_header_of_the_program_replaces_the_context(cluster: Cluster, tmp_path: Any) -> None:
+    topic, process = f"t_{token_hex(4)}", Process()
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    own = f"00-{'a' * 32}-{'b' * 16}-01"
+    with tables(tmp_path) as connection, process.span("request"):
+        Outbox().add(connection, topic, b"x", headers={"traceparent": own})
+        connection.commit()
+    with OutboxStore(f"sqlite:///{tmp_path}/o.db") as store:
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(OutboxRelay(store, poll=0.02).run, producer)
+            headers = await sent(cluster, topic)
+            tasks.cancel_scope.cancel()
+    assert headers["traceparent"] == own
+
+
 async def test_an_active_span_replaces_the_context_of_a_forwarded_message(cluster: Cluster) -> None:
     topic, process = f"t_{token_hex(4)}", Process()
     cluster.create_topic(topic, extend=True, channels=["ch"])

@@ -30,7 +30,7 @@ from nsqext.spark.options import SinkOptions, SourceOptions, names_by_keyword
 from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
 from nsqext.spark.write.publisher import publish_rows
-from nsqext.spark.write.row_mapper import Origin
+from nsqext.spark.write.row_ids import NumberedIds
 from nsqext.transport.options import ConnectionSettings
 
 __all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "consume", "read", "write")
@@ -48,7 +48,7 @@ class _RowOptions(ConnectionSettings, LookupSettings, total=False):
     include_headers: bool
     """Add the columns ``headers`` and ``key``."""
     headers_format: Literal["map", "array"]
-    """``array`` makes ``headers`` a list of structs, for Polars, which has no maps."""
+    """``array`` makes ``headers`` a list of structs, for libraries without maps, as older versions of Polars."""
     decompress: bool
     """Decompress bodies that the publishing client compressed."""
     read_timeout: float
@@ -201,8 +201,8 @@ def write(
     sink = SinkOptions.parse(_texts("write", WriteOptions, dict(options), lookupd))
     schema, batches = _batches_of(rows)
     check_written(schema.names, sink.topic)
-    origin = Origin(uuid4().hex if job is None else job, 0, 0)
-    tallies = publish_rows(sink, tuple(schema.names), origin, map(_normal, batches))
+    ids = NumberedIds(uuid4().hex if job is None else job)
+    tallies = publish_rows(sink, tuple(schema.names), ids, map(_normal, batches))
     return tallies.total()
 
 
@@ -218,6 +218,11 @@ def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema
     first = next(batches, None)
     if first is None:
         return arrow_schema(), iter(())
+    if not isinstance(first, pa.RecordBatch):
+        raise InvalidInput(
+            f"rows contain {type(first).__name__} in place of a record batch",
+            hint="convert them: pyarrow.Table.from_pylist(rows)",
+        )
     return first.schema, itertools.chain([first], batches)
 
 

@@ -132,7 +132,6 @@ _INSTEAD_OF_KAFKA = {
     "kafkaConsumer.pollTimeoutMs": "use readTimeoutMs",
     "fetchOffset.numRetries": "use readTimeoutMs: requests are repeated until it is over",
     "fetchOffset.retryIntervalMs": "use readTimeoutMs: requests are repeated until it is over",
-    "startingOffsetsByTimestampStrategy": "remove it: without a message of that time, reading begins at the end",
     "useDeprecatedOffsetFetching": "remove it",
 }
 _BY_LOWER_NAME = {name.lower(): (name, hint) for name, hint in _INSTEAD_OF_KAFKA.items()}

@@ -199,6 +199,12 @@ class SourceOptions:
     fail_on_data_loss: bool = _option(True, read_bool, of_ranges=True)
     read_mode: Literal["offset", "channel"] = _option("offset", read_choice("offset", "channel"), "stream")
     reset_channel: bool = _option(False, read_bool, "stream", of_ranges=True)
+    # what a query with a new checkpoint does at a channel that is not where the options begin; None raises an error
+    existing_channel: Literal["continue"] | None = _option(None, read_choice("continue"), "stream", of_ranges=True)
+    # where a partition begins that has no message since its time
+    starting_offsets_by_timestamp_strategy: Literal["error", "latest"] = _option(
+        "latest", read_choice("error", "latest"), of_ranges=True
+    )
     read_timeout: float = _option(60.0, read_seconds, name="readTimeoutMs")
     arrow_batch_rows: int = _option(2000, read_number(1, 1_000_000))
     rdy: int = _option(1000, read_number(1, _MAX_RDY))
@@ -264,6 +270,11 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
         raise InvalidSetting(
             f"option channel={values['channel']!r} is invalid: the source itself uses channels that end with {MARK}"
         )
+    if "existingChannel" in present and values.get("reset_channel"):
+        raise InvalidSetting("options existingChannel and resetChannel contradict each other", hint="use one of them")
+    timed = {"startingTimestamp", "startingOffsetsByTimestamp"}
+    if "startingOffsetsByTimestampStrategy" in present and not present & timed:
+        raise InvalidSetting("option startingOffsetsByTimestampStrategy has no effect without a time to start at")
     if "maxTriggerDelay" in present and "minOffsetsPerTrigger" not in present:
         raise InvalidSetting("option maxTriggerDelay has no effect without minOffsetsPerTrigger")
     most, least = values.get("max_offsets_per_trigger"), values.get("min_offsets_per_trigger")
@@ -288,11 +299,17 @@ class SinkOptions:
     ack_batch_bytes: int = _option(1 << 20, read_number(1))
     max_rows_per_second: int | None = _option(None, read_number(1))
     bad_rows_topic: str | None = _option(None, check_topic)
+    job: str | None = _option(None, read_text, "batch")  # the first part of the ids of rows
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Self:
-        """Return the options of a query."""
+    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
+        """Return the options of a query; with ``streaming`` they are those of ``writeStream``."""
         values, settings = _read_all(given, "write")
+        if streaming and "job" in values:
+            raise InvalidSetting(
+                "option job is for batch writes only",
+                hint="remove it: the ids of a stream contain the id of its query and the number of the micro-batch",
+            )
         client = _client_config(values, settings, "write")
         bad_rows, bad_topic = values.pop("bad_rows", "fail"), values.get("bad_rows_topic")
         if bad_rows == "topic" and bad_topic is None:

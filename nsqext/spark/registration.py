@@ -20,7 +20,7 @@ import pyspark
 from pyspark.errors import AnalysisException
 
 from nsqext._version import __version__
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidState, NsqError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
+NAME = "nsqext"  # argument of `format()`
 _OLDEST = (4, 0)
 _OLDEST_ARROW = (18,)
 _NEEDED = "import nsqext, numpy, pandas, pyarrow, pyspark"
@@ -66,10 +67,26 @@ def register(spark: SparkSession) -> None:
         return
     from nsqext.spark.source import NsqDataSource
 
+    usual = context.pythonExec
     with _interpreter(context, spark.conf.get("spark.pyspark.python", None)):
         if not (context.master or "").startswith("local"):
             check_workers(_workers(context))
-        _add(spark, NsqDataSource)
+        if context.pythonExec != usual or not _is_found(spark):
+            _add(spark, NsqDataSource)
+
+
+def _is_found(spark: SparkSession) -> bool:
+    """Return whether the session has the format, which Spark has found by itself or an earlier call has registered.
+
+    Spark logs a warning if it is registered once more.
+    """
+    from py4j.protocol import Py4JError  # a client of Spark Connect has no py4j
+
+    try:
+        state: Any = spark._jsparkSession.sessionState()
+        return bool(state.dataSourceManager().dataSourceExists(NAME))
+    except (AttributeError, TypeError, Py4JError):  # not public: another version of Spark may lack it
+        return False
 
 
 def _add(spark: SparkSession, source: type[DataSource]) -> None:
@@ -112,7 +129,7 @@ def _unsupported(error: InvalidState) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            return "nsqext"
+            return NAME
 
     return Unsupported
 
@@ -217,18 +234,36 @@ def _problem(interpreter: str, path: list[str]) -> str:
 # Errors
 
 _ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$", re.MULTILINE)
+_OF_PROCESSES = {
+    re.compile(r"Python worker failed to connect back"): "PythonWorkerTooSlow: Spark gives a Python process 10 seconds "
+    "to start, and this machine was busy: start the query again with the same checkpoint",
+    re.compile(r"terminated with exception:\s*(?:SQLSTATE|=== |$)"): "PythonPlannerEnded: the Python process that "
+    "plans the stream was killed or ran out of memory: start the query again with the same checkpoint",
+    re.compile(r"Python worker exited unexpectedly"): "PythonWorkerEnded: a Python process of a task was killed or ran "
+    "out of memory: start the query again with the same checkpoint, or the job again",
+}
+"""What Spark says about processes, and what happened."""
 
 
 def root_cause(error: BaseException) -> str | None:
     """Return this package's error in a text of Spark: ``DataLoss: the messages from 0 to 5 …``.
 
-    Spark puts it between traces of Python and Java, and for streams the query's plan.
+    Spark puts it into the middle of a text with traces of Python and Java, and of streams with the query's plan. If a
+    Python process was killed or started too slowly, Spark's text does not say that: the result does.
+
+    Args:
+        error: an error that Spark or this package raised.
 
     Returns:
-        Kind and message; None for an error of other origin.
+        Kind and message; None if the cause is another one.
     """
-    found = _ERROR.findall(str(error))
-    return found[-1] if found else None
+    if isinstance(error, NsqError):
+        return f"{type(error).__name__}: {error}"
+    text = str(error)
+    found = _ERROR.findall(text)
+    if found:
+        return str(found[-1])
+    return next((cause for pattern, cause in _OF_PROCESSES.items() if pattern.search(text)), None)
 
 
 # Versions on the workers

@@ -126,8 +126,8 @@ class ShippedSource(DataSource):
 def _sent(name: str) -> Callable[..., Any]:
     """Return a method that sends the reader or writer from the source's method of this name."""
 
-    def method(self: ShippedSource, *arguments: Any) -> Any:
-        return shipped(getattr(self._source(), name)(*arguments), self.archive)
+    def method(self: ShippedSource, *arguments: Any, **keywords: Any) -> Any:
+        return shipped(getattr(self._source(), name)(*arguments, **keywords), self.archive)
 
     return method
 

@@ -25,6 +25,7 @@ from nsqext.spark.options import (
     table_options,
 )
 from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream
+from nsqext.spark.registration import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
         DataSourceWriter,
         SimpleDataSourceStreamReader,
     )
-
-FORMAT = "nsqext"  # argument of `format()`
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -60,7 +59,7 @@ class NsqDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the argument of ``format()``."""
-        return FORMAT
+        return NAME
 
     def schema(self) -> StructType:
         """Return the schema of read rows."""
@@ -106,12 +105,16 @@ class NsqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from nsqext.spark.write.sink import NsqWriter
 
-        return NsqWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
+        options = self._write_options(schema)
+        if overwrite:
+            raise InvalidSetting("a topic cannot be overwritten", hint='use mode("append")')
+        return NsqWriter(options, tuple(schema.fieldNames()))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a micro-batch; with ``overwrite`` (``complete``) it has all rows of the result."""
         from nsqext.spark.write.sink import NsqStreamWriter
 
-        return NsqStreamWriter(self._write_options(schema, overwrite), tuple(schema.fieldNames()))
+        return NsqStreamWriter(self._write_options(schema, streaming=True), tuple(schema.fieldNames()))
 
     def _read_options(self, schema: StructType, *, streaming: bool = False) -> SourceOptions:
         given = {**of_table(_kept_options(schema), "read"), **self.options}
@@ -122,16 +125,12 @@ class NsqDataSource(DataSource):
             check_stream(options)
         return evolve(options, columns=chosen_columns(schema, options.columns, options.headers_as_array))
 
-    def _write_options(self, schema: StructType, overwrite: bool) -> SinkOptions:
+    def _write_options(self, schema: StructType, *, streaming: bool = False) -> SinkOptions:
         # INSERT has no options; a write with options may have rows of a table that is not its target
         given = self.options or of_table(_kept_options(schema), "write")
         if not given:
             raise _no_options("write")
-        options = SinkOptions.parse(given)
-        if overwrite:
-            raise InvalidSetting(
-                "a topic cannot be overwritten", hint='use mode("append"); streams: outputMode("append")'
-            )
+        options = SinkOptions.parse(given, streaming=streaming)
         check_write_schema(schema, options.topic)
         return options
 

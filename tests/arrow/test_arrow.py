@@ -154,7 +154,7 @@ def test_types_of_text_and_bytes(servers: Servers, values_of: pa.Array) -> None:
 
 
 def test_headers_as_a_list_of_structs(servers: Servers) -> None:
-    """As Polars has them, which has no maps."""
+    """As libraries have them that have no maps."""
     topic = servers.make_topic("t", 1, extend=True)
     pair = pa.struct([("key", pa.large_string()), ("value", pa.large_string())])
     headers = pa.array([[{"key": "a", "value": "b"}], None], pa.large_list(pair))
@@ -230,6 +230,7 @@ def test_options_that_are_refused(servers: Servers) -> None:
         (pa.table({"value": [[1]], "topic": ["t"]}), "column value is list<"),
         (pa.table({"value": ["x"], "topic": ["t"], "partition": ["first"]}), "column partition is string"),
         (7, "int cannot be read as Arrow data"),
+        ([{"value": "x"}], "rows contain dict in place of a record batch"),
     ],
 )
 def test_rows_that_are_refused(servers: Servers, rows: Any, expected: str) -> None:
@@ -243,6 +244,8 @@ def test_bad_rows_go_to_a_topic(servers: Servers) -> None:
     assert nsqext.arrow.write(rows, servers.lookupd, topic=topic, bad_rows="topic", bad_rows_topic=bad) == 3
     assert values(nsqext.arrow.read(topic, servers.lookupd).read_all()) == [b"x", b"y"]
     assert b"the value is null" in values(nsqext.arrow.read(bad, servers.lookupd).read_all())[0]
+    with pytest.raises(InvalidInput, match=r"^row 1: the value is null"):
+        nsqext.arrow.write(rows, servers.lookupd, topic=topic)
 
 
 def test_polars(servers: Servers) -> None:

@@ -241,6 +241,27 @@ def test_bodies_are_restored_unless_it_is_turned_off() -> None:
     assert not SourceOptions.parse({**READ, "nsqext.decompress": "false"}).client.consumer().delivery.decompress
 
 
+def test_a_start_by_time_needs_a_time_for_its_strategy() -> None:
+    assert SourceOptions.parse(READ).starting_offsets_by_timestamp_strategy == "latest"
+    timed = {"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "error"}
+    assert SourceOptions.parse({**READ, **timed}).starting_offsets_by_timestamp_strategy == "error"
+    with pytest.raises(InvalidSetting, match="no effect without a time"):
+        SourceOptions.parse({**READ, "startingOffsetsByTimestampStrategy": "error"})
+
+
+def test_a_channel_is_continued_or_reset() -> None:
+    given = {**READ, "channel": "c", "startingOffsets": "earliest", "existingChannel": "continue"}
+    assert SourceOptions.parse(given, streaming=True).existing_channel == "continue"
+    with pytest.raises(InvalidSetting, match="existingChannel and resetChannel contradict"):
+        SourceOptions.parse({**given, "resetChannel": "true"}, streaming=True)
+
+
+def test_a_job_names_the_rows_of_a_batch() -> None:
+    assert SinkOptions.parse({**WRITE, "job": "day 1"}).job == "day 1"
+    with pytest.raises(InvalidSetting, match="option job is for batch writes only"):
+        SinkOptions.parse({**WRITE, "job": "day 1"}, streaming=True)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

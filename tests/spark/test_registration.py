@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidState
-from nsqext.spark import register, root_cause
+from nsqext.spark import register, registration, root_cause
 from nsqext.spark.registration import check_pyspark, check_workers, default_source, driver_python
 
 if TYPE_CHECKING:
@@ -38,6 +38,35 @@ def test_the_error_that_counts_is_found() -> None:
     )
     assert root_cause(StreamingQueryException(message=STREAM_FAILED)) == expected
     assert root_cause(ValueError("nsqext is not involved")) is None
+    assert root_cause(InvalidState("it is", topic="t")) == "InvalidState: it is (topic t)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:  SQLSTATE: XXKST\n=== Streaming",
+            "PythonPlannerEnded: ",
+        ),
+        ("SparkException: Python worker failed to connect back.", "PythonWorkerTooSlow: "),
+        ("Python worker exited unexpectedly (crashed)", "PythonWorkerEnded: "),
+    ],
+)
+def test_the_end_of_a_process_is_named(text: str, expected: str) -> None:
+    cause = root_cause(StreamingQueryException(message=text))
+    assert cause is not None
+    assert cause.startswith(expected)
+    assert "start the query again with the same checkpoint" in cause
+
+
+def test_a_session_that_has_found_the_format_registers_nothing(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would log a warning."""
+    added: list[object] = []
+    monkeypatch.setattr(registration, "_add", lambda *given: added.append(given))
+    register(spark)
+    assert added == []
 
 
 def test_versions_of_workers() -> None:

@@ -33,7 +33,7 @@ _PLAN = """
 source = found({"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "shipped"})
 schema = source.schema()
 sink = found({"lookupd": "127.0.0.1:1", "topic": "orders"})
-sent = [source.reader(schema), source.streamReader(schema), sink.streamWriter(schema, False), source]
+sent = [source.reader(schema=schema), source.streamReader(schema), sink.streamWriter(schema, False), source]
 Path(sys.argv[2]).write_bytes(cloudpickle.dumps(sent))
 """
 _TASK = """

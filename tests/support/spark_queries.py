@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ("Reading", "after_slow_starts", "post", "run_to_end", "starting", "wait_for")
+__all__ = ("Reading", "after_slow_starts", "forget_last_commit", "post", "run_to_end", "starting", "wait_for")
 
 T = TypeVar("T")
 
@@ -92,15 +92,20 @@ class Reading:
 
     def forget_commit(self) -> int:
         """Let Spark believe that the last batch was not done; returns its number."""
-        last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit())
-        for path in (self.checkpoint / "commits").iterdir():
-            if path.name in (str(last), f".{last}.crc"):
-                path.unlink()
-        return last
+        return forget_last_commit(self.checkpoint)
 
     def forget_all(self) -> None:
         """Let Spark believe that the query is new."""
         shutil.rmtree(self.checkpoint)
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """Let Spark believe that the last batch was not done; returns its number."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    for path in (checkpoint / "commits").iterdir():
+        if path.name in (str(last), f".{last}.crc"):
+            path.unlink()
+    return last
 
 
 def after_slow_starts(action: Callable[[], T]) -> T:

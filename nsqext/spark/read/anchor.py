@@ -44,7 +44,9 @@ class Anchors:
         self._admin = admin
         self._channel = options.channel or ""
         self._start_limit = options.start
+        self._start_strategy = options.starting_offsets_by_timestamp_strategy
         self._reset = options.reset_channel
+        self._continues = options.existing_channel == "continue"
         self._strict = options.fail_on_data_loss
         self._pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
         self._matched_at = float("-inf")
@@ -65,12 +67,14 @@ class Anchors:
         keys = [(topic, partition) for topic, found in read.items() for partition in found]
         anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel))
         existing = {key: count for key, count in anchors.items() if count is not None}
-        if not self._reset:
-            # Spark asks twice for the start of a new query
-            self._warn_of_ignored_start({key: count for key, count in existing.items() if key not in self._moved_to})
+        # Spark asks twice for the start of a new query
+        others = {key: count for key, count in existing.items() if key not in self._moved_to}
+        checked = [] if self._reset or self._continues or not self._start_limit.option else list(others)
         missing = [key for key in keys if self._reset or key not in existing]
-        bounds = await self._admin.survey(missing) if missing else {}
+        needed = {*missing, *checked}
+        bounds = await self._admin.survey(sorted(needed)) if needed else {}
         starts = await gather(missing, lambda key: self._start(key, bounds[key]))
+        await self._check_start(checked, others, bounds)
         await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
         self._moved_to |= counts
@@ -82,26 +86,47 @@ class Anchors:
         else:
             await self._admin.create_anchor(*key, self._channel, count)
 
-    def _warn_of_ignored_start(self, existing: Mapping[Key, int]) -> None:
-        if not self._start_limit.option or not existing:
+    async def _check_start(self, keys: list[Key], existing: Mapping[Key, int], bounds: Mapping[Key, Bounds]) -> None:
+        """Raise an error if a query with a new checkpoint would not begin where its options say.
+
+        A query that failed in its first batch is like that, but finds the anchors where it has put them. The latest
+        message was another one then.
+        """
+        if not keys:
             return
-        (topic, partition), count = next(iter(existing.items()))
-        logger.warning(
-            "option %s is ignored: the channel %s exists at %d partitions, and the query starts at its position (%d in "
-            "topic %s, partition %d); use a new channel, or resetChannel=true",
-            self._start_limit.option,
-            self._channel,
-            len(existing),
-            count,
-            topic,
-            partition,
-        )
+        if self._start_limit.is_latest:
+            topic, partition = keys[0]
+            logger.warning(
+                "option %s is ignored: the channel %s exists at %d partitions, and the query starts at its position "
+                "(%d in topic %s, partition %d); use a new channel for a new query",
+                self._start_limit.option,
+                self._channel,
+                len(keys),
+                existing[keys[0]],
+                topic,
+                partition,
+            )
+            return
+        begin = await gather(keys, lambda key: self._start(key, bounds[key]))
+        for (topic, partition), count in begin.items():
+            found = existing[topic, partition]
+            if found != count:
+                raise InvalidState(
+                    f"the channel {self._channel} exists and is at message {found}, but {self._start_limit.option} "
+                    f"begins at {count}, and the checkpoint is new",
+                    topic=topic,
+                    partition=partition,
+                    hint="resetChannel=true begins at the option, existingChannel=continue at the channel's position; "
+                    "a query that reads the topic for another purpose needs a channel of its own",
+                )
 
     async def _start(self, key: Key, bounds: Bounds) -> int:
         since = self._start_limit.time_of(key)
         if since is None:
             return self._start_limit.first_count(key, bounds, strict=self._strict)
-        return max(await self._admin.count_at(*key, since), bounds.start)
+        return self._start_limit.since(
+            key, await self._admin.count_at(*key, since), bounds, strategy=self._start_strategy
+        )
 
     async def create(self, key: Key, count: int) -> None:
         """Create a partition's missing anchor; not of a deleted topic without ``failOnDataLoss``."""
@@ -163,7 +188,7 @@ class Anchors:
                     f"another client moved the anchor channel {self._channel} from {expected} to {state.anchor}",
                     topic=topic,
                     partition=partition,
-                    hint="each query needs a channel of its own that has no consumers",
+                    hint="each query, and each side of a self-join, needs a channel of its own that has no consumers",
                 )
         return found
 

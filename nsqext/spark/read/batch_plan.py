@@ -71,13 +71,15 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin
     topic, partition = key
     start = options.start.first_count(key, bounds, strict=options.fail_on_data_loss)
     end = options.end.last_count(key, bounds)
-    if start > end:
+    if start > end and (options.fail_on_data_loss or start < bounds.end):
         raise InvalidSetting(
             f"startingOffsets is {start}, after endingOffsets, {end}", topic=topic, partition=partition
         )
     start = max(start, pruning.start)
     end = end if pruning.end is None else min(end, pruning.end)
     first, last = options.start.time_of(key), options.end.time_of(key)
+    if first is not None and options.starting_offsets_by_timestamp_strategy == "error":
+        options.start.since(key, await admin.count_at(topic, partition, first), bounds, strategy="error")
     since = max((time for time in (first, pruning.since) if time is not None), default=None)
     until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:

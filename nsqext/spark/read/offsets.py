@@ -227,8 +227,9 @@ class RangeLimit:
         """Return a partition's first message; where times determine it, the first retained message.
 
         If it is not retained any more, raises `DataLoss` with ``strict``; otherwise returns the first retained message.
+        If it is after the end, raises InvalidSetting with ``strict``; otherwise returns the end.
         """
-        asked = self._count(key, bounds, bounds.start)
+        asked = self._count(key, bounds, bounds.start, strict=strict)
         if asked < bounds.start and strict:
             raise DataLoss(
                 f"startingOffsets is {asked}, but the first retained message is {bounds.start}",
@@ -242,15 +243,29 @@ class RangeLimit:
         """Return the number behind a partition's last message; where times determine it, its end."""
         return max(self._count(key, bounds, bounds.end), bounds.start)
 
-    def _count(self, key: Key, bounds: Bounds, default: int) -> int:
+    def since(self, key: Key, count: int, bounds: Bounds, *, strategy: str) -> int:
+        """Return the number of the first message since the time of a partition; its end if it has no such message.
+
+        With the strategy ``error``, a partition without such a message raises InvalidInput.
+        """
+        if strategy == "error" and count >= bounds.end:
+            raise InvalidInput(
+                f"no message was published since {self.option}={self.of(*key)}",
+                topic=key[0],
+                partition=key[1],
+                hint="startingOffsetsByTimestampStrategy=latest begins at the end",
+            )
+        return max(count, bounds.start)
+
+    def _count(self, key: Key, bounds: Bounds, default: int, *, strict: bool = True) -> int:
         if self.timed:
             return default
         found = self.of(*key)
         asked = {EARLIEST: bounds.start, LATEST: bounds.end}.get(found, found)
-        if asked > bounds.end:
+        if asked > bounds.end and strict:
             text = f"{self.option} is {asked}, but the partition ends at {bounds.end}"
             raise InvalidSetting(text, topic=key[0], partition=key[1])
-        return asked
+        return min(asked, bounds.end)
 
 
 def parse_starting(text: str) -> RangeLimit:

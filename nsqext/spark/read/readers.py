@@ -39,6 +39,7 @@ from nsqext.spark.pyspark_features import (
 from nsqext.spark.read.batch_plan import Pruning, plan, read_ranges, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
 from nsqext.spark.read.offsets import Range, dump, load, plan_tasks
+from nsqext.spark.read.planner_lock import PlannerLock, is_planner
 from nsqext.spark.read.stream_planner import StreamPlanner, dump_last, load_last
 
 if TYPE_CHECKING:
@@ -178,9 +179,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._planner: StreamPlanner | None = None
         self._planned: dict[str, Any] | None = None
+        self._lock: PlannerLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_planner": None, "_planned": None}
+        return {"_options": self._options, "_planner": None, "_planned": None, "_lock": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch: ``maxOffsetsPerTrigger`` or ``maxBytesPerTrigger``."""
@@ -252,8 +254,16 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is not None:
             planner, self._planner = self._planner, None
             portal.call(planner.aclose)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _call(self, method: Callable[[StreamPlanner], Coroutine[Any, Any, T]]) -> T:
+        if self._lock is None and is_planner():
+            lock = PlannerLock(self._options)
+            lock.acquire()
+            self._lock = lock
+
         async def call() -> T:
             if self._planner is None:
                 self._planner = StreamPlanner(

@@ -23,6 +23,7 @@ from nsqext.errors import (
     TopicNotFound,
     TopicNotReady,
 )
+from nsqext.spark.write.row_ids import row_name
 from nsqext.spark.write.row_mapper import Group, RowMapper
 from nsqext.sync.loop import OpenLoop, call
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from nsqext.spark.cluster.client_config import ClientConfig
     from nsqext.spark.options import SinkOptions
-    from nsqext.spark.write.row_mapper import Chunk, Origin, Target
+    from nsqext.spark.write.row_ids import RowIds
+    from nsqext.spark.write.row_mapper import Chunk, Target
     from nsqext.types import Receipt, TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
@@ -46,7 +48,7 @@ _LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 class RowPublisher:
     """Publishes chunks with the caller's open producer."""
 
-    def __init__(self, config: ClientConfig, task: int, describe: Describe | None = None) -> None:
+    def __init__(self, config: ClientConfig, task: int | None, describe: Describe | None = None) -> None:
         self.tallies: Tallies = Counter()
         self._task = task
         # makes the message for a row that cannot be published; None raises the row's error
@@ -116,8 +118,7 @@ class RowPublisher:
         """Return an error that names the row."""
         named = (InvalidInput, DeliveryUnknown, TopicNotFound, TopicNotReady)
         kind = type(error) if isinstance(error, named) else PublishFailed
-        where = f"row {row} of Spark partition {self._task}"
-        failed = kind(f"{where}: {error.message}", hint=error.hint, **error.where)
+        failed = kind(f"{row_name(row, self._task)}: {error.message}", hint=error.hint, **error.where)
         failed.attempts = error.attempts
         failed.__cause__ = error
         return failed
@@ -125,7 +126,7 @@ class RowPublisher:
 
 def publish_chunks(
     config: ClientConfig,
-    task: int,
+    task: int | None,
     chunks_of: Callable[[Callable[[str], TopicMeta]], Iterable[Chunk]],
     describe: Describe | None = None,
 ) -> Tallies:
@@ -151,37 +152,39 @@ def publish_chunks(
     return publisher.tallies
 
 
-def wait_logging(pending: Future[None], task: int) -> None:
+def _place(task: int | None) -> str:
+    return "" if task is None else f"Spark partition {task}: "
+
+
+def wait_logging(pending: Future[None], task: int | None) -> None:
     """Wait until a chunk is published; log a long wait, because the producer's retries are silent."""
     began = time.monotonic()
     while not wait([pending], timeout=_LOG_INTERVAL).done:
         logger.warning(
-            "Spark partition %d: messages were not acknowledged for %.0f s; the producer tries again",
-            task,
+            "%smessages were not acknowledged for %.0f s; the producer tries again",
+            _place(task),
             time.monotonic() - began,
         )
     pending.result()
 
 
 def publish_rows(
-    options: SinkOptions, columns: tuple[str, ...], origin: Origin, batches: Iterator[pa.RecordBatch]
+    options: SinkOptions, columns: tuple[str, ...], ids: RowIds, batches: Iterator[pa.RecordBatch]
 ) -> Tallies:
     """Publish a task's rows; return the published messages by topic and partition.
 
     An error for an invalid or unstored row has the row's number in its message.
     """
     rate, bad = options.max_rows_per_second, options.bad_rows_topic
-    mapper = RowMapper(options, columns, origin)
+    mapper = RowMapper(options, columns, ids)
 
     def chunks(meta: Callable[[str], TopicMeta]) -> Iterable[Chunk]:
         found = mapper.chunks(batches, meta)
         return found if rate is None else paced(found, rate)
 
-    tallies = publish_chunks(options.client, origin.partition, chunks, None if bad is None else mapper.describe)
+    tallies = publish_chunks(options.client, ids.partition, chunks, None if bad is None else mapper.describe)
     if found := sum(count for (topic, _), count in tallies.items() if topic == bad):
-        logger.warning(
-            "Spark partition %d: %d rows could not be published; %s describes them", origin.partition, found, bad
-        )
+        logger.warning("%s%d rows could not be published; %s describes them", _place(ids.partition), found, bad)
     return tallies
 
 

@@ -1,26 +1,19 @@
-"""Rows of record batches as messages, by topic and partition.
-
-A row's id stays the same when a task or batch is repeated, so that readers can remove duplicates. It is
-``query/batch/partition/row``. For a stream, query is the query's id in its checkpoint, and batch the number of the
-micro-batch; for a batch, they are a random number and 0. Partition is the task's. The id is stable if a repeated
-computation returns the rows in the same order and partitions.
-"""
+"""Rows of record batches as messages, grouped by topic and partition."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from attrs import define, field, frozen
+from attrs import define, field
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.request import with_trace_ids
@@ -29,71 +22,15 @@ from nsqext.protocol.client.commands import TRACE_SIZE
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.spark.columns import ONLY_READ, WRITABLE
 from nsqext.spark.write.header_column import Pair, as_stored
+from nsqext.spark.write.row_ids import TASK_SUFFIX, row_name
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
     from nsqext.spark.options import SinkOptions
+    from nsqext.spark.write.row_ids import BatchIds, RowIds
     from nsqext.types import TopicMeta
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-
-# properties of a task that name its query and micro-batch
-_QUERY = "sql.streaming.queryId"
-_BATCH = "streaming.sql.batchId"
-
-
-@frozen
-class Origin:
-    """Origin of rows."""
-
-    query: str  # id of the streaming query; random for a batch
-    batch: int  # number of the micro-batch; 0 for a batch
-    partition: int  # of the task
-
-    @classmethod
-    def of_job(cls, job: str) -> Self:
-        """Return the origin of the current task's rows in a batch."""
-        from pyspark import TaskContext  # nsqext.arrow has no Spark
-
-        context = TaskContext.get()
-        return cls(job, 0, context.partitionId() if context is not None else 0)
-
-    @classmethod
-    def of_query(cls, job: str) -> Self:
-        """Return the origin of the current task's rows in a micro-batch; of the job if Spark names no query."""
-        from pyspark import TaskContext  # nsqext.arrow has no Spark
-
-        context = TaskContext.get()
-        query = context.getLocalProperty(_QUERY) if context is not None else None
-        batch = context.getLocalProperty(_BATCH) if context is not None else None
-        if context is None or query is None or batch is None:
-            return cls.of_job(job)
-        return cls(query, int(batch), context.partitionId())
-
-    def row_id(self, row: int) -> str:
-        return f"{self.query}/{self.batch}/{self.partition}/{row}"
-
-    def row_ids(self, first: int, count: int) -> list[str]:
-        prefix = f"{self.query}/{self.batch}/{self.partition}/"
-        return [f"{prefix}{row}" for row in range(first, first + count)]
-
-    def trace_ids(self, first: int, count: int) -> list[int]:
-        """Return 64-bit ids of consecutive rows, for topics without extend headers; never 0 (no trace id).
-
-        A hash of the origin, and of the row by SplitMix64, which gives a task's rows different ids.
-        """
-        origin = f"{self.query}/{self.batch}/{self.partition}"
-        seed = np.uint64(int.from_bytes(blake2b(origin.encode(), digest_size=8).digest(), "big"))
-        # wraps around, as it must
-        mixed = seed + np.arange(first + 1, first + count + 1, dtype=np.uint64) * _GAMMA
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * _FACTORS[0]
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * _FACTORS[1]
-        mixed ^= mixed >> np.uint64(31)
-        mixed[mixed == 0] = 1
-        found: list[int] = mixed.tolist()
-        return found
-
+logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _U64 = (1 << 64) - 1
 _MESSAGE = 64
@@ -151,17 +88,20 @@ class Chunk:
 class RowMapper:
     """Converts one task's rows to messages."""
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...], origin: Origin) -> None:
+    def __init__(self, options: SinkOptions, columns: tuple[str, ...], ids: RowIds) -> None:
         client = options.client.producer()
         self._options = options
         self._names = columns
-        self._origin = origin
+        self._ids = ids
         self._most_rows = min(client.max_batch_count, options.max_rows_per_second or sys.maxsize)  # of a chunk
         self._max_message_size = client.max_message_size
         self._most_traced = client.max_message_size - TRACE_SIZE  # bytes of a body that leaves room for a trace id
         self._ask: Callable[[str], TopicMeta]
         self._metas: dict[str, TopicMeta] = {}
         self._row = 0
+        self._of_batch: BatchIds  # ids of the rows of the current batch
+        self._first = 0  # number of its first row
+        self._warned = False
 
     def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
         """Return the rows as chunks of messages; ``meta`` returns a topic's meta.
@@ -174,9 +114,11 @@ class RowMapper:
         chunk = Chunk()
         limit, most = self._options.ack_batch_bytes, self._most_rows
         for batch in batches:
-            uniform = self._uniform(batch)
+            columns = dict(zip(self._names, batch.columns, strict=True))
+            self._of_batch, self._first = self._ids.of_batch(columns, self._row), self._row
+            uniform = self._uniform(columns)
             if uniform is None:
-                for row in zip(*self._columns(batch), strict=False):
+                for row in zip(*self._values(columns), strict=False):
                     target, message, size = self._message_or_description(row)
                     if chunk.count and (chunk.size + size > limit or chunk.count >= most):
                         yield chunk
@@ -203,13 +145,12 @@ class RowMapper:
             yield chunk
 
     def _uniform(
-        self, batch: pa.RecordBatch
+        self, found: Mapping[str, pa.Array]
     ) -> tuple[Target, Sequence[bytes | OutgoingMessage], list[int], list[int]] | None:
         """Return messages, trace ids and sums of sizes of a batch whose rows differ only in value and key.
 
         Costs half of single rows. None for other batches.
         """
-        found = dict(zip(self._names, batch.columns, strict=True))
         topic, values = self._options.topic, found["value"]
         if topic is None or values.null_count or not found.keys() <= {"value", "key", "topic", *ONLY_READ}:
             return None
@@ -217,20 +158,20 @@ class RowMapper:
             meta = self._metas.get(topic) or self._resolve(topic)[1]
         except InvalidInput as error:
             raise self._located(error, topic) from error.__cause__
-        bodies, keys, first = _bytes(values), _bytes(found.get("key")), self._row
+        bodies, keys, ids = _bytes(values), _bytes(found.get("key")), self._of_batch
         overhead = _MESSAGE
         messages: Sequence[bytes | OutgoingMessage]
         traces: list[int] = []
         if meta.extend_support:
             name = self._options.idempotence_header
-            ids = self._origin.row_ids(first, len(values))
             messages = [
-                OutgoingMessage(body, {name: row_id}, None, None, key)
-                for body, row_id, key in zip(bodies, ids, keys, strict=False)
+                OutgoingMessage(body, ids.headers(name, row), None, None, key)
+                for row, (body, key) in enumerate(zip(bodies, keys, strict=False))
             ]
-            overhead += len(name) + len(ids[-1]) if ids else 0
+            overhead += _size_of(ids.headers(name, -1)) if messages else 0
         elif meta.partition_num and (pc.max(pc.binary_length(values)).as_py() or 0) <= self._most_traced:
-            traces = self._origin.trace_ids(first, len(values))
+            self._warn_of_equal_rows(topic)
+            traces = ids.traces
             if "key" in found:
                 messages = [
                     OutgoingMessage(body, None, None, trace, key)
@@ -256,19 +197,23 @@ class RowMapper:
     def describe(
         self, row: int, error: NsqError, fields: Mapping[str, Any]
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        """Return the message that describes an unpublishable row, with the row's id."""
-        body = describe_row(row, self._origin.partition, error, fields, self._max_message_size)
-        return self._message(body, self._options.bad_rows_topic, None, None, None, None, None, row=row)
+        """Return the message that describes a row which cannot be published; its id follows what the row contains."""
+        headers = fields.get("headers")
+        if isinstance(headers, Mapping):  # the task is another one when the batch is run again
+            task = f"{self._options.idempotence_header}{TASK_SUFFIX}"
+            fields = {**fields, "headers": {name: text for name, text in headers.items() if name != task} or None}
+        body = describe_row(row, self._ids.partition, error, fields, self._max_message_size)
+        ids = self._ids.of_description(row, orjson.dumps(_members(fields), default=str))
+        return self._message(body, self._options.bad_rows_topic, None, None, None, None, None, described=ids)
 
     def _located(self, error: InvalidInput, topic: str | None) -> InvalidInput:
         """Return an error that names the current row."""
-        error.message = f"row {self._row} of Spark partition {self._origin.partition}: {error.message}"
+        error.message = f"{row_name(self._row, self._ids.partition)}: {error.message}"
         error.at(topic=topic)
         return error
 
-    def _columns(self, batch: pa.RecordBatch) -> list[Iterable[Any]]:
+    def _values(self, found: Mapping[str, pa.Array]) -> list[Iterable[Any]]:
         """Return the values of `WRITABLE`; the option `topic` replaces the column."""
-        found = dict(zip(self._names, batch.columns, strict=True))
         columns: list[Iterable[Any]] = [
             (_bytes if name in ("value", "key", "header") else _values)(found.get(name)) for name in WRITABLE
         ]
@@ -286,9 +231,9 @@ class RowMapper:
         trace_id: int | None,
         tag: str | None,
         header: bytes | None = None,
-        row: int | None = None,
+        described: BatchIds | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        row = self._row if row is None else row
+        ids, index = (self._of_batch, self._row - self._first) if described is None else (described, 0)
         try:
             meta = self._metas.get(topic) if topic is not None else None
             if meta is None or topic is None:
@@ -314,16 +259,24 @@ class RowMapper:
         if meta.extend_support:
             name = self._options.idempotence_header
             if headers is None or name not in headers:
-                headers = {**(headers or {}), name: self._origin.row_id(row)}
+                headers = {**(headers or {}), **ids.headers(name, index)}
         elif trace is None and meta.partition_num and len(value) <= self._most_traced:
-            trace = self._origin.trace_ids(row, 1)[0]
+            self._warn_of_equal_rows(topic)
+            trace = ids.traces[index]
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
             return target, value, len(value)
-        size = len(value) + (
-            sum(map(len, headers)) + sum(len(text or "") for text in headers.values()) if headers else 0
-        )
+        size = len(value) + (_size_of(headers) if headers else 0)
         return target, OutgoingMessage(value, headers, tag, trace, key), size
+
+    def _warn_of_equal_rows(self, topic: str) -> None:
+        if self._of_batch.ambiguous and not self._warned:
+            self._warned = True
+            logger.warning(
+                "topic %s has no extend headers: dedupe would remove equal rows that other tasks of the batch publish; "
+                "keep the columns topic and message_id of the read, or add the column trace_id",
+                topic,
+            )
 
     def _resolve(self, topic: str | None) -> tuple[str, TopicMeta]:
         """Return the meta of a topic at its first row."""
@@ -331,6 +284,10 @@ class RowMapper:
             raise InvalidName("the row has no topic", hint="fill the column topic, or use the option topic")
         meta = self._metas[topic] = self._ask(check_topic(topic))
         return topic, meta
+
+
+def _size_of(headers: Mapping[str, str]) -> int:
+    return sum(map(len, headers)) + sum(len(text or "") for text in headers.values())
 
 
 def _values(column: pa.Array | None) -> Iterable[Any]:
@@ -369,13 +326,15 @@ def _bytes(column: pa.Array | None) -> Any:
     return values
 
 
-def describe_row(row: int, task: int, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
+def describe_row(row: int, task: int | None, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
     """Return why a row cannot be published, with its content, as a JSON object.
 
     Without null fields. Bytes that are not UTF-8 are in Base64, in a member with the suffix ``_base64``. A description
     above ``max_size`` bytes has ``value_size`` in place of value and headers.
     """
-    about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row, "task": task}
+    about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row}
+    if task is not None:
+        about["task"] = task
     described = orjson.dumps({**about, **_members(fields)}, default=str)
     if len(described) <= max_size:
         return described

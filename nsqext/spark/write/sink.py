@@ -1,7 +1,7 @@
 """The sinks: publish the rows of a batch or of a stream's micro-batches.
 
 A task is complete when all its messages are acknowledged. Commit and abort only log: a stored message cannot be
-removed, so a repeated task publishes its rows again. Rows have an id, see `nsqext.spark.write.row_mapper`, by which
+removed, so a repeated task publishes its rows again. Rows have an id, see `nsqext.spark.write.row_ids`, by which
 `dedupe` removes rows published more than once.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from attrs import frozen
+from pyspark.sql import Window
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType
@@ -21,7 +22,7 @@ from nsqext.errors import InvalidInput
 from nsqext.spark.options import ID_HEADER
 from nsqext.spark.pyspark_features import DataSourceStreamArrowWriter
 from nsqext.spark.write.publisher import publish_rows
-from nsqext.spark.write.row_mapper import Origin
+from nsqext.spark.write.row_ids import TASK_SUFFIX, ContentIds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,16 +43,17 @@ class Written(WriterCommitMessage):
 class _TaskWriter:
     """Publishes the rows of tasks."""
 
-    _origin = staticmethod(Origin.of_job)
-
     def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._job = uuid4().hex
+        self._run = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a task's rows; return after every message is acknowledged."""
-        return Written(publish_rows(self._options, self._columns, self._origin(self._job), iterator))
+        return Written(publish_rows(self._options, self._columns, self._ids(), iterator))
+
+    def _ids(self) -> ContentIds:
+        return ContentIds.of_job(self._run, self._options.job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
         _log("written", messages, batchId)
@@ -80,19 +82,24 @@ class NsqWriter(_TaskWriter, DataSourceArrowWriter):
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Publishes the rows of micro-batches."""
 
-    _origin = staticmethod(Origin.of_query)
+    def _ids(self) -> ContentIds:
+        return ContentIds.of_query(self._run)
 
 
-_ID = "__nsqext_id"
+_ID, _TASK, _BASE, _NUMBER = "__nsqext_id", "__nsqext_task", "__nsqext_base", "__nsqext_number"
 _WATERMARK = "spark.watermarkDelayMs"
 _NEEDED = ("topic", "partition", "offset", "trace_id")
+_NUMBERED = "(/[0-9a-f]{16})-([0-9]+)$"  # the end of the id of a row that has equal ones before it
 
 
 def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
-    """Return rows of topics without the duplicates of repeated tasks of the sink.
+    """Return rows of topics without duplicates that a repeated task or micro-batch of the sink has published.
 
-    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row per id
-    stays, and every row without an id.
+    Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
+    stays, and every row without an id. Rows that earlier versions published have other ids, which count as well.
+
+    A batch may contain equal rows without a position that several tasks published: as many stay as the run with most of
+    them published. A stream, and trace ids, take them for duplicates of each other.
 
     A stream with a watermark drops older ids (``dropDuplicatesWithinWatermark``); without a watermark, the state keeps
     all ids.
@@ -111,19 +118,42 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     if missing:
         raise InvalidInput(f"column {missing[0]} is missing", hint="call dedupe on the rows as they were read")
     choices: list[Column] = []
+    task = sf.lit(None).cast("string")
     if "headers" in rows.columns:
         headers = sf.col("headers")
         if isinstance(rows.schema["headers"].dataType, ArrayType):
             headers = sf.map_from_entries(headers)
         choices.append(sf.concat(sf.lit("header:"), headers.getItem(header).cast("string")))
+        task = headers.getItem(f"{header}{TASK_SUFFIX}").cast("string")
     if not choices if trace_ids is None else trace_ids:
         trace = sf.concat(sf.lit("trace:"), sf.col("trace_id").cast("string"))
         choices.append(sf.when(sf.col("trace_id") != 0, trace))
     # the position of a row without an id, which is unique
     place = sf.concat_ws(":", sf.lit("at"), sf.col("partition").cast("string"), sf.col("offset").cast("string"))
     marked = rows.withColumn(_ID, sf.coalesce(*choices, place))
-    if rows.isStreaming and any(_WATERMARK in field.metadata for field in rows.schema):
-        single = marked.dropDuplicatesWithinWatermark(["topic", _ID])
-    else:
-        single = marked.dropDuplicates(["topic", _ID])
-    return single.drop(_ID)
+    if not rows.isStreaming:
+        return _numbered(marked.withColumn(_TASK, task)) if "headers" in rows.columns else _single(marked)
+    if any(_WATERMARK in field.metadata for field in rows.schema):
+        return marked.dropDuplicatesWithinWatermark(["topic", _ID]).drop(_ID)
+    return _single(marked)
+
+
+def _single(marked: DataFrame) -> DataFrame:
+    return marked.dropDuplicates(["topic", _ID]).drop(_ID)
+
+
+def _numbered(marked: DataFrame) -> DataFrame:
+    """Return one row of each id, where equal rows without a position are numbered within the run that published them.
+
+    A run that was interrupted has numbers that the complete one has as well.
+    """
+    within_run = Window.partitionBy("topic", _BASE, sf.substring_index(_TASK, "/", 1)).orderBy(_TASK, _ID)
+    number = sf.when(sf.col(_TASK).isNotNull(), sf.dense_rank().over(within_run))
+    own = sf.when(sf.col(_ID).rlike(_NUMBERED), sf.regexp_extract(_ID, _NUMBERED, 2).cast("int") + 1)
+    single = (
+        marked.withColumn(_BASE, sf.regexp_replace(_ID, _NUMBERED, "$1"))
+        .repartition("topic", _BASE)  # once for both of what follows
+        .withColumn(_NUMBER, sf.coalesce(number, own, sf.lit(1)))
+        .dropDuplicates(["topic", _BASE, _NUMBER])
+    )
+    return single.drop(_ID, _TASK, _BASE, _NUMBER)

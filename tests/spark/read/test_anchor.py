@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext.errors import DataLoss, InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
+from nsqext.errors import (
+    DataLoss,
+    InvalidInput,
+    InvalidPartition,
+    InvalidSetting,
+    InvalidState,
+    PartitionUnavailable,
+    TopicNotFound,
+)
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.planning import PartitionState
@@ -88,12 +96,32 @@ async def test_a_crash_between_two_anchors_leaves_the_first_one_where_it_is() ->
     assert begun == {("orders", 0): 50 if first == 50 else 57, ("orders", 1): 37}
 
 
-async def test_a_channel_with_a_new_checkpoint_continues_at_the_anchor() -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"startingOffsets": "earliest"}, "is at message 44, but startingOffsets begins at 10"),
+        ({"startingOffsets": '{"orders": {"0": 43, "1": 0}}'}, "is at message 44, but startingOffsets begins at 43"),
+        ({"startingTimestamp": "1700000000000"}, "is at message 44, but startingTimestamp begins at 17"),
+    ],
+)
+async def test_a_channel_is_not_where_a_new_checkpoint_wants_to_begin(given: dict[str, str], expected: str) -> None:
     servers = pretended(p0=44)
-    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {
-        ("orders", 0): 44,
-        ("orders", 1): 0,
-    }
+    servers.times = {1_700_000_000_000: 17}
+    with pytest.raises(InvalidState, match=expected) as caught:
+        await Anchors(servers.admin, options(**given)).begin()
+    assert "resetChannel=true" in str(caught.value)
+    assert "existingChannel=continue" in str(caught.value)
+    assert servers.logs["orders", 1].anchor is None, "nothing was created"
+    continued = await Anchors(servers.admin, options(**given, existingChannel="continue")).begin()
+    assert continued["orders", 0] == 44
+
+
+async def test_a_query_that_failed_in_its_first_batch_begins_again() -> None:
+    """Spark requests its start once more; the anchors are there."""
+    servers = pretended(p0=10)
+    for _ in range(2):
+        begun = await Anchors(servers.admin, options(startingOffsets="earliest")).begin()
+        assert begun == {("orders", 0): 10, ("orders", 1): 0}
 
 
 async def test_a_channel_is_reset_on_demand() -> None:
@@ -308,11 +336,12 @@ async def test_a_survey_reports_partitions_without_an_anchor() -> None:
     }
 
 
-async def test_a_start_that_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_latest_start_that_is_ignored_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be the restart of a query that failed in its first batch: the latest message was another one then."""
     servers = pretended(p0=20, p1=5)
     await Anchors(servers.admin, options()).begin()
     assert caplog.records == []
-    assert await Anchors(servers.admin, options(startingOffsets="earliest")).begin() == {
+    assert await Anchors(servers.admin, options(startingOffsets="latest")).begin() == {
         ("orders", 0): 20,
         ("orders", 1): 5,
     }
@@ -332,7 +361,11 @@ async def test_a_time_for_each_partition() -> None:
     times = '{"orders": {"0": 1000, "1": 2000}}'
     begun = await Anchors(servers.admin, options(startingOffsetsByTimestamp=times)).begin()
     assert begun == {("orders", 0): 15, ("orders", 1): 7}
-    servers.logs["orders", 1].anchor = None
+    servers = pretended()
+    servers.times = {1000: 15, 2000: 30}
+    strict = options(startingOffsetsByTimestamp=times, startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(InvalidInput, match=r"no message was published since startingOffsetsByTimestamp=2000 .*latest"):
+        await Anchors(servers.admin, strict).begin()
     with pytest.raises(InvalidSetting, match="no time for this partition"):
         await Anchors(servers.admin, options(startingOffsetsByTimestamp='{"orders": {"0": 1000}}')).begin()
 

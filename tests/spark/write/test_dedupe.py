@@ -62,6 +62,30 @@ def test_one_row_of_each_id_is_kept(spark: SparkSession) -> None:
     assert len(offsets(dedupe(rows, header="other"))) == 9
 
 
+def test_equal_rows_of_several_tasks_stay_as_often_as_a_run_published_them(spark: SparkSession) -> None:
+    """The first run was interrupted; the second one had its rows in other tasks."""
+    content = "q/0/0123456789abcdef"
+    published = [
+        *((content, "first/0"), (content, "first/1"), (content, "first/1")),
+        *((content, "second/0"), (f"{content}-1", "second/0"), (f"{content}-1", "second/0"), (content, "second/2")),
+        *(("q/0/fedcba9876543210", "first/1"), ("q/0/fedcba9876543210", "second/0")),
+    ]
+    rows = [
+        row(offset, headers={"nsqext_id": name, "nsqext_id_task": task})
+        for offset, (name, task) in enumerate(published)
+    ]
+    kept = offsets(dedupe(frame(spark, rows)))
+    assert len(kept) == 4
+    assert len([offset for offset in kept if offset < 7]) == 3
+
+
+def test_ids_of_earlier_versions_are_understood(spark: SparkSession) -> None:
+    rows = [marked(0, "q/0/0/0"), marked(1, "q/0/0/1"), marked(2, "q/0/0/0"), marked(3, "q/0/1/0")]
+    # and numbers of rows that need no task
+    rows += [marked(4, "q/0/0123456789abcdef"), marked(5, "q/0/0123456789abcdef-1"), marked(6, "q/0/0123456789abcdef")]
+    assert len(offsets(dedupe(frame(spark, rows)))) == 5
+
+
 def test_without_headers_trace_ids_count(spark: SparkSession) -> None:
     rows = frame(
         spark,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write import publisher
 from nsqext.spark.write.publisher import paced, publish_rows
-from nsqext.spark.write.row_mapper import Chunk, Origin
+from nsqext.spark.write.row_ids import NumberedIds
+from nsqext.spark.write.row_mapper import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,5 +78,5 @@ def test_a_task_publishes_at_the_rate_of_the_option(servers: Servers, monkeypatc
     topic = servers.make_topic("paced", 1)
     options = SinkOptions.parse({**servers.options, "topic": topic, "maxRowsPerSecond": "40"})
     batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(100)])})
-    assert publish_rows(options, ("value",), Origin.of_job("job"), iter([batch]))[topic, 0] == 100
+    assert publish_rows(options, ("value",), NumberedIds("job"), iter([batch]))[topic, 0] == 100
     assert found == [(40, 40), (40, 40), (40, 20)], "no chunk has more than the rows of a second"

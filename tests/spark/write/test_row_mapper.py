@@ -13,10 +13,12 @@ from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
-from nsqext.spark.write.row_mapper import Chunk, Origin, RowMapper
+from nsqext.spark.write.row_ids import NumberedIds
+from nsqext.spark.write.row_mapper import Chunk, RowMapper
 from nsqext.types import TopicMeta
 
-ORIGIN = Origin("q", 4, 2)
+IDS = NumberedIds("q", 2)
+TRACES = IDS.of_batch({"value": pa.array([b""] * 4)}, 0).traces
 METAS = {"plain": TopicMeta(2), "extend": TopicMeta(2, extend_support=True), "original": TopicMeta()}
 TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -46,7 +48,7 @@ class Rows:
         columns = tuple(batches[0][0])
         schema = pa.schema([(name, types[name]) for name in columns])
         tables = [pa.RecordBatch.from_pylist(batch, schema=schema) for batch in batches]
-        return list(RowMapper(self._options, columns, ORIGIN).chunks(tables, self._meta))
+        return list(RowMapper(self._options, columns, IDS).chunks(tables, self._meta))
 
     def message(self, **row: Any) -> bytes | OutgoingMessage:
         """Return the message of a single row."""
@@ -57,13 +59,13 @@ class Rows:
 
 
 def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
-    assert Rows("extend").message(value=b"x") == OutgoingMessage(b"x", headers={"nsqext_id": "q/4/2/0"})
+    assert Rows("extend").message(value=b"x") == OutgoingMessage(b"x", headers={"nsqext_id": "q/0/2/0"})
     given = Rows().message(value=b"x", topic="extend", headers={"a": "b"}, tag="blue", trace_id=-1, key="k")
-    assert given == OutgoingMessage(b"x", {"a": "b", "nsqext_id": "q/4/2/0"}, "blue", 2**64 - 1, b"k")
+    assert given == OutgoingMessage(b"x", {"a": "b", "nsqext_id": "q/0/2/0"}, "blue", 2**64 - 1, b"k")
 
 
 def test_a_row_of_a_plain_topic_has_a_hash_of_its_id_as_trace_id() -> None:
-    assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
+    assert Rows("plain").message(value=b"x") == OutgoingMessage(b"x", trace_id=TRACES[0])
 
 
 def test_columns_of_a_row_are_kept() -> None:
@@ -107,8 +109,8 @@ def test_a_body_that_leaves_no_room_for_a_trace_id_has_none() -> None:
 
 
 def test_trace_id_0_means_no_trace_id() -> None:
-    assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=ORIGIN.trace_ids(0, 1)[0])
-    assert Rows("extend").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", {"nsqext_id": "q/4/2/0"})
+    assert Rows("plain").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", trace_id=TRACES[0])
+    assert Rows("extend").message(value=b"x", trace_id=0) == OutgoingMessage(b"x", {"nsqext_id": "q/0/2/0"})
 
 
 def test_the_original_nsq_gets_bodies() -> None:
@@ -184,7 +186,7 @@ def test_headers_may_be_an_array() -> None:
     row = {"value": b"x", "headers": [{"key": "a", "value": b"b"}, {"key": "n", "value": b""}]}
     (chunk,) = Rows("extend").chunks([row], types={**TYPES, "headers": kind})
     ((_, group),) = chunk.groups.items()
-    assert group.messages == [OutgoingMessage(b"x", {"a": "b", "n": "", "nsqext_id": "q/4/2/0"})]
+    assert group.messages == [OutgoingMessage(b"x", {"a": "b", "n": "", "nsqext_id": "q/0/2/0"})]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
 
 
 def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages_follow() -> None:
-    traces = ORIGIN.trace_ids(0, 4)
+    traces = TRACES
     expected = [OutgoingMessage(b"%d" % number, trace_id=trace) for number, trace in enumerate(traces)]
     rows = [{"value": b"%d" % number} for number in range(3)]
     (chunk,) = Rows("plain").chunks(rows[:1], rows[1:])

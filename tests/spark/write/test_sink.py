@@ -17,7 +17,6 @@ from pyspark.sql import functions as sf
 from nsqext import Admin
 from nsqext.spark import dedupe
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
-from nsqext.spark.write.row_mapper import Origin
 from tests.support.header_values import WRITTEN
 from tests.support.raw_publish import RawPublisher, Stored
 from tests.support.spark_cluster import collect
@@ -71,9 +70,10 @@ def test_columns_become_messages(spark: SparkSession, servers: Servers) -> None:
     tagged, own = found[b"to extend"], found[b"its own id"]
     assert (tagged.key, tagged.tag, tagged.headers["a"], tagged.trace_id) == ("k", "blue", "b", 0)
     assert (own.headers["nsqext_id"], own.trace_id) == ("mine", 5)
-    job, batch, partition, row = str(tagged.headers["nsqext_id"]).split("/")
-    assert (len(job), batch, partition, row) == (32, "0", "0", "2")
-    assert found[b"to plain"].trace_id == Origin(job, 0, 0).trace_ids(0, 1)[0]
+    run, partition, content = str(tagged.headers["nsqext_id"]).split("/")
+    assert (len(run), partition, len(content)) == (32, "0", 16)
+    assert "nsqext_id_task" not in tagged.headers, "the rows of a batch that is run once stay in their task"
+    assert found[b"to plain"].trace_id
 
 
 def test_a_stream_of_one_topic_with_the_option_topic_of_another_feeds_itself_nothing(
@@ -170,11 +170,13 @@ def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
     assert run() == query
     stored = load(spark, servers, topic, includeHeaders="true").cache()
     lines = [f"{word} {number}" for word in ("first", "second") for number in range(10)]
-    wanted = {f"{query}/{number // 10}/0/{number % 10}": line for number, line in enumerate(lines)}
     found = [(row.headers["nsqext_id"], bytes(row.value).decode()) for row in stored.collect()]
     assert len(found) > 20
-    assert dict(found) == wanted
-    assert set(found) == set(wanted.items())
+    assert len(set(found)) == len(dict(found)) == 20, "an id stands for a row, and a row for an id"
+    assert {(name.rpartition("/")[0], line.split()[0]) for name, line in found} == {
+        (f"{query}/0", "first"),
+        (f"{query}/1", "second"),
+    }
     assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
 
 
@@ -232,6 +234,31 @@ def test_rows_with_their_header_are_written_as_they_were_stored(spark: SparkSess
     assert sorted(found, key=repr) == sorted(
         [evolve(message, trace_id=8) if message.body == b"all" else message for message in messages], key=repr
     )
+
+
+def test_a_job_that_is_run_again_publishes_the_same_ids(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """As a function of foreachBatch is; its rows are in other tasks the second time."""
+    topic = servers.make_topic("job", 1, extend=True)
+    for tasks in (2, 3):
+        rows = spark.range(0, 30, 1, tasks).select(sf.col("id").cast("string").alias("value"))
+        save(rows, servers, topic=topic, job="orders/7")
+    stored = load(spark, servers, topic, includeHeaders="true").cache()
+    assert len({row.headers["nsqext_id"] for row in stored.collect()}) == 30
+    assert stored.count() == 60
+    assert sorted(int(row.value) for row in dedupe(stored).collect()) == list(range(30))
+
+
+def test_a_complete_result_is_published_each_time(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """In the output mode `complete`, as with Kafka's connector."""
+    topic = servers.make_topic("complete", 1)
+    for number in (1, 2):
+        (tmp_path / f"{number}.txt").write_text("a\nb\na\n")
+        sums = spark.readStream.text(str(tmp_path), pathGlobFilter="*.txt").groupBy("value").count()
+        messages = sums.select(sf.format_string("%s %d", "value", "count").alias("value"))
+        writer = messages.writeStream.format("nsqext").outputMode("complete").options(**servers.options, topic=topic)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        run_to_end(writer.start)
+    assert sorted(message.body for message in collect(servers, topic, 4)) == [b"a 2", b"a 4", b"b 1", b"b 2"]
 
 
 def test_an_error_names_the_row(spark: SparkSession, servers: Servers) -> None:

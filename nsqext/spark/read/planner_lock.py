@@ -1,0 +1,80 @@
+"""A lock that one planning process of a machine has for a channel: each stream needs a channel of its own.
+
+A self-join of a stream, and two queries of one DataFrame, have several planning processes on the machine of the driver.
+Each would move the anchors as if the other one did not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqext.errors import InvalidState
+
+if TYPE_CHECKING:
+    from nsqext.spark.options import SourceOptions
+
+_PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
+_PATIENCE = 10.0  # seconds until the process of a query that was stopped or killed has ended
+_PAUSE = 0.1
+
+
+def is_planner() -> bool:
+    """Return whether Spark has started this process to plan a stream."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
+
+
+class PlannerLock:
+    """Locks a file in the temporary folder, until it is released or the process ends."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        reads = options.subscribe_pattern or sorted(options.topics)
+        identity = repr((sorted(options.client.lookupd), options.channel, reads))
+        name = f"nsqext-{os.getuid() if hasattr(os, 'getuid') else 0}-{sha256(identity.encode()).hexdigest()[:24]}.lock"
+        self._options = options
+        self._path = Path(tempfile.gettempdir(), name)
+        self._file: int | None = None
+
+    def acquire(self, patience: float = _PATIENCE) -> None:
+        """Lock the file.
+
+        Raises:
+            InvalidState: another process has it.
+        """
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(file)
+                    raise self._used() from None
+                time.sleep(_PAUSE)
+            else:
+                self._file = file
+                return
+
+    def release(self) -> None:
+        """Unlock the file."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+    def _used(self) -> InvalidState:
+        return InvalidState(
+            f"another stream on this machine reads through the channel {self._options.channel}: a self-join, two "
+            "queries of one DataFrame, or another program",
+            hint='call load() for each use, with an option("channel", …) of its own, or share the rows within a query: '
+            "foreachBatch with persist()",
+        )

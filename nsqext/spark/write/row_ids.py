@@ -1,0 +1,261 @@
+"""Ids of rows, by which readers remove rows that were published more than once.
+
+A task that fails and a micro-batch that was interrupted are run again, maybe with their rows distributed over other
+tasks. The id of a row therefore follows the row. It is ``query/batch/hash``: the id of the query, which its checkpoint
+stores, the number of the micro-batch, and a hash of what the row contains, with its position if it has one. Rows of
+equal content get a number: ``query/batch/hash-1`` is the second one of its task.
+
+Equal rows of different tasks cannot be told apart by this if they have no position. On topics with extend headers such
+rows have a second header: the run and the task that published them. A complete run has each row once, so that `dedupe`
+numbers the equal rows of each run. Topics without extend headers have 64-bit trace ids, which have no room for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from attrs import define, field, frozen
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Hashes = npt.NDArray[np.uint64]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+# properties of a task that name its query and micro-batch
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+
+_DIGITS = 16  # of a hash
+_RUN_DIGITS = 12
+
+POSITIONS = ("offset", "queue_offset", "message_id")
+"""Columns of a read that say which message a row was made of; they are not published."""
+_HASHED = ("value", "topic", "key", "partition", "headers", "header", "trace_id", "tag", *POSITIONS)
+
+TASK_SUFFIX = "_task"
+"""The header with the run and the task of a row has the name of the header with the id, and this."""
+
+
+@frozen
+class BatchIds:
+    """Ids of consecutive rows."""
+
+    texts: list[str]  # for topics with extend headers
+    traces: list[int]  # for others; never 0, which means no trace id
+    task: str | None = None  # run and task, where an id may occur in several tasks
+    ambiguous: bool = False  # whether there are equal rows, and other tasks may have them as well
+
+    def headers(self, name: str, index: int) -> dict[str, str]:
+        """Return the headers that identify a row."""
+        if self.task is None:
+            return {name: self.texts[index]}
+        return {name: self.texts[index], f"{name}{TASK_SUFFIX}": self.task}
+
+
+class RowIds(Protocol):
+    """Gives ids to the rows of one task, in their order."""
+
+    @property
+    def partition(self) -> int | None:
+        """Number of the task's partition; None without Spark."""
+
+    def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
+        """Return the ids of the next rows; ``first`` is the number of the first of them."""
+
+    def of_description(self, row: int, content: bytes) -> BatchIds:
+        """Return the id of the description of a row that cannot be published."""
+
+
+def row_name(row: int, partition: int | None) -> str:
+    """Return how errors name a row."""
+    return f"row {row}" if partition is None else f"row {row} of Spark partition {partition}"
+
+
+def scope_hash(text: str) -> np.uint64:
+    """Return a hash of the query and batch of rows, or of the name of a column."""
+    return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big"))
+
+
+def mixed(numbers: Hashes) -> Hashes:
+    """Return numbers as SplitMix64 mixes them, which gives different numbers for different ones."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * _FACTORS[0]
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * _FACTORS[1]
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _traces(numbers: Hashes) -> list[int]:
+    found = mixed(numbers)
+    found[found == 0] = 1
+    traces: list[int] = found.tolist()
+    return traces
+
+
+@frozen
+class NumberedIds:
+    """Ids of rows that are always written in the same order: ``job/0/0/row``."""
+
+    job: str
+    partition: int | None = None
+
+    def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
+        """Return the ids of rows; a repeated job repeats them if it has the same rows in the same order."""
+        return self._of(first, len(next(iter(columns.values()))))
+
+    def of_description(self, row: int, content: bytes) -> BatchIds:
+        """Return the id of the row."""
+        return self._of(row, 1)
+
+    def _of(self, first: int, count: int) -> BatchIds:
+        prefix = f"{self.job}/0/{self.partition or 0}"
+        texts = [f"{prefix}/{row}" for row in range(first, first + count)]
+        numbers = np.arange(first + 1, first + count + 1, dtype=np.uint64)
+        return BatchIds(texts, _traces(scope_hash(prefix) + numbers * _GAMMA))
+
+
+@define(eq=False)
+class ContentIds:
+    """Ids of rows by their content."""
+
+    scope: str  # query and batch; the task as well if its rows are never in another one
+    partition: int
+    run: str | None = None  # of the batch, where another run may distribute the rows over other tasks
+    _repeats: Repeats = field(factory=lambda: Repeats())
+    _lock: Lock = field(factory=Lock)  # descriptions are made while messages are published, in another thread
+
+    @classmethod
+    def of_job(cls, run: str, job: str | None = None) -> Self:
+        """Return the ids of the current task of a batch.
+
+        Args:
+            run: unique for each run of the batch.
+            job: the same one for each run of the batch; None for a batch that is run once.
+        """
+        from pyspark import TaskContext  # not on the driver
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        if job is None:
+            return cls(f"{run}/{partition}", partition)
+        return cls(f"{job}/0", partition, run[:_RUN_DIGITS])
+
+    @classmethod
+    def of_query(cls, run: str) -> Self:
+        """Return the ids of the current task of a micro-batch; of a batch if Spark names no query."""
+        from pyspark import TaskContext  # not on the driver
+
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY) if context is not None else None
+        batch = context.getLocalProperty(_BATCH) if context is not None else None
+        if context is None or query is None or batch is None:
+            return cls.of_job(run)
+        return cls(f"{query}/{batch}", context.partitionId(), run[:_RUN_DIGITS])
+
+    def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
+        """Return the ids of rows with these columns."""
+        return self._of(content_hashes(columns), shared=self.run is not None and not _have_positions(columns))
+
+    def of_description(self, row: int, content: bytes) -> BatchIds:
+        """Return the id of a description, by what it says about the content of the row."""
+        return self._of(content_hashes({"value": pa.array([content])}), shared=self.run is not None)
+
+    def _of(self, hashes: Hashes, *, shared: bool) -> BatchIds:
+        data = hashes.astype(">u8").tobytes().hex()
+        texts = [f"{self.scope}/{data[at : at + _DIGITS]}" for at in range(0, len(data), _DIGITS)]
+        with self._lock:
+            numbers = self._repeats.numbers(hashes)
+        for index, number in numbers.items():
+            texts[index] += f"-{number}"
+        seeds = hashes ^ scope_hash(self.scope)
+        if numbers:
+            seeds[list(numbers)] += np.array(list(numbers.values()), np.uint64) * _GAMMA
+        task = f"{self.run}/{self.partition}" if shared else None
+        return BatchIds(texts, _traces(seeds), task, ambiguous=shared and bool(numbers))
+
+
+class Repeats:
+    """Numbers the rows of equal content of a task; needs 8 bytes for each row."""
+
+    def __init__(self) -> None:
+        self._seen: list[Hashes] = []  # sorted, each less than half as long as the one before
+        self._counts: dict[int, int] = {}  # number of rows by hash, if there were several
+
+    def numbers(self, hashes: Hashes) -> dict[int, int]:
+        """Return the number of equal rows before each of these rows, by index; without rows that have no equal."""
+        order = np.argsort(hashes, kind="stable")
+        found = hashes[order]
+        starts = np.flatnonzero(np.r_[True, found[1:] != found[:-1]][: len(found)])
+        unique, ends = found[starts], np.r_[starts[1:], len(found)]
+        known = np.zeros(len(unique), bool)
+        for seen in self._seen:
+            known |= seen[np.minimum(np.searchsorted(seen, unique), len(seen) - 1)] == unique
+        self._add(unique[~known])
+        numbers: dict[int, int] = {}
+        for index in np.flatnonzero(known | (ends - starts > 1)):
+            content = int(unique[index])
+            before = self._counts.get(content, int(known[index]))
+            equal = order[starts[index] : ends[index]].tolist()
+            self._counts[content] = before + len(equal)
+            numbers.update((row, number) for number, row in enumerate(equal, before) if number)
+        return numbers
+
+    def _add(self, hashes: Hashes) -> None:
+        if len(hashes):
+            self._seen.append(hashes)
+        while len(self._seen) > 1 and len(self._seen[-2]) < 2 * len(self._seen[-1]):
+            last = self._seen.pop()
+            self._seen[-1] = np.sort(np.concatenate((self._seen[-1], last)))
+
+
+def _have_positions(columns: Mapping[str, pa.Array]) -> bool:
+    """Return whether each row has a position in a topic: rows of one message are in one task."""
+
+    def has(*names: str) -> bool:
+        return all(name in columns and not columns[name].null_count for name in names)
+
+    return has("topic", "message_id") or has("topic", "partition", "offset")
+
+
+def content_hashes(columns: Mapping[str, pa.Array]) -> Hashes:
+    """Return a hash of each row: of what is published of it, and of its position."""
+    found: Hashes = np.zeros(len(next(iter(columns.values()))), np.uint64)
+    for name in _HASHED:
+        if name in columns:
+            found = mixed((found * _GAMMA) ^ (_hashed(columns[name]) + scope_hash(name)))
+    return found
+
+
+def _hashed(array: pa.Array) -> Hashes:
+    """Return a hash of each value; text and its bytes have the same one."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_integer(array.type):
+        numbers = array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        return _without_nulls(array, mixed(numbers))
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = array.cast(pa.large_binary())
+    if pa.types.is_nested(array.type):  # headers: their order does not matter
+        texts = [repr(sorted(map(repr, pairs or ()))).encode() for pairs in array.to_pylist()]
+        return _without_nulls(array, _of_bytes(pa.array(texts, pa.large_binary())))
+    return _without_nulls(array, _of_bytes(array))
+
+
+def _of_bytes(array: pa.Array) -> Hashes:
+    from pandas.util import hash_array  # comes with Spark; nsqext.arrow has no pandas
+
+    hashes: Hashes = hash_array(array.to_numpy(zero_copy_only=False), categorize=False)
+    return hashes
+
+
+def _without_nulls(array: pa.Array, hashes: Hashes) -> Hashes:
+    """Return the hashes, with one of null that no value has but by chance."""
+    if array.null_count:
+        hashes = np.where(array.is_null().to_numpy(zero_copy_only=False), _GAMMA, hashes)
+    return hashes

@@ -1,0 +1,66 @@
+"""One planning process of a machine for a channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from nsqext.errors import InvalidState
+from nsqext.spark import root_cause
+from nsqext.spark.options import SourceOptions
+from nsqext.spark.read.planner_lock import PlannerLock
+from tests.support.spark_queries import run_to_end
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.support.spark_cluster import Servers
+
+
+def options(**given: str) -> SourceOptions:
+    wanted = {"lookupd": "127.0.0.1:1", "subscribe": "planned", "channel": "lock", **given}
+    return SourceOptions.parse(wanted, streaming=True)
+
+
+def test_a_channel_is_locked_until_it_is_released() -> None:
+    first, second = PlannerLock(options()), PlannerLock(options(minPartitions="3"))
+    others = [PlannerLock(options(channel="other")), PlannerLock(options(subscribe="other"))]
+    first.acquire()
+    try:
+        with pytest.raises(InvalidState, match="another stream on this machine reads through the channel lock"):
+            second.acquire(patience=0)
+        for other in others:
+            other.acquire(patience=0)
+            other.release()
+    finally:
+        first.release()
+    second.acquire(patience=0)
+    second.release()
+
+
+def test_a_self_join_names_what_it_needs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("joined", 1)
+    servers.publish(topic, [b"a", b"b"])
+
+    def stream(channel: str) -> DataFrame:
+        rows = spark.readStream.format("nsqext").options(**servers.options, subscribe=topic, channel=channel)
+        return rows.option("startingOffsets", "earliest").load().select("value", "offset")
+
+    def run(left: DataFrame, right: DataFrame, name: str) -> None:
+        writer = left.join(right, "value").writeStream.format("parquet").option("path", str(tmp_path / name))
+        writer = writer.option("checkpointLocation", str(tmp_path / f"{name} checkpoint")).trigger(availableNow=True)
+        run_to_end(writer.start)
+
+    rows = stream("self")
+    with pytest.raises(StreamingQueryException) as caught:
+        run(rows, rows.withColumnRenamed("offset", "other"), "refused")
+    cause = root_cause(caught.value)
+    assert cause is not None
+    assert "a self-join, two queries of one DataFrame" in cause
+    assert "call load() for each use" in cause
+    run(stream("left"), stream("right").withColumnRenamed("offset", "other"), "joined")
+    assert spark.read.parquet(str(tmp_path / "joined")).count() == 2

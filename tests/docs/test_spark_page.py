@@ -82,6 +82,11 @@ _TESTS = {
     "size of a micro-batch": "tests/spark/read/test_stream.py::test_a_batch_waits_for_a_number_of_messages",
     "tasks": "tests/spark/read/test_batch.py::test_ranges_are_cut_and_can_be_sent",
     "truncated or recreated topic": "tests/spark/read/test_truncation.py::test_a_log_that_regrows_while_the_query_runs",
+    "new checkpoint": "tests/spark/read/test_anchor.py::test_a_channel_is_not_where_a_new_checkpoint_wants_to_begin",
+    "start by time, no such message": "tests/spark/read/test_anchor.py::test_a_time_for_each_partition",
+    "self-joins, several queries of a DataFrame": (
+        "tests/spark/read/test_planner_lock.py::test_a_self_join_names_what_it_needs"
+    ),
     "headers": "tests/spark/test_schema.py::test_rows_can_be_written_as_they_were_read",
     "key": "tests/spark/write/test_sink.py::test_columns_become_messages",
     "errors of options": "tests/spark/test_options.py::test_a_wrong_query_is_refused_when_it_is_loaded",
@@ -89,9 +94,14 @@ _TESTS = {
     "real-time mode (Spark 4.1)": "tests/spark/read/test_streaming.py::test_spark_refuses_real_time_mode",
     "write: topic": "tests/spark/write/test_row_mapper.py::test_the_option_topic_wins_over_the_column",
     "write: delivery": "tests/spark/write/test_sink.py::test_dedupe_removes_rows_of_a_second_attempt",
+    "write: output modes of streams": "tests/spark/write/test_sink.py::test_a_complete_result_is_published_each_time",
     "write: save mode": "tests/spark/write/test_sink.py::test_spark_refuses_its_default_save_mode",
+    "write: repeated batch": "tests/spark/write/test_sink.py::test_a_job_that_is_run_again_publishes_the_same_ids",
     "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",
     "write: rows that cannot be published": "tests/spark/write/test_bad_rows.py::test_bad_rows_are_described",
+    "Spark Connect": (
+        "tests/spark/test_shipped_source.py::test_processes_without_the_package_load_the_source_its_readers_and_writers"
+    ),
     "tables in SQL": "tests/spark/test_schema.py::test_a_table_is_read_and_written_with_its_options",
 }
 """The test that shows each row of the table against the Kafka connector."""

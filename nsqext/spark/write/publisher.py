@@ -153,7 +153,7 @@ def publish_chunks(
 
 
 def _place(task: int | None) -> str:
-    return "" if task is None else f"Spark partition {task}: "
+    return "the write" if task is None else f"Spark partition {task}"
 
 
 def wait_logging(pending: Future[None], task: int | None) -> None:
@@ -161,7 +161,7 @@ def wait_logging(pending: Future[None], task: int | None) -> None:
     began = time.monotonic()
     while not wait([pending], timeout=_LOG_INTERVAL).done:
         logger.warning(
-            "%smessages were not acknowledged for %.0f s; the producer tries again",
+            "%s: messages were not acknowledged for %.0f s; the producer tries again",
             _place(task),
             time.monotonic() - began,
         )
@@ -184,7 +184,7 @@ def publish_rows(
 
     tallies = publish_chunks(options.client, ids.partition, chunks, None if bad is None else mapper.describe)
     if found := sum(count for (topic, _), count in tallies.items() if topic == bad):
-        logger.warning("%s%d rows could not be published; %s describes them", _place(ids.partition), found, bad)
+        logger.warning("%s: %d rows could not be published; %s describes them", _place(ids.partition), found, bad)
     return tallies
 
 

@@ -85,7 +85,7 @@ def test_a_row_with_its_header_is_published_as_it_was_stored() -> None:
     )
     assert Rows("plain").message(value=b"x", header=b"") == OutgoingMessage(b"x", header=b"")
     assert Rows("extend").message(value=b"x", header=None, headers={"a": "b"}) == OutgoingMessage(
-        b"x", {"a": "b", "nsqext_id": "q/4/2/0"}
+        b"x", {"a": "b", "nsqext_id": "q/0/2/0"}
     )
 
 

@@ -25,7 +25,6 @@ from nsqext.spark.options import (
     table_options,
 )
 from nsqext.spark.pyspark_features import SupportsTriggerAvailableNow, check_stream
-from nsqext.spark.registration import NAME
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
         DataSourceWriter,
         SimpleDataSourceStreamReader,
     )
+
+FORMAT = "nsqext"  # argument of `format()`
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -59,7 +60,7 @@ class NsqDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the argument of ``format()``."""
-        return NAME
+        return FORMAT
 
     def schema(self) -> StructType:
         """Return the schema of read rows."""

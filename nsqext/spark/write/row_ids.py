@@ -5,9 +5,9 @@ tasks. The id of a row therefore follows the row. It is ``query/batch/hash``: th
 stores, the number of the micro-batch, and a hash of what the row contains, with its position if it has one. Rows of
 equal content get a number: ``query/batch/hash-1`` is the second one of its task.
 
-Equal rows of different tasks cannot be distinguished by this if they have no position. On topics with extend headers such
-rows have a second header: the run and the task that published them. A complete run has each row once, so that `dedupe`
-numbers the equal rows of each run. Topics without extend headers have 64-bit trace ids, which have no room for that.
+Equal rows of different tasks without a position have the same id. On topics with extend headers such rows have a second
+header: the run and the task that published them. A complete run has each row once, so that `dedupe` numbers the equal
+rows of each run. Topics without extend headers have 64-bit trace ids, which have no room for that.
 """
 
 from __future__ import annotations

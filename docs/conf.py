@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqext import NsqError, __version__
+from nsqext.client.settings_help import TITLE
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -66,5 +67,12 @@ def link_to_troubleshooting(app: Sphinx, what: str, name: str, obj: object, opti
         lines.extend(["", f"Causes and remedies: `{target}`__", ""])
 
 
+def leave_out_settings(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Leave the settings out of the docstring of a client: they have a page of their own."""
+    if TITLE in lines:
+        del lines[lines.index(TITLE) :]
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", leave_out_settings)
     app.connect("autodoc-process-docstring", link_to_troubleshooting)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 from docs.generated_section import with_section
 from nsqext import ConnectionSettings, ConsumerSettings, HandlerSettings, LookupSettings, ProducerSettings
 from nsqext.client.settings import consumer_settings, producer_settings
+from nsqext.client.settings_help import default_of, descriptions
 from nsqext.settings import PREFIX, Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
@@ -31,38 +29,17 @@ TEN = {
 }
 """The settings that programs set most, each with its reason."""
 _SHARED = (ConnectionSettings, LookupSettings)
-_SHARES = ("jitter",)
-_SIZES = ("size", "compression_min", "_bytes")
 
 
-def descriptions(*documented: Any) -> dict[str, str]:
-    """Return what typed dictionaries say about each member, in one line."""
-    found = {}
-    for one in documented:
-        (body,) = ast.parse(inspect.getsource(one)).body
-        members = body.body if isinstance(body, ast.ClassDef) else []
-        for member, text in itertools.pairwise(members):
-            if isinstance(member, ast.AnnAssign) and isinstance(text, ast.Expr):
-                found[ast.unparse(member.target)] = " ".join(str(ast.literal_eval(text.value)).split())
-    return found
-
-
-def unit(setting: Setting) -> str:
-    """Return the unit of a setting."""
-    if "float" in setting.kind:
-        return "share" if setting.member.endswith(_SHARES) else "s"
-    return "bytes" if "int" in setting.kind and setting.name.endswith(_SIZES) else ""
-
-
-def default_of(setting: Setting) -> str:
-    """Return the default of a setting with its unit; empty for None."""
-    return "" if setting.default is None else f"`{setting.default}` {unit(setting)}".strip()
+def _default(setting: Setting) -> str:
+    value, _, unit = default_of(setting).partition(" ")
+    return f"`{value}` {unit}".strip() if value else ""
 
 
 def row(setting: Setting, said: str) -> str:
     """Return the line of a setting."""
     name = f"`{setting.name}`" + ("" if setting.read is not None else " (keyword only)")
-    return f"| {name} | {default_of(setting)} | {said.replace('|', chr(92) + '|')} |"
+    return f"| {name} | {_default(setting)} | {said.replace('|', chr(92) + '|')} |"
 
 
 def section(title: str, settings: Iterable[Setting], *documented: Any) -> list[str]:
@@ -78,7 +55,7 @@ def most_used(producer: Mapping[str, Setting], consumer: Mapping[str, Setting]) 
     lines += ["| setting | of | default | set it when |", "| --- | --- | --- | --- |"]
     for name, reason in TEN.items():
         clients = [client for client, known in (("producers", producer), ("consumers", consumer)) if name in known]
-        default = default_of(producer.get(name) or consumer[name])
+        default = _default(producer.get(name) or consumer[name])
         lines.append(f"| `{name}` | {', '.join(clients)} | {default} | {reason} |")
     return [*lines, ""]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.protocol.client.body_compression import Compression
     from nsqext.settings import Setting
+
+
+class HelpText:
+    """The docstring of a client, which has the settings too; they are read when it is shown."""
+
+    __slots__ = ("_settings", "_text")
+
+    def __init__(self, text: str | None, settings: Callable[[], Mapping[str, Setting]]) -> None:
+        self._text: str | None = text
+        self._settings = settings
+
+    def __get__(self, instance: object, owner: type | None = None) -> str | None:
+        if self._text is None:  # python -OO
+            return None
+        from nsqext.client.settings_help import with_settings
+
+        return with_settings(self._text, self._settings())
 
 
 @cache

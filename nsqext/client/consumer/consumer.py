@@ -26,7 +26,7 @@ from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.events import ClientEvents
-from nsqext.client.settings import consumer_schema
+from nsqext.client.settings import HelpText, consumer_schema, consumer_settings
 from nsqext.client.tasks import BackgroundTasks, Runnable, stop_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
@@ -643,3 +643,6 @@ class Consumer(Runnable):
             return await batches.take(timeout)
         except StopAsyncIteration:
             raise InvalidState("the consumer was stopped", topic=self._name) from None
+
+
+Consumer.__doc__ = HelpText(Consumer.__doc__, consumer_settings)  # type: ignore[assignment] # text when it is read

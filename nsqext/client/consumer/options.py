@@ -72,7 +72,7 @@ class HandlerSettings(TypedDict, total=False):
     max_in_flight: int
     """Messages that may be received and not answered, over all connections."""
     concurrency: int
-    """Handlers that run at the same time; in threads for blocking consumers."""
+    """Handlers that run at the same time; in threads for blocking handlers."""
     ordered: bool | None
     """Subscribe in order (SUB_ORDERED); None follows the topic's meta."""
     queue_position: bool

@@ -28,7 +28,7 @@ from nsqext.client.producer.request import (
 )
 from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import Sender, out_of_step
-from nsqext.client.settings import producer_schema
+from nsqext.client.settings import HelpText, producer_schema, producer_settings
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
@@ -536,3 +536,6 @@ def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence
     if not isinstance(messages, Iterable):
         raise InvalidBody(f"publish_many needs a list of bodies, not {type(messages).__name__}", topic=topic)
     return messages if isinstance(messages, Sequence) else list(messages)
+
+
+Producer.__doc__ = HelpText(Producer.__doc__, producer_settings)  # type: ignore[assignment] # text when it is read

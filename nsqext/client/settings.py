@@ -15,17 +15,12 @@ if TYPE_CHECKING:
 
 
 class HelpText:
-    """The docstring of a client, which has the settings too; they are read when it is shown."""
-
-    __slots__ = ("_settings", "_text")
+    """The docstring of a client with its settings, which are read when it is shown."""
 
     def __init__(self, text: str | None, settings: Callable[[], Mapping[str, Setting]]) -> None:
-        self._text: str | None = text
-        self._settings = settings
+        self._text, self._settings = text, settings
 
     def __get__(self, instance: object, owner: type | None = None) -> str | None:
-        if self._text is None:  # python -OO
-            return None
         from nsqext.client.settings_help import with_settings
 
         return with_settings(self._text, self._settings())

@@ -55,8 +55,10 @@ def _documented(settings: Iterable[Setting]) -> list[type]:
     ]
 
 
-def with_settings(text: str, settings: Mapping[str, Setting]) -> str:
+def with_settings(text: str | None, settings: Mapping[str, Setting]) -> str | None:
     """Return a docstring with the settings below; the docstring alone where Python cannot read the sources."""
+    if text is None:  # python -OO
+        return None
     try:
         said = descriptions(*_documented(settings.values()))
     except OSError:

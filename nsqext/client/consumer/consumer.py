@@ -17,7 +17,6 @@ from nsqext.client.consumer.handlers.workers import (
     BatchLimits,
     ConsumerState,
     MessageHandler,
-    UnusedResult,
     coroutine_handler,
 )
 from nsqext.client.consumer.message import takes_message
@@ -213,7 +212,7 @@ class Consumer(Runnable):
                 from nsqext.client.middleware import surround_handler
 
                 call = surround_handler(self._middleware, call, self.channel)
-            self._handler = MessageHandler(call, auto_finish, unused=UnusedResult(function))
+            self._handler = MessageHandler(call, auto_finish, origin=function)
             return function
 
         return register if function is None else register(function)
@@ -246,7 +245,7 @@ class Consumer(Runnable):
                 from nsqext.client.middleware import surround_batch_handler
 
                 call = surround_batch_handler(self._middleware, call, self.channel)
-            self._handler = BatchHandler(call, limits, UnusedResult(function))
+            self._handler = BatchHandler(call, limits, function)
             return function
 
         return register

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
-from attrs import Factory, field, frozen
+from attrs import frozen
 
-from nsqext.client.consumer.handlers.workers import BatchLimits, UnusedResult, interrupted
+from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
 from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
@@ -155,10 +155,7 @@ class BatchHandler:
 
     function: BatchFunction
     limits: BatchLimits  # when a batch is complete
-    # called with a result that is not None
-    unused: Callable[[object], None] = field(
-        default=Factory(lambda self: UnusedResult(self.function), takes_self=True), eq=False, repr=False
-    )
+    origin: object = None  # the function of the program, for the log
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
         """Handle batches until the consumer ends, as the worker of a slot."""
@@ -194,7 +191,7 @@ class BatchHandler:
         try:
             result = await self.function(batch)
             if result is not None:
-                self.unused(result)
+                workers.note_unused(self, result)
         except Exception as error:
             await workers.policy.batch_failed(unanswered(batch, queue), error)
         except BaseException as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
-from attrs import Factory, define, field, frozen
+from attrs import define, field, frozen
 
 from nsqext.arguments import check_handler_function, check_kinds, check_number, check_time, is_coroutine_function
 from nsqext.client.consumer.message import Message
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+    from nsqext.client.consumer.handlers.unused_result import UnusedResult
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
 
@@ -143,27 +144,6 @@ class BatchLimits:
         check_time("max_wait", self.max_wait)
 
 
-class UnusedResult:
-    """Warns once that what a handler returned is not used, unless the handler is annotated with ``-> None``."""
-
-    __slots__ = ("_name", "_warns")
-
-    def __init__(self, function: object) -> None:
-        self._name: str = getattr(function, "__qualname__", type(function).__qualname__)
-        self._warns: bool = getattr(function, "__annotations__", {}).get("return", True) not in (None, "None")
-
-    def __call__(self, result: object) -> None:
-        """Take a result that is not None."""
-        if self._warns:
-            self._warns = False
-            logger.warning(
-                "the handler %s returned a value (%s), which is not used: publish it in the handler, or with "
-                "@app.publisher(TOPIC) at a handler of an app; otherwise return None",
-                self._name,
-                type(result).__name__,
-            )
-
-
 def coroutine_handler(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
     """Return a handler as a coroutine function: a blocking handler is called in a thread.
 
@@ -187,10 +167,7 @@ class MessageHandler:
     # called instead of a function that blocks. It handles the message of the slot and, while they succeed,
     # the next messages of the queue; the slot always has the message that it handles, the last is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
-    # called with a result that is not None
-    unused: Callable[[object], None] = field(
-        default=Factory(lambda self: UnusedResult(self.function), takes_self=True), eq=False, repr=False
-    )
+    origin: object = None  # the function of the program, for the log
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -247,6 +224,10 @@ class AnyHandler(Protocol):
     def function(self) -> Callable[..., Awaitable[object]]:
         """What is called."""
 
+    @property
+    def origin(self) -> object:
+        """The function of the program, for the log."""
+
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
         """Handle messages until the queue is stopped, as the worker of a slot."""
 
@@ -285,6 +266,7 @@ class Workers:
     _busy: int = field(default=0, init=False)
     _ended: Waiters = field(factory=Waiters, init=False)
     _cancelled: list[Message] = field(factory=list, init=False)
+    _unused: UnusedResult | None = field(default=None, init=False)
 
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
         """Start a worker for each queue. Workers are shielded from cancellation: only `cancel` ends them early."""
@@ -332,7 +314,7 @@ class Workers:
 
     async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
         """Call a handler for each message of a queue, as the worker of a slot."""
-        handle, burst, auto_finish, unused = handler.function, handler.burst, handler.auto_finish, handler.unused
+        handle, burst, auto_finish = handler.function, handler.burst, handler.auto_finish
         flush, attempts_exhausted = self.source.flush, self.policy.attempts_exhausted
         if burst is not None:
 
@@ -365,7 +347,7 @@ class Workers:
                 else:
                     result = await handle(message)
                     if result is not None:
-                        unused(result)
+                        self.note_unused(handler, result)
             except Exception as error:
                 await self.policy.failed(slot.message, error)
             except BaseException as error:
@@ -384,6 +366,14 @@ class Workers:
                 await checkpoint()
                 now = since = _clock()
             slot.message = None
+
+    def note_unused(self, handler: AnyHandler, result: object) -> None:
+        """Take what a handler returned and nothing uses."""
+        if self._unused is None:
+            from nsqext.client.consumer.handlers.unused_result import UnusedResult
+
+            self._unused = UnusedResult(handler.origin or handler.function)
+        self._unused(result)
 
     async def _unpack(self, message: Message) -> bool:
         """Decompress a body as soon as the budget allows it; return False if the message expired meanwhile."""

@@ -137,36 +137,3 @@ def check_kinds(options: AttrsInstance) -> None:
 def is_coroutine_function(function: object) -> bool:
     """Return whether a function or callable object is declared with ``async def``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None:
-    """Give a wrapper of a handler its name, and its return annotation: None if its result is published."""
-    wrapper.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
-    returns = getattr(function, "__annotations__", {}).get("return", object)
-    wrapper.__annotations__ = {**wrapper.__annotations__, "return": None if published else returns}
-    wrapper.runs_in_thread = runs_in_thread(function)
-
-
-def runs_in_thread(function: object) -> bool:
-    """Return whether a handler's coroutine function calls a blocking function in a thread."""
-    return getattr(function, "runs_in_thread", False) is True
-
-
-def check_handler_function(function: object) -> None:
-    """Check that a handler is a function, no generator, and no unbound method; raises InvalidSetting."""
-    name = getattr(function, "__qualname__", None) or repr(function)
-    if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__):
-        raise InvalidSetting(
-            f"the handler {name} is an asynchronous generator",
-            hint="remove 'yield' from it; publish what it yields with a producer",
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(type(function).__call__):
-        raise InvalidSetting(f"the handler {name} is a generator", hint="remove 'yield' from it")
-    if not callable(function) or inspect.isclass(function):
-        raise InvalidSetting(f"the handler {name} is not a function", hint="declare it with 'async def' or 'def'")
-    plain = inspect.unwrap(function, stop=inspect.ismethod)
-    if inspect.isfunction(plain) and next(iter(inspect.signature(plain).parameters), "") == "self":
-        raise InvalidSetting(
-            f"the handler {plain.__qualname__} is a method without its object",
-            hint="register the method of an object: consumer.handler(service.handle)",
-        )

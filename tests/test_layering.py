@@ -297,7 +297,9 @@ def test_the_walk_sees_imports() -> None:
 
 # --- inside a room ------------------------------------------------------------------------------------------------
 
-_CONSUMER_BASE = {f"client.consumer.{name}" for name in ("message", "options", "position", "unpacking")}
+_CONSUMER_BASE = {
+    f"client.consumer.{name}" for name in ("handler_functions", "message", "options", "position", "unpacking")
+}
 _SERVER_TOOLS = {f"broker.{name}" for name in ("fault_injection", "listeners")}
 _ENGINE = {f"broker.engine{name}" for name in ("", ".channel", ".storage")}
 _NSQD = {"broker.nsqd", "broker.nsqd.original", "broker.nsqd.http"}

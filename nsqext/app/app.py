@@ -14,8 +14,8 @@ from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import HandlerSpec, Router
-from nsqext.arguments import stand_in
 from nsqext.client.consumer.consumer import Consumer
+from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings, FailureOptions

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from attrs import field, frozen
 
 from nsqext.arguments import check_kinds
+from nsqext.client.consumer.handler_functions import coroutine_handler
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.handlers.workers import BatchLimits, coroutine_handler
+from nsqext.client.consumer.handlers.workers import BatchLimits
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.client.middleware import Middleware, check_middleware

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define
 
-from nsqext.arguments import stand_in
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
@@ -143,6 +142,8 @@ def _surrounded(
         return handler
     for one in reversed(around):
         call = partial(one.handle, call_next=call)
+
+    from nsqext.client.consumer.handler_functions import stand_in  # not at the import of a producer
 
     async def handle(handled: object) -> object:  # of this type for `message_handler`, which reads the annotation
         return await call(handling_of(handled))

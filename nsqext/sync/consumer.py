@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsFloat, TypeVar, Unpack, overload
 
 from nsqext.arguments import is_coroutine_function
+from nsqext.client.consumer.blocking import in_thread
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
-from nsqext.client.consumer.handlers.blocking import in_thread
 from nsqext.client.consumer.handlers.unused_result import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered

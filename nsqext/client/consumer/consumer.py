@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 import anyio
 
-from nsqext.arguments import check_number, check_time, runs_in_thread
+from nsqext.arguments import check_number, check_time
 from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
 from nsqext.client.consumer.handlers.workers import (
     BatchLimits,
     ConsumerState,
     MessageHandler,
-    coroutine_handler,
 )
 from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
@@ -251,6 +250,8 @@ class Consumer(Runnable):
         return register
 
     def _check_handler(self, function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
+        from nsqext.client.consumer.handler_functions import coroutine_handler
+
         call = coroutine_handler(function)
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
@@ -459,7 +460,8 @@ class Consumer(Runnable):
             # while the connections are open, so that their messages are delivered again at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await dispatcher.wait_for_handlers()
-            if self._handler is not None and runs_in_thread(self._handler.function):
+            handler = self._handler
+            if handler is not None and getattr(handler.function, "runs_in_thread", False):
                 # a thread cannot be cancelled; its message is answered by what the function returns
                 await dispatcher.wait_for_handlers()
         dispatcher.requeue_remaining()

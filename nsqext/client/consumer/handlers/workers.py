@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 from attrs import define, field, frozen
 
-from nsqext.arguments import check_handler_function, check_kinds, check_number, check_time, is_coroutine_function
+from nsqext.arguments import check_kinds, check_number, check_time
 from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
@@ -142,20 +142,6 @@ class BatchLimits:
     def __attrs_post_init__(self) -> None:
         check_number("max_count", self.max_count, 1)
         check_time("max_wait", self.max_wait)
-
-
-def coroutine_handler(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
-    """Return a handler as a coroutine function: a blocking handler is called in a thread.
-
-    Raises InvalidSetting.
-    """
-    check_handler_function(function)
-    if is_coroutine_function(function):
-        return cast("Callable[..., Awaitable[object]]", function)
-    from nsqext.client.consumer.handlers.blocking import check_blocking_handler, in_thread
-
-    check_blocking_handler(function)
-    return in_thread(function)
 
 
 @frozen

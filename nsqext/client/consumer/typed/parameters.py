@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from attrs import define, field, frozen
 
-from nsqext.arguments import stand_in
+from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
 from nsqext.errors import InvalidSetting
 

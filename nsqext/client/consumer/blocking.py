@@ -53,5 +53,5 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
     # selects the arguments; `shown` has one argument more, or several
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     call.__qualname__ = name
-    call.runs_in_thread = not abandon  # type: ignore[attr-defined] # see `nsqext.arguments.runs_in_thread`
+    call.runs_in_thread = not abandon  # type: ignore[attr-defined] # see `nsqext.client.consumer.handler_functions`
     return call

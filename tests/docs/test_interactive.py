@@ -10,6 +10,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -58,10 +59,13 @@ def expected(cell: dict[str, Any]) -> str:
 async def run_cell(source: str, names: dict[str, Any]) -> str:
     """Run a cell as Jupyter does, with ``await`` at its top level, and return what it shows."""
     tree = ast.parse(source)
-    value = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    last = tree.body[-1]
+    value = last.value if isinstance(last, ast.Expr) else None
+    if value is not None:
+        tree.body.pop()
     shown = io.StringIO()
     with redirect_stdout(shown):
-        for body in (tree, None if value is None else ast.Expression(value.value)):
+        for body in (tree, None if value is None else ast.Expression(value)):
             if body is None:
                 continue
             mode = "eval" if isinstance(body, ast.Expression) else "exec"
@@ -88,7 +92,7 @@ def test_the_notebook_shows_what_it_says() -> None:
     [(nsqext.Producer, producer_settings()), (nsqext.Consumer, consumer_settings())],
     ids=["producer", "consumer"],
 )
-def test_help_lists_every_setting_with_its_meaning(client: type, settings: dict[str, Any]) -> None:
-    text = pydoc.render_doc(client, renderer=pydoc.plaintext)
+def test_help_lists_every_setting_with_its_meaning(client: type, settings: Mapping[str, Any]) -> None:
+    text = pydoc.plain(pydoc.render_doc(client))
     found = re.findall(r"^ \|      (\w+)(?: \(.*?\))?: [A-Z`]", text.partition("Settings, as keyword")[2], re.M)
     assert [name for name in settings if name not in found] == []

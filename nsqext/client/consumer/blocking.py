@@ -38,16 +38,15 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
     name = getattr(function, "__qualname__", shown.__qualname__)
 
     async def call(*arguments: object, **named: object) -> object:
+        def run() -> object:
+            result = function(*arguments, **named)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise InvalidState(f"the handler {name} returned a coroutine", hint="declare it with 'async def'")
+            return result
+
         # a limiter of its own: that of anyio has 40 places for all of the program
-        result = await anyio.to_thread.run_sync(
-            functools.partial(function, *arguments, **named),
-            abandon_on_cancel=abandon,
-            limiter=anyio.CapacityLimiter(1),
-        )
-        if inspect.iscoroutine(result):
-            result.close()
-            raise InvalidState(f"the handler {name} returned a coroutine", hint="declare it with 'async def'")
-        return result
+        return await anyio.to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1))
 
     functools.update_wrapper(call, shown)
     # selects the arguments; `shown` has one argument more, or several

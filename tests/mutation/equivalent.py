@@ -95,17 +95,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "spark/read/range_reader.py",
         "number + 1",
-        "_READ_AHEAD = 1  # blocks that are received while the caller processes one",
+        "_READ_AHEAD = 1  # blocks received while the caller processes one",
     ): "the number is chosen",
     (
         "spark/read/range_reader.py",
         "number + 1",
-        "_OPEN_RANGES = 4  # ranges of a task that are read at the same time: opening one takes several round trips",
+        "_OPEN_RANGES = 4  # ranges of a task read concurrently: opening a range takes several round trips",
     ): "the number is chosen",
     (
         "spark/read/range_reader.py",
         "other bool",
-        "self._paused = False  # whether the blocks that wait hold back further messages",
+        "self._paused = False  # waiting blocks hold back further messages",
     ): "it is set before it is read",
     (
         "spark/read/channel_batches.py",
@@ -131,10 +131,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "lookup/partition_map.py",
         "number + 1",
-        "version: int = field(default=0, eq=False)  # number that increases with each change",
+        "version: int = field(default=0, eq=False)  # increases with each change",
     ): "the numbers only have to rise",
     ("lookup/poller.py", "number + 1", "self._rounds = 0"): "the numbers only have to rise",
-    ("lookup/poller.py", "number + 1", "_POLLS = 4  # topics that are polled concurrently"): "the number is chosen",
+    ("lookup/poller.py", "number + 1", "_POLLS = 4  # topics polled concurrently"): "the number is chosen",
     ("lookup/responses.py", "other bool", "@frozen(cache_hash=True)"): "speed only",
 }
 """Module, operator and line of code -> why nothing differs."""

@@ -34,12 +34,12 @@ BROKER: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/channel/in_flight.py",
         "number + 1",
-        "behind: int = 0  # number of the message that has to be read before it is redelivered (original generation)",
+        "behind: int = 0  # number of the message to read before it is redelivered (original generation)",
     ): "it is set before it is read",
     (
         "broker/engine/channel/channel.py",
         "Gt to GtE",
-        "self._rate_limit = RateLimit(rate, self._clock()) if rate > 0 else None",
+        "self._rate_limit = ChannelRateLimit(rate, self._clock()) if rate > 0 else None",
     ): "a limit of 0 holds nothing back",
     ("broker/engine/storage/segments.py", "other bool", "self._dirty = False"): "an fsync more than needed",
     (

@@ -39,7 +39,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/subscription.py",
         "Gt to GtE",
-        "if len(pending) > _MANY:",
+        "if len(pending) > self._most_pending:",
     ): "how many answers are sent without waiting is chosen",
     (
         "client/consumer/subscriptions/subscription.py",
@@ -211,7 +211,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/replay.py",
         "number + 1",
-        "topic, channel, lookup, max_in_flight=1, start=Position.earliest(), **connection",
+        "topic, channel, lookup, max_in_flight=1, start=Position.earliest(), decompress=False, **connection",
     ): "how many dead letters are in flight is chosen",
 }
 """Module, operator and line of code -> why nothing differs."""

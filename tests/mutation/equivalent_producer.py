@@ -43,7 +43,7 @@ PRODUCER: dict[tuple[str, str, str], str] = {
     (
         "client/producer/sender.py",
         "number + 1",
-        "_MOVES = 3  # failures after which even a publish that can use another partition waits before it is retried",
+        "_MOVES = 3  # failures after which even a publish for any partition pauses before a retry",
     ): "the number of attempts without a pause is chosen",
     ("client/producer/settling.py", "number + 1", "self._next = 0"): "it is set before it is read",
     ("client/producer/settling.py", "number + 1", "self._end = 0"): "it is set before it is read",

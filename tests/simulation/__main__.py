@@ -21,8 +21,9 @@ from attrs import frozen
 from nsqext.testing.simulation import Fault, Run, run_seed
 from nsqext.testing.simulation.runner import shrink
 from tests.simulation.bank import run_bank
+from tests.simulation.flow import run_flow
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, LATE, SHARES, TRIPLE, Plan, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, FLOW, JOINS, KEY_TAGS, LATE, SHARES, TRIPLE, Plan, Size, draw_plan
 from tests.simulation.workload import histories, run_schedule
 
 MOST_TURNS, LATE_TURNS = 200_000, 2_000_000
@@ -111,8 +112,9 @@ def run_one(
 def run_plan(plan: Plan, *, keep_trace: bool = False) -> Run:
     """Run a schedule."""
     histories.clear()
+    scenario = run_bank if BANK in plan.features else run_flow if FLOW in plan.features else run_schedule
     return run_seed(
-        *(partial(run_bank if BANK in plan.features else run_schedule, plan=plan), plan.seed, plan.faults),
+        *(partial(scenario, plan=plan), plan.seed, plan.faults),
         network=plan.network,
         keep_trace=keep_trace,
         most_turns=LATE_TURNS if LATE in plan.features else MOST_TURNS,
@@ -196,7 +198,7 @@ def main() -> int:
     parser.add_argument(
         "--features",
         nargs="*",
-        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS, *SHARES, BANK),
+        choices=(*FEATURES, TRIPLE, KEY_TAGS, JOINS, *SHARES, BANK, FLOW),
         help="what all clients use, instead of a few by seed",
     )
     parser.add_argument("--seconds", type=float, default=0.0, help="start no more seeds after this time")

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from attrs import frozen
 
-from tests.simulation.plan import BANK, FILTERS, LATE, PARTED
+from tests.simulation.plan import BANK, FILTERS, FLOW, LATE, PARTED
 
 __all__ = ("MUTATIONS", "Mutation")
 
@@ -295,6 +295,12 @@ async def _always_new(right: Any, self: Any, *args: Any) -> Any:
     return await right(self, *args) or ("SELECT 1", {})
 
 
+def _give_turns_to_the_first(right: Any, self: Any, able: Any, most: int, now: float) -> None:
+    for member in able.values():
+        member.order = 0
+    right(self, able, most, now)
+
+
 def _later_is_sooner(right: Any, self: Any, delivery: Any, delay: float) -> Any:
     """Keep a long delay on the disk as a tenth of it."""
     return right(self, delivery, delay / 10)
@@ -317,6 +323,7 @@ def _copy_all_but_one(right: Any, source: Any, target: Any, *args: Any) -> bool:
 _CLIENT = "nsqext.client"
 _BROKER = "nsqext.broker"
 _TRANSACTIONS = "nsqext.transactions"
+_DISTRIBUTOR = "nsqext.client.consumer.subscriptions.rdy_distributor"
 
 
 def _never_sync(right: Any, self: Any) -> None:
@@ -597,6 +604,18 @@ _ALL = (
         f"{_TRANSACTIONS}.inbox:Inbox._record",
         _always(_always_new),
         (BANK,),
+    ),
+    Mutation(
+        "what a connection has in flight is given to another one",
+        f"{_DISTRIBUTOR}:_Member.settle",
+        _always(lambda right, member, in_flight, now: setattr(member, "claim", member.share)),
+        (FLOW,),
+    ),
+    Mutation(
+        "a turn that has ended is not given to the connection that waits longest",
+        f"{_DISTRIBUTOR}:RdyDistributor._take_turns",
+        _always(_give_turns_to_the_first),
+        (FLOW,),
     ),
 )
 

@@ -20,6 +20,7 @@ __all__ = (
     "BANK",
     "FEATURES",
     "FILTERS",
+    "FLOW",
     "JOINS",
     "KEY_TAGS",
     "LATE",
@@ -66,6 +67,9 @@ SHARES = {FILTERS: 0.05, LATE: 0.02, PARTED: 0.03}
 BANK = "bank"
 BANK_SHARE = 0.05
 """Share of the schedules that are a bank of two databases: see `tests.simulation.bank`."""
+FLOW = "flow"
+FLOW_SHARE = 0.05
+"""Share of the schedules that are a consumer of many connections: see `tests.simulation.flow`."""
 _SETTLED = 21.0
 """Virtual seconds after which publishes must succeed."""
 
@@ -116,7 +120,8 @@ class Plan:
             handlers take seconds, and consumers join and leave this topic without faults; ``filters`` has a topic with
             a channel whose consumers want one value of a header; ``late`` requeues the last messages for more than 900
             s, in which nodes are killed; ``parted`` separates leaders from their followers, and moves all leaders
-            afterwards; ``bank`` runs a bank of two databases, and nothing else.
+            afterwards; ``bank`` runs a bank of two databases, and ``flow`` a consumer of many connections, and nothing
+            else.
         batchers: topics with publishers that use a `nsqext.Batcher`.
     """
 
@@ -174,6 +179,8 @@ def draw_plan(
     if LATE in plan.features:
         plan = evolve(plan, rest=_SETTLED)  # what faults excuse is over
     plan = _with_triple(plan) if TRIPLE in plan.features and faults is None else plan
+    if FLOW in plan.features:
+        return evolve(plan, topics=(), single=(), batches=(), batchers=(), faults=(), disk=None)
     return _as_bank(plan) if BANK in plan.features else plan
 
 
@@ -261,6 +268,8 @@ def _draw_features(seed: int) -> tuple[str, ...]:
         if Random(f"joins {seed}").random() < JOINS_SHARE:
             features.append(JOINS)
     features += [name for name, share in SHARES.items() if Random(f"{name} {seed}").random() < share]
+    if Random(f"flow {seed}").random() < FLOW_SHARE:
+        return (FLOW,)
     if Random(f"bank {seed}").random() < BANK_SHARE:
         return (BANK, *(feature for feature in features if feature == TRIPLE))
     return tuple(features)

@@ -13,7 +13,7 @@ from tests.simulation import workload
 from tests.simulation.__main__ import measure, run_one, run_plan, text_of
 from tests.simulation.compare import SIZES, run_simulated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plan import BANK, FEATURES, JOINS, KEY_TAGS, SHARES, TRIPLE, Size, draw_plan
+from tests.simulation.plan import BANK, FEATURES, FLOW, JOINS, KEY_TAGS, SHARES, TRIPLE, Size, draw_plan
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 7, 8, 10, 11, 12])
@@ -82,6 +82,7 @@ def test_a_seed_draws_the_same_schedule_each_time() -> None:
         KEY_TAGS,
         JOINS,
         BANK,
+        FLOW,
         *SHARES,
     }
     assert draw_plan(5, features=()).features == ()
@@ -183,3 +184,20 @@ def test_every_transfer_of_the_bank_is_applied_once() -> None:
 def test_a_transfer_that_is_applied_twice_is_found() -> None:
     """``make mutate`` puts in the other bugs of outbox and inbox."""
     assert "not applied once" in measure(8, "a relay sends no identities", features=[BANK]).error
+
+
+def test_a_consumer_of_many_connections_has_no_more_in_flight_than_allowed_and_no_connection_waits_too_long() -> None:
+    """In 129 a backoff asked only the connection that had received last, which had no message."""
+    for seed in (1, 26, 34, 129):
+        assert text_of(run_one(seed, features=[FLOW]).error) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "rule"),
+    [
+        ("what a connection has in flight is given to another one", 34, "bound"),
+        ("a turn that has ended is not given to the connection that waits longest", 1, "turns"),
+    ],
+)
+def test_a_bug_of_the_bound_or_of_turns_is_found(name: str, seed: int, rule: str) -> None:
+    assert f"{rule}: " in measure(seed, name, features=[FLOW]).error

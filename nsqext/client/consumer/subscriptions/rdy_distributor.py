@@ -117,6 +117,7 @@ class RdyDistributor(Generic[K]):
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
         self._probing_since: float | None = None  # when the backoff began to ask for a message; None while it does not
+        self._asked = 0  # number of the last turn before that
 
     def __len__(self) -> int:
         return len(self._members)
@@ -274,7 +275,7 @@ class RdyDistributor(Generic[K]):
         """Return how many connections are asked for a message after a pause of the backoff."""
         since = self._probing_since
         if since is None:
-            self._probing_since = since = now
+            since = self._probe_again(now)
             for member in self._members.values():
                 member.turn = None
         last = max(self._members.items(), key=lambda item: item[1].received, default=None)
@@ -282,8 +283,18 @@ class RdyDistributor(Generic[K]):
             key, member = last
             if in_flight.get(key, 0) or now - member.received <= IDLE_TURN:
                 return 1
-            self._probing_since = since = now  # it was neither handled nor did it fail: it was not due, or lost
+            since = self._probe_again(now)  # it was neither handled nor did it fail: it was not due, or lost
         return int(_PROBES ** int((now - since) / _PROBE))
+
+    def _probe_again(self, now: float) -> float:
+        """Ask for a message from now on, first the connections that received last."""
+        self._probing_since, self._asked = now, self._turns
+        return now
+
+    def _order_of_probes(self, member: _Member) -> float:
+        """Return the place of a connection: the latest received first; each is asked once before any is asked again."""
+        answered = self._probing_since is not None and member.received >= self._probing_since
+        return member.order if member.order > self._asked and not answered else -member.received
 
     def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
         """Give ``most`` connections a turn, longest waiting first; the last one that received, if the backoff asks."""
@@ -298,8 +309,8 @@ class RdyDistributor(Generic[K]):
         for member in sorted(having, key=lambda member: -member.received if probing else member.order)[most:]:
             member.turn = None
         waiting = sorted((member for member in able.values() if member.turn is None), key=lambda member: member.order)
-        if probing and not having:
-            waiting.sort(key=lambda member: -member.received)
+        if probing:
+            waiting.sort(key=self._order_of_probes)
         free = max(self.max_in_flight + self._extra, self._sole) - sum(
             max(member.claim, member.turn is not None) for member in self._members.values()
         )

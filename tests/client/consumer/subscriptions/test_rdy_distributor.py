@@ -169,6 +169,21 @@ def test_after_a_pause_the_connection_that_has_messages_is_asked_soon(count: int
         assert any(flow.shares(3.0 + 0.25 * step)[other] for step in range(5)), "within a second"
 
 
+def test_a_backoff_asks_every_connection_if_the_one_that_received_last_has_no_message() -> None:
+    backoff = Backoff(BackoffOptions())
+    flow = RdyDistributor[int](1, backoff)
+    for member in range(3):
+        add(flow, member, 2500, backoff)
+    flow.shares(0.0)
+    receive(flow, 0, 0.5)
+    backoff.failed(1.0)
+    flow.shares(1.0)
+    backoff.tick(3.0)
+    asked = [{number for number, share in flow.shares(3.0 + 0.25 * step).items() if share} for step in range(20)]
+    assert asked[0] == {0}
+    assert set[int]().union(*asked) == {0, 1, 2}
+
+
 def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
     own = Backoff(BackoffOptions())
     flow = make(10, 2500)

@@ -23,7 +23,8 @@ from nsqext.testing.simulation.cluster import as_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqext.broker.coordinator.topics import Member, TopicSpec
+    from  import Member
+    from nsqext.broker.coordinator.topics import TopicSpec
     from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.runtime import Runtime
     from nsqext.testing.simulation import World
@@ -304,7 +305,7 @@ async def run_flow(world: World, plan: Plan) -> None:
         flow = _Flow(world, plan, world.cluster.runtime, original=False)
         await flow.run()
     else:
-        runtime = _Original(ClusterShape(3, 1, "nsq"), ClusterOptions(seed=plan.seed))
+        runtime = _Original(ClusterShape(3, 1, "original"), ClusterOptions(seed=plan.seed))
         async with anyio.create_task_group() as tasks:
             with as_server():
                 await tasks.start(runtime.run)

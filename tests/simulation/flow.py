@@ -23,8 +23,7 @@ from nsqext.testing.simulation.cluster import as_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from  import Member
-    from nsqext.broker.coordinator.topics import TopicSpec
+    from nsqext.broker.coordinator.topics import ClusterMember, TopicSpec
     from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.runtime import Runtime
     from nsqext.testing.simulation import World
@@ -57,7 +56,7 @@ class FlowViolated(AssertionError):
 class _Original(RuntimeOriginal):
     """Nodes of the original generation without lookup nodes: their registration uses other sockets."""
 
-    def add_member(self, member: Member) -> None:  # type: ignore[override]
+    def add_member(self, member: ClusterMember) -> None:  # type: ignore[override]
         member.node.load()
 
     async def wait_registered(self) -> None:

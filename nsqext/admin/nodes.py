@@ -11,6 +11,7 @@ import orjson
 from nsqext.admin.requests import AdminBase, ClusterRequests, ask_all, cluster_generation, http_address
 from nsqext.admin.stats import in_sync_replicas, node_statuses
 from nsqext.errors import ConnectionFailed, InvalidInput, LookupUnreachable, OperationNotSupported, PartitionUnavailable
+from nsqext.errors.outside_text import outside_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +154,8 @@ async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
         if node == str(info.tcp):
             return info
     raise InvalidInput(
-        f"no node has the TCP address {node!r}", hint=f"known: {', '.join(str(info.tcp) for info in infos)}"
+        f"no node has the TCP address {node!r}",
+        hint=f"known: {outside_text(', '.join(str(info.tcp) for info in infos))}",
     )
 
 
@@ -172,7 +174,7 @@ async def option(requests: ClusterRequests, info: NodeInfo, name: str, value: by
     status, body = await requests.fetch(http_address(info), f"/config/{name}", {}, "PUT" if value else "GET", value)
     if status in (400, 404, 413):
         what = f"the node refuses {name}={value.decode()!r}" if value else f"the node has no option {name!r}"
-        raise InvalidInput(f"{what}: {body[:200].decode('utf-8', 'replace')}", node=str(info.tcp))
+        raise InvalidInput(f"{what}: {outside_text(body[:200].decode('utf-8', 'replace'))}", node=str(info.tcp))
     if status != 200:
         raise ConnectionFailed(f"/config/{name} returned {status}: {body[:200]!r}", node=str(info.tcp))
     try:

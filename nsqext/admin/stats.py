@@ -19,11 +19,17 @@ from nsqext.admin.results import (
     TopicStats,
 )
 from nsqext.errors import ConnectionFailed, ProtocolError
+from nsqext.errors.outside_text import outside_text
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
+
+
+def _text(value: object) -> str:
+    """Return a name or another text of a node, for errors, logs and terminals."""
+    return outside_text(str(value))
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
@@ -32,15 +38,15 @@ def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
     try:
         for topic in data.get("topics") or ():
             if topic.get("is_leader", True):
-                found.setdefault(str(topic["topic_name"]), []).append(_read_partition(topic, node))
+                found.setdefault(_text(topic["topic_name"]), []).append(_read_partition(topic, node))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"invalid response to /stats: {error!r}", node=str(node)) from error
+        raise ProtocolError(f"invalid response to /stats: {outside_text(repr(error))}", node=str(node)) from error
     return found
 
 
 def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
     partition = int(data["topic_partition"]) if "topic_partition" in data else None
-    channels = {str(channel["channel_name"]): channel for channel in data.get("channels") or ()}
+    channels = {_text(channel["channel_name"]): channel for channel in data.get("channels") or ()}
     original = partition is None
     start, end = (0, None) if original else (int(data["backend_start"]), int(data["backend_depth"]))
     size = data.get("message_bytes") if end is None else end - start
@@ -79,7 +85,7 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
         lag=lag,
         lag_bytes=int(data["depth_size"]) if "depth_size" in data else None,
         clients=tuple(_read_client(client, node, partition) for client in data.get("clients") or ()),
-        dispatch=str(data.get("dispatch") or ""),
+        dispatch=_text(data.get("dispatch") or ""),
         key_ranges=tuple(_read_range(found) for found in data.get("key_ranges") or ()),
         replay=int(data.get("replay_count", 0)),
         held_keys=int(data.get("held_keys", 0)),
@@ -93,8 +99,8 @@ def _read_range(data: Mapping[str, Any]) -> KeyRange:
     return KeyRange(
         low=float(data["low"]),
         high=float(data["high"]),
-        client=str(data["remote_address"]),
-        tag=str(data["tag"]) if data.get("tag") else None,
+        client=_text(data["remote_address"]),
+        tag=_text(data["tag"]) if data.get("tag") else None,
         rate=float(data["rate"]),
         waiting=int(data["waiting"]),
     )
@@ -102,10 +108,10 @@ def _read_range(data: Mapping[str, Any]) -> KeyRange:
 
 def _read_client(data: Mapping[str, Any], node: Address, partition: int | None) -> ClientStats:
     return ClientStats(
-        client_id=str(data.get("client_id", "")),
-        hostname=str(data.get("hostname", "")),
-        address=str(data.get("remote_address", "")),
-        user_agent=str(data.get("user_agent", "")),
+        client_id=_text(data.get("client_id", "")),
+        hostname=_text(data.get("hostname", "")),
+        address=_text(data.get("remote_address", "")),
+        user_agent=_text(data.get("user_agent", "")),
         node=node,
         partition=partition,
         ready=int(data.get("ready_count", 0)),
@@ -114,7 +120,7 @@ def _read_client(data: Mapping[str, Any], node: Address, partition: int | None) 
         finished=int(data.get("finish_count", 0)),
         requeued=int(data.get("requeue_count", 0)),
         connected_at=int(data.get("connect_ts", 0)),
-        tag=str(data["desired_tag"]) if data.get("desired_tag") else None,
+        tag=_text(data["desired_tag"]) if data.get("desired_tag") else None,
         tls=bool(data.get("tls", False)),
     )
 
@@ -225,8 +231,9 @@ def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
     """Parse the in-sync replicas in ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
     try:
         members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
-        parts = [str(member["node_id"]).rsplit(":", 3) for member in members]
+        parts = [_text(member["node_id"]).rsplit(":", 3) for member in members]
         found = [str(Address(host, int(port))) for host, _, port, _ in parts]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ConnectionFailed(f"invalid response to /coordinator/stats: {error!r}", node=str(leader)) from error
+        reason = f"invalid response to /coordinator/stats: {outside_text(repr(error))}"
+        raise ConnectionFailed(reason, node=str(leader)) from error
     return tuple(sorted(found, key=lambda address: (address != str(leader), address)))

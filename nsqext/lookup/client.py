@@ -12,6 +12,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
+from nsqext.errors.outside_text import outside_text
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.partition_map import failure
 from nsqext.lookup.responses import (
@@ -309,11 +310,13 @@ class LookupClient:
                 node=str(address),
                 hint="raise max_topics if the cluster has more",
             )
-        return tuple(map(str, topics))
+        return tuple(outside_text(str(topic)) for topic in topics)
 
     def _read_extend_support(self, data: Any, address: Address) -> dict[str, bool]:
         self._read_topics(data, address)
-        return {str(one["topic_name"]): one["extend_support"] is True for one in data.get("meta_info") or ()}
+        return {
+            outside_text(str(one["topic_name"])): one["extend_support"] is True for one in data.get("meta_info") or ()
+        }
 
     def _read_nodes(self, data: Any, address: Address) -> tuple[NodeInfo, ...]:
         listed = data["producers"] or ()

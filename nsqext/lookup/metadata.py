@@ -15,6 +15,7 @@ import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, PartitionUnavailable
+from nsqext.errors.outside_text import outside_text
 from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher
@@ -437,4 +438,4 @@ def log_filtered(view: PartitionMap) -> None:
     """Log the nodes of a topic that ``node_filter`` excludes."""
     left_out = [str(node) if number is None else f"partition {number} at {node}" for number, node in view.filtered]
     use = "published to" if view.access == "w" else "consumed from"
-    logger.warning("%s: not %s because of node_filter: %s", view.topic, use, ", ".join(left_out))
+    logger.warning("%s: not %s because of node_filter: %s", view.topic, use, outside_text(", ".join(left_out)))

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from nsqext._version import __version__
 from nsqext.arguments import is_number
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.errors.outside_text import outside_text
 
 __all__ = (
     "DISPATCH_TYPES",
@@ -190,6 +191,7 @@ class Negotiated:
         except UnreadableFields as error:
             raise ProtocolError(f"the response to IDENTIFY is neither JSON nor OK: {data[:120]!r}") from error
         values = {name: reply[name] for name in _AS_GRANTED if name in reply}
+        values |= {name: outside_text(text) for name, text in values.items() if isinstance(text, str)}
         values |= {name: reply[name] / 1000 for name in ("msg_timeout", "max_msg_timeout") if reply.get(name)}
         # For deflate without a level, the redesigned server reports level 0 and deflates all the same.
         level = (reply.get("deflate_level") or 6) if reply.get("deflate") else 0

@@ -7,11 +7,22 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nsqext import Admin
 from nsqext.admin.requests import ClusterRequests
-from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, UnknownSetting
+from nsqext.admin.stats import read_stats
+from nsqext.errors import (
+    InvalidInput,
+    LookupFailed,
+    PartitionUnavailable,
+    ProtocolError,
+    TopicNotFound,
+    UnknownSetting,
+)
 from nsqext.lookup.client import LookupClient
+from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +240,23 @@ async def test_a_partition_may_move_for_longer_than_other_changes(nodes: LookupN
     await requests.settled(attempt, "orders", bounded=False)
     with pytest.raises(PartitionUnavailable, match=r"not completed within 0.1 s, last error: not yet"):
         await requests.settled(attempt, "orders")
+
+
+@given(text=st.text(), times=st.sampled_from([1, 1000]))
+@example(text="n\n1\x1b[2J\u202e\ud800", times=1)
+def test_texts_of_statistics_are_printable_and_bounded(text: str, times: int) -> None:
+    names = ("client_id", "hostname", "remote_address", "user_agent", "desired_tag", "tag")
+    client = dict.fromkeys(names, text * times)
+    ranges = [client | {"low": 0, "high": 1, "rate": 1, "waiting": 0}]
+    channel = {"channel_name": text * times, "dispatch": text * times, "clients": [client], "key_ranges": ranges}
+    topic = {"topic_name": text * times, "message_count": 0, "channels": [channel]}
+    for name, parts in read_stats({"topics": [topic]}, Address("n1", 4150)).items():
+        (of_channel,) = parts[0].channels.values()
+        (of_client,), (of_range,) = of_channel.clients, of_channel.key_ranges
+        texts = [name, of_channel.name, of_channel.dispatch, of_client.client_id, of_client.hostname, of_client.address]
+        texts += [of_client.user_agent, of_client.tag or "", of_range.client, of_range.tag or ""]
+        assert all(shown.isprintable() and len(shown) <= 501 for shown in texts)
+    with pytest.raises(ProtocolError) as caught:
+        read_stats({"topics": [topic | {"message_count": f"x{text * times}"}]}, Address("n1", 4150))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700

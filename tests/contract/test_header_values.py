@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import html
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +12,14 @@ import anyio
 import pytest
 
 import nsqext.arrow
-from nsqext import Admin, Consumer
+from nsqext import Admin, Consumer, Message, Reject
 from nsqext.cli.message_files import files_in, read_entries
 from tests.support.command_line import lines, run
 from tests.support.header_values import WRITTEN
 from tests.support.messages import finish_all
 from tests.support.raw_publish import RawPublisher
 from tests.support.topic_plan import TopicPlan, fresh_name
+from tests.support.web_pages import browsing
 
 if TYPE_CHECKING:
     from tests.support.cluster import ClusterUnderTest
@@ -103,6 +106,49 @@ def test_headers_are_matched_and_formatted_as_text(cluster_under_test: ClusterUn
     matching = [written.texts for written in WRITTEN if written.texts.get("t") == "true"]
     shown = [f"true {texts.get('i', '')} {texts.get('d', '')}|" for texts in matching]
     assert (done.returncode, done.stdout.decode().splitlines()) == (0, shown)
+
+
+@pytest.mark.anyio
+async def test_dead_letters_have_the_same_values(cluster_under_test: ClusterUnderTest, topic: str) -> None:
+    lookupd, dead, rejected = cluster_under_test.lookupd, fresh_name("dead"), 0
+    rejecting: dict[str, Any] = {"start": "earliest", "max_attempts": 1, "dead_letter": dead}
+    async with Admin(lookupd) as admin:
+        await TopicPlan(dead, extend=True, channels=("check",)).create(admin)
+        consumer = Consumer(topic, fresh_name("reject"), lookupd=lookupd, **rejecting)
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            nonlocal rejected
+            rejected += 1
+            if rejected == len(WRITTEN):
+                consumer.stop()
+            raise Reject("refused")
+
+        with anyio.fail_after(120):
+            await consumer.serve(signals=False)
+        async with Consumer(dead, "check", lookupd=lookupd) as letters:
+            received = await finish_all(letters, len(WRITTEN))
+        await admin.delete_topic(dead)
+    found = {int(message.body): _typed(_without_origin(message.headers)) for message in received}
+    assert found == {number: _typed(values) for number, (_, values) in enumerate(_VALUES)}
+
+
+@pytest.mark.anyio
+async def test_the_page_shows_the_same_values_as_text(cluster_under_test: ClusterUnderTest, topic: str) -> None:
+    async with browsing(list(cluster_under_test.lookupd)) as browser:
+        text = (await browser.get(f"/topics/{topic}/messages?count={len(WRITTEN)}")).text
+    found: dict[int, dict[str, str | None]] = {}
+    for article in re.findall(r"<article.*?</article>", text, re.DOTALL):
+        body = re.findall(r"<pre[^>]*>(.*?)</pre>", article, re.DOTALL)
+        shown = re.findall(r'<dt class="header">(.*?)</dt><dd class="mono">(.*?)</dd>', article, re.DOTALL)
+        found[int(body[0])] = {
+            html.unescape(name): None if value == "<em>null</em>" else html.unescape(value) for name, value in shown
+        }
+    assert found == {number: written.texts for number, written in enumerate(WRITTEN)}
+
+
+def _without_origin(headers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in headers.items() if not name.startswith("dead-letter-")}
 
 
 def _plain(value: Any) -> Any:

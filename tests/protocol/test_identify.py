@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.identify import FILTER_EQUAL, FILTER_MULTI, ExtFilter, IdentifyRequest, Negotiated
@@ -111,3 +113,13 @@ def test_deflate_without_a_level_is_deflate() -> None:
 def test_an_invalid_response_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="the response to IDENTIFY"):
         Negotiated.decode(data)
+
+
+@given(text=st.text(), times=st.sampled_from([1, 1000]))
+@example(text="1\n\x1b[2J\u202e", times=1)
+def test_texts_of_a_response_are_printable_and_bounded(text: str, times: int) -> None:
+    members = dict.fromkeys(("version", "desired_tag", "dispatch"), text.encode(errors="replace").decode() * times)
+    found = Negotiated.decode(orjson.dumps(members))
+    for shown in (found.version, found.desired_tag, found.dispatch):
+        assert shown.isprintable()
+        assert len(shown) <= 501

@@ -16,6 +16,7 @@ from attrs import define
 
 from nsqext.broker.listeners import split_address
 from nsqext.errors import NsqError
+from nsqext.errors.outside_text import outside_text
 from nsqext.errors.server import server_error
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.protocol.lookupd_tcp import MAGIC, PING, PeerInfo, identify, register, response_size, unregister
@@ -192,7 +193,7 @@ class RegistrationClient:
         logger.info("LOOKUP connecting to %s", connection.address)
         try:
             await connection.connect(self._identity)
-            logger.info("LOOKUPD(%s): peer info %s", connection.address, connection.info)
+            logger.info("LOOKUPD(%s): peer info %s", connection.address, outside_text(str(connection.info)))
             for command in self._all_registrations():
                 _log_command(connection, command)
                 await connection.request(command)

@@ -12,6 +12,7 @@ import anyio
 from attrs import asdict, define, field
 
 from nsqext.broker.listeners import peer_name
+from nsqext.errors.outside_text import outside_text
 from nsqext.protocol.frames import RequestError
 from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
 
@@ -213,7 +214,8 @@ class LookupSession:
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
-            *(self.remote, peer.broadcast_address, peer.tcp_port, peer.http_port, peer.version),
+            *(self.remote, outside_text(peer.broadcast_address), peer.tcp_port, peer.http_port),
+            outside_text(peer.version),
         )
         self.registry.add(Registration("client"), self.node)
         return self.own.encode()

@@ -20,6 +20,7 @@ from nsqext.errors import (
     ProtocolError,
     RequestTimeout,
 )
+from nsqext.errors.outside_text import outside_text
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.options import url_of
 from nsqext.protocol.client.client_protocol import Reply
@@ -166,11 +167,11 @@ class HttpConnection:
             data = orjson.loads(reply.content)
             version = data.get("data", data)["version"]
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
-            shown = reply.content[:80].decode("utf-8", "replace")
+            shown = outside_text(reply.content[:80].decode("utf-8", "replace"))
             if reply.status >= 500:
                 raise ConnectionFailed(f"HTTP status {reply.status}: {shown}", node=self._node) from None
             raise ProtocolError(f"HTTP status {reply.status}: {shown}", node=self._node, hint=hint) from None
-        return Negotiated(version=str(version))
+        return Negotiated(version=outside_text(str(version)))
 
 
 async def open_http_connection(

@@ -136,7 +136,7 @@ def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UN
     elif number == "3":
         unpacked = _unlz4(body, limit, size)
     else:
-        raise ProtocolError(f"the compression of a body is unknown: {COMPRESS_HEADER} is {number!r}")
+        raise ProtocolError(f"the compression of a body is unknown: {COMPRESS_HEADER} is {number[:40]!r}")
     if size is not None and len(unpacked) != size:
         raise ProtocolError(f"a compressed body unpacks to {len(unpacked)} bytes, its {SIZE_HEADER} says {size}")
     return unpacked

@@ -228,6 +228,8 @@ def test_rows_with_their_header_are_written_as_they_were_stored(spark: SparkSess
     assert all(response.startswith(b"OK") for response in publisher.publish_stored(messages))
     publisher.close()
     rows = load(spark, servers, source, columns="value,trace_id,tag,headers,key,header")
+    read = {bytes(row.value): row.headers for row in rows.select("value", "headers").collect()}
+    assert [read[b"%d" % number] for number in range(len(WRITTEN))] == [written.texts for written in WRITTEN]
     save(rows, servers, topic=target)
     stored = load(spark, servers, target, columns="value,trace_id,header").collect()
     found = [Stored(bytes(row.header), bytes(row.value), row.trace_id) for row in stored]

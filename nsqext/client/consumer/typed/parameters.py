@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
 from nsqext.errors import InvalidSetting
+from nsqext.errors.outside_text import outside_text
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions
@@ -336,7 +337,7 @@ def _body(annotation: Any) -> _Source:
         try:
             return decoder(message.body)
         except ValueError as error:
-            raise _Undecodable(f"the body is not a valid {name}: {error}") from error
+            raise _Undecodable(f"the body is not a valid {name}: {outside_text(str(error))}") from error
 
     return read
 
@@ -365,6 +366,6 @@ def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
         try:
             return read(value)
         except ValueError as error:
-            raise _Undecodable(f"the header {name!r} is not a number: {error}") from error
+            raise _Undecodable(f"the header {name!r} is not a number: {outside_text(str(error))}") from error
 
     return source

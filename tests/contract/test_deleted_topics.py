@@ -11,7 +11,7 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from nsqext import Admin, Consumer, ConsumerSettings
+from nsqext import Admin, Consumer, ConsumerSettings, Producer
 from tests.support import plain_http
 from tests.support.consumers import eventually
 from tests.support.messages import finish_all
@@ -103,3 +103,17 @@ async def test_a_topic_of_a_pattern_stays_deleted(original: Original) -> None:
 async def test_an_ephemeral_topic_stays_deleted(original: Original) -> None:
     topic = f"contract_{token_hex(4)}#ephemeral"
     await _stays_deleted(original, topic, topic, "ch#ephemeral", None)
+
+
+async def test_a_topic_that_its_nodes_deleted_is_created_by_the_next_publish(original: Original) -> None:
+    topic = f"contract_{token_hex(4)}"
+    nodes = await http_of_original(original)
+    for node in nodes:
+        await run_sync(partial(_post, node, "/topic/create", topic=topic))
+    async with Producer(original.lookupd, timeout=10) as producer, Admin(original.lookupd) as admin:
+        await producer.publish(topic, b"before")
+        await run_sync(_delete_at_nodes, original.lookupd, nodes, topic)
+        async with Producer(original.lookupd, timeout=10) as other:
+            await other.publish(topic, b"again")
+        assert len(await run_sync(_holders, nodes, topic)) == 1
+        await admin.delete_topic(topic)

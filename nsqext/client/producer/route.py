@@ -302,10 +302,16 @@ class RouteTable:
             provisional = await self._any_nodes(topic)
             if provisional is None:
                 raise
-            self._provisional[topic] = (provisional, _clock() + _PROVISIONAL)
-            return provisional
-        self._answered = True
-        return found
+        else:
+            self._answered = True
+            if found.known or found.partition_num:
+                return found
+            # nsqlookupd of the original NSQ still lists a topic that all nodes have deleted
+            provisional = await self._any_nodes(topic)
+            if provisional is None:
+                return found
+        self._provisional[topic] = (provisional, _clock() + _PROVISIONAL)
+        return provisional
 
     async def _any_nodes(self, topic: str) -> PartitionMap | None:
         """Return all nodes of the original NSQ, which creates topics at their first publish; None if any is redesigned.

@@ -19,11 +19,11 @@ _PACKAGE = Path(nsqext.__file__).parent
 
 _LAYERS = (
     ("cli", "web", "spark", "testing", "integrations"),
-    ("app", "sync", "admin", "observability", "transactions"),
+    ("app", "sync", "admin", "observability", "partitions", "transactions"),
     ("middleware",),
     ("client",),
     ("lookup", "transport"),
-    ("protocol", "dispatch", "http"),
+    ("protocol", "key_ranges", "http"),
     ("arguments", "settings", "waits", "errors", "types"),
 )
 """The layers, highest first; a package that is not listed belongs to the highest."""
@@ -36,13 +36,14 @@ _ROLES = {
     "cli": "commands",
     "client": "producer, consumer",
     "delays": "relay, store",
-    "dispatch": "key ranges",
     "errors": "one tree, with flags",
     "http": "servers, requests",
     "integrations": "Celery, Taskiq",
+    "key_ranges": "keys of consumers",
     "lookup": "leaders of partitions",
     "middleware": "around publishes and handlers",
     "observability": "logs, spans, metrics",
+    "partitions": "leaders, logs",
     "protocol": "bytes, without I/O",
     "settings": "keywords, URL, environment",
     "spark": "source and sink",
@@ -93,7 +94,7 @@ def _layers(edges: dict[str, set[str]]) -> list[list[str]]:
     number = {room: next((n for n, names in enumerate(_LAYERS) if room in names), 0) for room in edges}
     for room, names in edges.items():
         for name in names - {"broker"}:
-            if room == "broker" and number[name] < _LAYERS.index(("protocol", "dispatch", "http")):
+            if room == "broker" and number[name] < _LAYERS.index(("protocol", "key_ranges", "http")):
                 raise ValueError(f"the broker imports {name}")
             if room != "broker" and number[name] < number[room]:
                 raise ValueError(f"{room} imports {name}, which is in a higher layer")

@@ -91,6 +91,11 @@ _PRODUCER = (
 _CONSUMER = (
     _sum("consumer_connections", "Open subscriptions.", lambda found: len(found.connections)),
     _sum("consumer_ready", "Sum of the RDY counts.", lambda found: sum(one.ready for one in found.connections)),
+    _sum(
+        "consumer_blocked_partitions",
+        "Partitions whose next message is larger than max_frame_size.",
+        lambda found: len(found.blocked),
+    ),
     _sum("consumer_in_flight", "Messages received and not yet finished or requeued.", lambda found: found.in_flight),
     _highest("consumer_backoff_level", "Highest backoff level; 0 while handlers succeed.", _backoff),
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),

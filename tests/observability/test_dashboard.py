@@ -95,7 +95,7 @@ def test_the_statistics_of_clients_are_all_exported() -> None:
     class Statistics:
         def __getattr__(self, name: str) -> Any:
             read.add(name)
-            return () if name == "connections" and reading is _CONSUMER else 0
+            return () if name in ("connections", "blocked") and reading is _CONSUMER else 0
 
     for reading in (_PRODUCER, _CONSUMER):
         for series in reading:

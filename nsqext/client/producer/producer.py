@@ -346,7 +346,7 @@ class Producer(ProcessBound):
         publisher = self._publisher
         rare = delay is not None or via is not None or identity is not None or header is not None
         if rare or publisher.around is not None:
-            message = OutgoingMessage(body, headers, tag, trace_id, key, header)
+            message = OutgoingMessage(body, headers, tag, trace_id, key, header=header)
             publishing = Publishing(
                 topic=topic,
                 messages=[message],

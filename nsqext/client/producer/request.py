@@ -70,7 +70,7 @@ class OutgoingMessage:
     key: str | bytes | int | None = None
     #: bytes of the extend header, stored as they are, in place of headers and tag; its ``##trace_id`` is the trace id.
     #: Empty bytes stand for no header. The key decides the partition only. See `nsqext.Producer.publish`
-    header: bytes | None = None
+    header: bytes | None = field(default=None, kw_only=True)
 
 
 @define(eq=False, kw_only=True)

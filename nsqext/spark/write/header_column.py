@@ -41,7 +41,7 @@ def as_stored(
         raise _contradiction("tag")
     if header and trace_id and trace_id != trace_id_of(header):
         raise _contradiction("trace_id")
-    return OutgoingMessage(value, None, None, None if header else trace_id, key, header)
+    return OutgoingMessage(value, None, None, None if header else trace_id, key, header=header)
 
 
 def _as_mapping(headers: Mapping[str, str | None] | Sequence[Pair | None]) -> Mapping[Any, Any]:

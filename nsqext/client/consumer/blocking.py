@@ -27,8 +27,8 @@ def check_blocking_handler(function: Callable[..., object]) -> None:
 def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Callable[..., Coroutine[Any, Any, object]]:
     """Return a coroutine function that calls a blocking handler in a thread, with the handler's name and annotations.
 
-    The consumer limits the concurrent calls. A thread cannot be interrupted: a cancelled call waits for the function
-    and returns its result, or with ``abandon`` leaves the function running.
+    The consumer limits concurrent calls. A thread cannot be interrupted: a cancelled call waits for the function and
+    returns its result, or with ``abandon`` leaves it running.
     """
     shown = function
     while isinstance(shown, functools.partial):
@@ -45,11 +45,11 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
                 raise InvalidState(f"the handler {name} returned a coroutine", hint="declare it with 'async def'")
             return result
 
-        # a limiter of its own: that of anyio has 40 places for all of the program
+        # an own limiter: anyio's default limiter has 40 places for the whole program
         return await anyio.to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1))
 
     functools.update_wrapper(call, shown)
-    # selects the arguments; `shown` has one argument more, or several
+    # selects the arguments; the signature of `shown` has further arguments
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     call.__qualname__ = name
     call.runs_in_thread = not abandon  # type: ignore[attr-defined] # see `nsqext.client.consumer.handler_functions`

@@ -56,33 +56,31 @@ _CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before t
 
 
 class Consumer(Runnable):
-    """Consumes one or several topics through a channel, from the leaders of all partitions, on asyncio and trio.
+    """Consumes topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
     With a handler: `run` it, `serve` it in an event loop, or `start` it and `aclose` it later. Without a handler: open
     it with ``async with`` (or `start`) and iterate over it.
 
-    Several topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed as
-    soon as the lookup service lists them, within ``lookup_poll_interval``, and left when they are deleted.
+    Several topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed
+    within ``lookup_poll_interval`` after the lookup service lists them, and left when they are deleted.
 
     Args:
-        topics: name of the topic; or a pattern (``orders.*``), where ``*`` stands for any characters and ``?`` for
-            a single character; or a sequence of both. Patterns need ``lookupd``, and do not match the topic of
-            ``dead_letter``.
+        topics: a topic, a pattern (``orders.*``: ``*`` stands for any characters, ``?`` for a single character), or a
+            sequence of both. Patterns need ``lookupd``, and do not match the topic of ``dead_letter``.
         channel: name of the channel, the same for all topics.
         lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
-            addresses and settings: ``nsq://lookupd:4161?max_in_flight=50``. Or a `nsqext.Lookup` that is shared with
-            other clients.
+            addresses and settings: ``nsq://lookupd:4161?max_in_flight=50``. Or a `nsqext.Lookup` shared with other
+            clients.
         nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        env: prefix of the environment variables with further settings. Without any address, they are read from
+        env: prefix of environment variables with further settings. Without an address, they are read from
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every call of the handler, of messages or batches; the first is the outermost. Iteration
-            is not surrounded.
+        middleware: around every call of the handler, for messages or batches, outermost first; not around iteration.
         settings: see `ConsumerSettings`.
 
     Raises:
         InvalidName: a topic, pattern, channel or tag that servers refuse.
         InvalidSetting: no address, both kinds of addresses, an invalid value, or a setting for a single topic.
-        UnknownSetting: an unknown setting; the error suggests the right one.
+        UnknownSetting: an unknown setting; the error suggests the right name.
     """
 
     def __init__(
@@ -113,11 +111,11 @@ class Consumer(Runnable):
         self._tasks = BackgroundTasks("consumer", self._close)
         self._events = ClientEvents()
         self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
-        #: The backoff of the consumer, read-only. Its level increases while handlers fail.
+        #: The backoff of the consumer, read-only; its level increases while handlers fail.
         self.backoff: Backoff = self._group.backoff
-        #: Whether its start warns of ``max_attempts`` without ``dead_letter``; an app warns once for its consumers.
+        #: Whether its start warns of ``max_attempts`` without ``dead_letter``; apps warn once for all consumers.
         self.warns_of_drops: bool = self._options.failure.drops
-        #: Whether its start warns if dead letters cannot be published; an app warns once for each topic.
+        #: Whether its start warns if dead letters cannot be published; apps warn once for each topic.
         self.warns_of_dead_letters: bool = True
         self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
         self._iteration: MessageIteration | None = None
@@ -137,22 +135,22 @@ class Consumer(Runnable):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The current values of all settings by name, defaults included; secrets are ``***``."""
+        """The current values of all settings by name, with defaults; secrets are ``***``."""
         values = consumer_schema().effective(self._options)
         return MappingProxyType({**values, "max_in_flight": self.max_in_flight})
 
     @property
     def tag(self) -> str | None:
-        """The tag of the messages that it receives; None for all."""
+        """The tag of received messages; None for all."""
         return self._options.tag
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The names and patterns of the topics; may be changed at any time.
+        """Names and patterns of the topics; may be changed at any time.
 
-        After ``consumer.topics = "orders.*"``, topics that are not selected any more are left: they deliver no further
-        messages, and their connections are closed when the messages in flight are answered, or after
-        ``close_timeout``; unanswered messages are delivered again.
+        After ``consumer.topics = "orders.*"``, topics no longer selected are left: they deliver no further messages,
+        and their connections are closed when the messages in flight are answered, or after ``close_timeout``;
+        unanswered messages are delivered again.
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.
@@ -179,23 +177,22 @@ class Consumer(Runnable):
         """Decorator: register a function as the handler of messages.
 
         It receives the message, or the values that its annotations select: ``async def bill(order: Order)`` receives
-        the body decoded as an ``Order``; see `nsqext.app` for further parameters. A message that cannot be decoded is
-        sent to the dead letters, or requeued with the longest delay if ``max_attempts`` sets no dead letters.
+        the body decoded as an ``Order``; see `nsqext.app` for further parameters. An undecodable message is sent to the
+        dead letters, or requeued with the longest delay if there are none.
 
-        A function that is declared with ``def`` runs in a thread; ``concurrency`` limits their number. A thread cannot
-        be interrupted: a consumer that closes waits for it, and its message is answered by what the function returns
-        or raises.
+        A ``def`` function runs in a thread; ``concurrency`` limits their number. A thread cannot be interrupted: a
+        closing consumer waits for it, and its result answers the message.
 
-        When it returns, the message is finished unless it was answered before; when it raises, the message is requeued
+        When it returns, the message is finished unless it was answered before. When it raises, the message is requeued
         with a delay that grows with its attempts, and the consumer slows down (the settings ``requeue_delay`` and
         ``backoff``). Raise `Finish`, `Requeue` or `Reject` for another outcome.
 
         Args:
             function: the function.
             auto_finish: whether a message is finished when the handler returns. Otherwise any task of the program (with
-                `nsqext.sync` any thread) finishes or requeues it later. Until then it is in flight: it counts towards
-                ``max_in_flight``, it is touched as long as its server allows (``max_msg_timeout``, 15 minutes by
-                default; afterwards it is delivered again), and a consumer that closes waits for it.
+                `nsqext.sync` any thread) finishes or requeues it later. Until then it counts towards ``max_in_flight``,
+                it is touched as long as its server allows (``max_msg_timeout``, 15 minutes by default; afterwards it is
+                delivered again), and a closing consumer waits for it.
 
         Raises:
             InvalidSetting: no function, a parameter without known source, or the consumer has a handler already.
@@ -219,17 +216,17 @@ class Consumer(Runnable):
     def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
         """Decorator: register a handler of batches, of which ``concurrency`` run at the same time.
 
-        When it returns, the messages that it did not answer are finished. When it raises, each of them is treated as a
-        message whose handler raised: requeued with a delay, or sent to the dead letters after too many attempts;
-        `Finish`, `Requeue` and `Reject` decide about all of them.
+        When it returns, unanswered messages are finished. When it raises, each is treated as a failed message: requeued
+        with a delay, or sent to the dead letters after too many attempts; `Finish`, `Requeue` and `Reject` decide about
+        all of them.
 
-        With ``key`` or ``dispatch="key_failover"`` a batch has messages of the keys of one lane, in their order. One
-        that is requeued holds back the later ones of its key: those of the batch that the handler did not answer are
-        not finished when it returns, but handed out again, behind the requeued one and without an attempt more.
+        With ``key`` or ``dispatch="key_failover"`` a batch has messages of the keys of one lane, in order. A requeued
+        message holds back later messages of its key: those of the batch that are unanswered are not finished when the
+        handler returns, but handed out again after it, without counting an attempt.
 
         Args:
             max_count: messages of a batch, at most; see `batches`.
-            max_wait: seconds that the first message of a batch waits for further messages.
+            max_wait: seconds that the first message of a batch waits for more.
 
         Raises:
             InvalidSetting: no function, the consumer has a handler already, or an invalid limit.
@@ -275,19 +272,19 @@ class Consumer(Runnable):
 
         Args:
             signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM; a web server keeps its handler. A second after the first signal both have their
+                handler for SIGTERM; a web server keeps its handler. A second after the first signal, both have their
                 default effect again.
 
         Raises:
             InvalidState: there is no handler, or the consumer was opened before.
-            LookupFailed: no lookup node returned a usable response within ``lookup_timeout``, or an address is
-                not that of nsqlookupd.
-            ProtocolError: none of the addresses is that of an nsqd.
-            NegotiationFailed: no node grants the TLS or compression of the options.
+            LookupFailed: no lookup node returned a usable response within ``lookup_timeout``, or an address is not
+                nsqlookupd's.
+            ProtocolError: no address is an nsqd's.
+            NegotiationFailed: no node grants the required TLS or compression.
             ServerError: the server permanently refuses the subscription.
 
-        On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and
-        their messages are requeued.
+        On cancellation, running handlers have ``close_timeout`` seconds to end; then they are cancelled and their
+        messages are requeued.
         """
         if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
@@ -295,7 +292,7 @@ class Consumer(Runnable):
         await self.wait()
 
     async def wait(self) -> None:
-        """After `start`: wait until the consumer was stopped or cannot continue; then drain and close.
+        """After `start`: wait until the consumer is stopped or cannot continue; then drain and close.
 
         Raises:
             InvalidState: it was not started, or another event loop opened it.
@@ -317,10 +314,10 @@ class Consumer(Runnable):
             raise state.error
 
     async def start(self) -> Self:
-        """Open the consumer, as ``async with`` does; `aclose` closes it, in this task or another one.
+        """Open the consumer, as ``async with`` does; `aclose` closes it, in this or another task.
 
-        Returns when all partitions are subscribed, or after ``start_timeout``; subscribing continues in the
-        background then. If there is a handler, it consumes in the background. Signals are left to the program.
+        Returns when all partitions are subscribed, or after ``start_timeout``; subscribing then continues in the
+        background. A handler consumes in the background. Signals are left to the program.
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
@@ -330,14 +327,14 @@ class Consumer(Runnable):
         return self
 
     async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Subscribe, and start the handlers and further tasks, which are cancelled when the consumer has closed."""
+        """Subscribe, and start the handlers and further tasks, which are cancelled after the close."""
         state, topics = self._state, self._topics
         await self._tasks.start()
         try:
             if self._handler is not None:
                 for one in self._middleware:
                     await one.start()
-            self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
+            self._tasks.check()  # `aclose` may have ended it meanwhile; then the metadata would not be released
             self._metadata.acquire()
             state.opened = True
             tasks = [*background, self._subscribe, self._group.run_flush, self._metadata.run]
@@ -381,15 +378,15 @@ class Consumer(Runnable):
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
 
-        May be called from any task of the event loop, and more than once. Called in a handler of this consumer it
-        starts to close and returns, because the handler has to end first. Cancellation does not shorten it.
+        May be called from any task of the event loop, and repeatedly. Called in a handler of this consumer it starts to
+        close and returns: the handler has to end first. Cancellation does not shorten it.
 
         Raises:
             InvalidState: called from another event loop.
         """
         if self._state.opened and self._tasks.in_event_loop():
             self._stop_receiving()
-            # the caller does not answer the batches that it holds while it waits
+            # while the caller waits it cannot answer its batches
             self._dispatcher.requeue_held(anyio.get_current_task().id)
         await self._tasks.aclose()
 
@@ -407,7 +404,7 @@ class Consumer(Runnable):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def stop(self) -> None:
-        """Make `run` or `serve` drain and return, or end the iteration. May be called in handlers and from any thread.
+        """Make `run` or `serve` drain and return, or end the iteration; for handlers and any thread.
 
         Returns immediately.
         """
@@ -415,13 +412,13 @@ class Consumer(Runnable):
 
     def _stop(self) -> None:
         self._dispatcher.stop()
-        self._topics.started.set()  # nothing waits for subscriptions any more
+        self._topics.started.set()  # no task waits for subscriptions any more
         self._state.ended.set()
 
     def _fail(self, error: NsqError) -> None:
         """End because the consumer cannot continue; the first error is kept.
 
-        An error that prevents the start is logged only if it is not raised in the caller.
+        An error that prevents the start is logged only if the caller does not get it.
         """
         state, started = self._state, self._topics.started
         if state.error is None:
@@ -445,7 +442,7 @@ class Consumer(Runnable):
         logger.info("drained and closed %s/%s", self._name, self.channel, extra={"topic": self._name})
 
     async def _drain(self) -> None:
-        """Send RDY 0, wait for handlers or cancel them, send answers, requeue what was not handled, send CLS."""
+        """Send RDY 0, wait for handlers or cancel them, send answers, requeue unhandled messages, send CLS."""
         dispatcher, timeout = self._dispatcher, self._options.close_timeout
         self._stop_receiving()
         self._stop()
@@ -457,12 +454,12 @@ class Consumer(Runnable):
                 "handlers did not end, or messages were not answered, within %g s", timeout, extra={"topic": self._name}
             )
             dispatcher.cancel()
-            # while the connections are open, so that their messages are delivered again at once
+            # while connections are open, so that their messages are redelivered at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await dispatcher.wait_for_handlers()
             handler = self._handler
             if handler is not None and getattr(handler.function, "runs_in_thread", False):
-                # a thread cannot be cancelled; its message is answered by what the function returns
+                # a thread cannot be cancelled; its result answers the message
                 await dispatcher.wait_for_handlers()
         dispatcher.requeue_remaining()
         await self._topics.close()
@@ -478,7 +475,7 @@ class Consumer(Runnable):
         """Request no further messages until `resume`; received messages are still handled.
 
         Args:
-            topic: name of one topic, of several; None for all. Each is resumed by itself.
+            topic: one of several topics, which is resumed separately; None for all.
 
         Raises:
             InvalidName: no name of a topic.
@@ -499,25 +496,25 @@ class Consumer(Runnable):
 
     @property
     def paused(self) -> bool:
-        """Whether no further messages are requested of any topic."""
+        """Whether no topic requests further messages."""
         return self._group.flow.paused
 
     @property
     def paused_topics(self) -> frozenset[str]:
-        """The topics that were paused by name."""
+        """Topics that were paused by name."""
         return frozenset(self._group.paused_topics)
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has nearly as many messages in flight as it may, so that a batch need not wait for more.
+        """Whether a connection has nearly as many messages in flight as it may: a batch need not wait for more.
 
-        As in the Go client, this is 85 % of the RDY count, on any connection.
+        As in the Go client, the limit is 85 % of the RDY count, on any connection.
         """
         return any(0.85 * one.ready <= one.in_flight > 0 for one in self._group.subscriptions)
 
     @property
     def subscribed(self) -> bool:
-        """Whether the consumer is open and has subscribed to all partitions of its topics once."""
+        """Whether the open consumer has subscribed to all partitions of its topics once."""
         return self._state.opened and self._topics.started.is_set() and not self._state.ended.is_set()
 
     @property
@@ -525,7 +522,7 @@ class Consumer(Runnable):
         """Messages that may be received and not answered, over all connections; may be changed at any time.
 
         Raises:
-            InvalidSetting: the value is not a positive number.
+            InvalidSetting: not a positive number.
         """
         return self._group.flow.max_in_flight
 
@@ -543,14 +540,14 @@ class Consumer(Runnable):
         """Return the open connections and the counters since the consumer was opened.
 
         Raises:
-            InvalidState: the consumer was not opened yet, or is used from another event loop.
+            InvalidState: the consumer was not opened yet, or another event loop uses it.
         """
         if not self._state.opened:
             self._tasks.check()
         return self._group.statistics(self._topics.blocked)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
-        """Decorator: call a function when a partition is connected or disconnected, a leader moves, a backoff changes.
+        """Decorator: call a function when a partition connects or disconnects, a leader moves, a backoff changes.
 
         It is called in the event loop and must not block; its errors are logged.
         """
@@ -560,15 +557,15 @@ class Consumer(Runnable):
     async def seek(
         self, position: Position, partitions: Sequence[int] | None = None, *, topic: str | None = None
     ) -> None:
-        """Move the channel to a position, for all its consumers; return when this is done at all partitions.
+        """Move the channel to a position, for all its consumers; return when all partitions have moved.
 
-        Messages received before are not in flight any more, see `Message.expired`. With ``queue_position``,
-        and on ordered channels, no message that precedes an offset is delivered; otherwise one may be.
+        Messages received before are not in flight any more, see `Message.expired`. With ``queue_position``, and on
+        ordered channels, no message that precedes an offset is delivered; otherwise one such message may be.
 
         Args:
             position: the position.
             partitions: the partitions to move; all by default.
-            topic: the topic to move, of several; all by default.
+            topic: one of several topics; all by default.
 
         Raises:
             InvalidState: the consumer is not open.
@@ -601,21 +598,21 @@ class Consumer(Runnable):
         """
         if self._iteration is None:
             self._iteration = self._dispatcher.iteration
-        return self._iteration.next()  # not a coroutine function: this is called for every message
+        return self._iteration.next()  # no coroutine function: called for every message
 
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> MessageBatches:
         """Return an asynchronous iterator over batches of messages, in the order received.
 
         A batch is handed out when it is full, when its first message has waited for ``max_wait``, or when all messages
-        that may be in flight were received: ``max_in_flight`` is the largest batch, and twice ``max_count`` lets the
-        servers send the next batch while one is processed. The caller answers the messages, see `MessageBatch`; they
-        are touched until then. Leaving the loop requeues the rest of its batch, see `MessageBatches`.
+        that may be in flight were received: ``max_in_flight`` is the largest batch, and twice ``max_count`` lets
+        servers send the next batch meanwhile. The caller answers the messages, see `MessageBatch`; they are touched
+        until then. Leaving the loop requeues the rest of its batch, see `MessageBatches`.
 
-        On ordered channels each partition delivers one message at a time: a batch has at most one message of each.
+        Ordered channels deliver one message per partition at a time: a batch has at most one of each.
 
         Args:
             max_count: messages of a batch, at most.
-            max_wait: seconds that the first message of a batch waits for further messages.
+            max_wait: seconds that the first message of a batch waits for more.
 
         Raises:
             InvalidSetting: a limit is invalid, or the options require the order of keys.
@@ -623,13 +620,13 @@ class Consumer(Runnable):
         return self._batches(max_count, max_wait)
 
     async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
-        """Return the next messages, up to a number of them; an empty batch after the timeout.
+        """Return the next messages; empty after the timeout.
 
         Returns when ``n`` messages, or all that may be in flight, were received, or after the timeout. The caller
         answers them; they are touched until then.
 
         Args:
-            n: messages, at most; ``max_in_flight`` bounds it too.
+            n: messages, at most; ``max_in_flight`` is a bound too.
             timeout: seconds; None waits for ``n`` messages.
 
         Raises:

@@ -23,16 +23,16 @@ _PACKAGE = __name__.partition(".")[0]
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 KeyOf = Callable[["Message"], str | bytes | None]
-"""Returns the key of a message, None for a message without one."""
+"""Returns the key of a message; None if it has no key."""
 
 MAX_DELAY = 3 * 24 * 3600.0
-"""Longest delay of a requeue that a server accepts, in seconds; a longer delay takes several requeues."""
+"""Longest requeue delay that a server accepts, in seconds; a longer delay takes several requeues."""
 ACCEPTED_DELAY = 900.0
-"""Longest delay of a requeue that every server accepts, in seconds; the original NSQ shortens delays above an hour."""
+"""Longest requeue delay that every server accepts, in seconds; the original NSQ shortens delays above an hour."""
 
 
 def check_delay(delay: float) -> float:
-    """Return a requeue delay in seconds; raises InvalidInput."""
+    """Return a valid requeue delay in seconds; raises InvalidInput."""
     if not is_delay(delay):
         raise InvalidInput(f"a requeue delay of {delay!r} is not a number of seconds")
     return delay
@@ -50,8 +50,8 @@ class Requeue(HandlerSignal):
     """Requeue the message.
 
     Args:
-        delay: seconds until it is delivered again; None for the delay of failed messages.
-        backoff: slow the consumer down, as for any other exception.
+        delay: seconds until the redelivery; None for the delay of failed messages.
+        backoff: slow the consumer down, as other exceptions do.
 
     Raises:
         InvalidInput: the delay is negative, or not a number of seconds.
@@ -80,25 +80,25 @@ class Reject(HandlerSignal):
 class KeySharing(Enum):
     """How the keys of a partition are shared by the consumers of a channel."""
 
-    NONE = "none"  # not at all, because one consumer has all of them, or the order of keys does not count
+    NONE = "none"  # one consumer has all keys, or their order does not count
     SERVER = "server"  # by the server, in a channel of type key_failover
-    TAGS = "tags"  # by the tags of messages. Each bucket has one consumer, on a connection of its own.
+    TAGS = "tags"  # by the tags of messages; each bucket has one consumer, on its own connection
 
 
 class Owner(Protocol):
     """The subscription of a message."""
 
     topic: str
-    original: bool  # its node is of the original NSQ, which redelivers its messages when they have timed out
+    original: bool  # on a node of the original NSQ, which redelivers messages only after their timeout
     node: str  # ``host:port`` of the node
     in_order: bool  # the next message is delivered after this one was finished
-    moved: bool  # the channel was moved to another position before this subscription received its first message
-    number: int  # number among the subscriptions of the consumer to the partition, from 1
+    moved: bool  # the channel was moved before this subscription received its first message
+    number: int  # number among the consumer's subscriptions to the partition, from 1
     horizon: float  # messages received before this time are not in flight any more
     msg_timeout: float  # seconds that a message may be in flight
-    max_msg_timeout: float  # seconds that a message may be in flight, including touches
-    ignore_lost: bool  # answering a message that is no longer in flight is ignored instead of raising
-    key_sharing: KeySharing  # how the consumers of the channel share the keys of the partition
+    max_msg_timeout: float  # the same, touches included
+    ignore_lost: bool  # an answer to a message that is not in flight any more is ignored instead of raising
+    key_sharing: KeySharing
 
     @property
     def partition(self) -> int | None:
@@ -106,11 +106,11 @@ class Owner(Protocol):
 
     @property
     def taking_over(self) -> bool:
-        """Whether the server may not have redelivered yet what another consumer had in flight before."""
+        """Whether messages that another consumer had in flight may still be redelivered."""
 
     @property
     def ready(self) -> int:
-        """Messages that the server may have in flight on it (RDY)."""
+        """Messages that the server may have in flight (RDY)."""
 
     def finish(self, message: Message) -> None:
         """Send FIN."""
@@ -122,13 +122,13 @@ class Owner(Protocol):
         """Send TOUCH."""
 
     def record_outcome(self, failed: bool) -> None:
-        """Record a failure, or a requeue without one, whose REQ is sent later."""
+        """Record a failure, or a requeue without a failure, whose REQ is sent later."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message timed out or lost its connection."""
 
     def reset(self, reason: str) -> None:
-        """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
+        """End the connection, so that the server redelivers its messages in order; the consumer reconnects."""
 
 
 class UnpackedBodies(Protocol):
@@ -148,28 +148,28 @@ class UnpackedBodies(Protocol):
 
 
 class InFlightCount:
-    """Number of the messages that were received or touched together and are in flight."""
+    """The messages that were received or touched together and are in flight."""
 
     __slots__ = ("count", "time")
 
     def __init__(self, time: float = 0.0, count: int = 0) -> None:
-        self.time: float = time  # when they were received or touched, in seconds of the monotonic clock
-        self.count: int = count  # messages that were neither answered nor timed out
+        self.time: float = time  # when they were received or touched (monotonic seconds)
+        self.count: int = count  # messages neither answered nor timed out
 
 
 _NOT_COUNTED = InFlightCount()
-_FRESH = 0.2  # seconds for which a message cannot have timed out: servers grant at least one second
-_RETURNED = float("-inf")  # time of receipt of a message that its consumer has requeued: before every horizon
+_FRESH = 0.2  # seconds for which a message cannot time out: servers grant at least one second
+_RETURNED = float("-inf")  # `Message.received` after a requeue by the consumer: before every horizon
 
 TOUCHES = 16
-"""Looks at the messages in flight within a timeout. A message is touched when half to 9/16 of it have passed."""
+"""Checks of the messages in flight per timeout. A message is touched after half to 9/16 of its timeout."""
 
 
 class Message(RawMessage):
     """A delivered message.
 
-    Each message is answered once, by `finish` or `requeue`, or by the return or exception of its handler. An answer is
-    sent at once, and those of the next 2 ms together in the next turn of the event loop. Awaiting them does not wait
+    Each message is answered once: by `finish`, `requeue`, or the return or exception of its handler. An answer is sent
+    at once; answers of the next 2 ms are sent together in the next turn of the event loop. Awaiting them does not wait
     for the server, which sends no response.
     """
 
@@ -179,12 +179,12 @@ class Message(RawMessage):
         self.owner: Owner = owner  #: the subscription that received it
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False  #: whether it was finished or requeued
-        #: bounds the unpacked bytes of a body that the publishing client compressed; None for other bodies
+        #: bounds the unpacked bytes of compressed bodies; None for other bodies
         self.budget: UnpackedBodies | None = None
-        self.counted: InFlightCount = counted  #: counts it as in flight, together with the other messages of its read
+        self.counted: InFlightCount = counted  #: counts it as in flight, with the other messages of its read
         time = counted.time
-        self.delivered: float = time  #: when it was received, in seconds of the monotonic clock
-        self.received: float = time  #: when it was received or last touched, on the same clock
+        self.delivered: float = time  #: when it was received (monotonic seconds)
+        self.received: float = time  #: when it was received or last touched (monotonic seconds)
 
     @property
     def topic(self) -> str:
@@ -193,12 +193,12 @@ class Message(RawMessage):
 
     @property
     def partition(self) -> int | None:
-        """Partition of the message; None on the original NSQ, which has no partitions."""
+        """Partition of the message; None on the original NSQ."""
         return self.owner.partition
 
     @property
     def trace_id(self) -> int:
-        """Trace id of the publish; 0 without one, and on the original NSQ, which has no trace ids."""
+        """Trace id of the publish; 0 without a trace id, always on the original NSQ."""
         return 0 if self.owner.original else super().trace_id
 
     @property
@@ -208,22 +208,22 @@ class Message(RawMessage):
 
     @property
     def in_order(self) -> bool:
-        """Whether the next message of its partition is delivered after this one was finished."""
+        """Whether the next message of its partition is delivered only after this message was finished."""
         return self.owner.in_order
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Extend headers without the reserved ones; empty if it has none.
+        """Extend headers, without reserved headers; may be empty.
 
-        Values are text, unless another client used other JSON values; a value that is not JSON is a `nsqext.RawJson`.
+        Values are text, unless another client wrote other JSON values; a value that is not JSON is a `nsqext.RawJson`.
 
         Raises:
-            ProtocolError: the header is not JSON, even by the lenient rules of servers.
+            ProtocolError: the header is not JSON, even by the servers' lenient rules.
         """
         full = self._headers
         if full is None:
             full = self.all_headers()
-        # no reserved name, and no escape that could spell it; 'find' takes a third of the time of 'in'
+        # no reserved name and no escape that could spell one; 'find' takes a third of the time of 'in'
         if self.header.find(b"##") < 0 and self.header.find(b"\\u") < 0:
             return full
         return {name: value for name, value in full.items() if not name.startswith(RESERVED_PREFIX)}
@@ -246,11 +246,11 @@ class Message(RawMessage):
         return self.header_value(KEY_HEADER)
 
     def header_value(self, name: str) -> str | None:
-        """Return an extend header, a reserved one too; None unless it is text or a whole number."""
+        """Return an extend header, also a reserved header; None unless it is text or a whole number."""
         return header_text(self.all_headers(), name)
 
     def all_headers(self) -> dict[str, Any]:
-        """Return the extend headers with the reserved ones."""
+        """Return all extend headers, reserved headers included."""
         if self._headers is None:
             self._headers = decode_headers(self.header) if self.version == EXT_JSON else {}
         return self._headers
@@ -262,24 +262,24 @@ class Message(RawMessage):
 
     @property
     def in_flight(self) -> bool:
-        """Whether it was neither answered nor is `expired`."""
+        """Whether it is neither answered nor `expired`."""
         return not self.answered and not self.owner.expired(self)
 
     @property
     def lost(self) -> bool:
-        """Whether it was `expired` when its consumer looked last, or the consumer has requeued it."""
+        """Whether it was `expired` at the consumer's last check, or the consumer has requeued it."""
         return self.received < self.owner.horizon
 
     def may_begin(self, now: float) -> bool:
         """Return whether it is in flight before its handler begins, also if the process stood still until now."""
-        # without the guard, two calls for each message would cost 5 % of what a message costs
+        # the guard avoids two calls, 5 % of the cost of a message
         return self.received >= self.owner.horizon and (now - self.received < _FRESH or not self.expired)
 
     async def finish(self) -> None:
         """Acknowledge the message, so that it is not redelivered.
 
-        It does not wait, so it is not a cancellation point: FIN is sent with the next write, and servers do not
-        acknowledge it. The same holds for `requeue` and `touch`.
+        It does not wait and is no cancellation point: FIN is sent with the next write, and servers do not acknowledge
+        it. The same holds for `requeue` and `touch`.
 
         Raises:
             InvalidState: it was answered before.
@@ -296,9 +296,9 @@ class Message(RawMessage):
         """Return the message to the channel, which redelivers it.
 
         Args:
-            delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue
-                with a delay (captured: sub_ordered_requeue). `Requeue` of a handler may have a delay there.
-            backoff: slow the consumer down, as after an exception of a handler.
+            delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue with a delay
+                (captured: sub_ordered_requeue). A handler's `Requeue` may have a delay there.
+            backoff: slow the consumer down, as after a failed handler.
 
         Raises:
             InvalidInput: the delay is negative or too long, or the channel is ordered.
@@ -327,7 +327,7 @@ class Message(RawMessage):
             self._lost(error)
 
     def finish_now(self) -> None:
-        """Finish it after its handler returned; log a warning if it is no longer in flight and will be redelivered."""
+        """Finish it after its handler returned; log a warning if it is not in flight any more."""
         try:
             self.owner.finish(self)
         except MessageNotInFlight as error:
@@ -335,7 +335,7 @@ class Message(RawMessage):
         self.mark_answered()
 
     def requeue_now(self, delay: float, *, backoff: bool) -> None:
-        """Requeue it after its handler raised; log a warning if it is no longer in flight and will be redelivered."""
+        """Requeue it after its handler raised; log a warning if it is not in flight any more."""
         try:
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
@@ -349,14 +349,14 @@ class Message(RawMessage):
             self.budget.release(self)
 
     def renew(self, delivery: Message) -> None:
-        """Continue with a later delivery of the same message, because this delivery is not in flight any more."""
+        """Continue with a later delivery of the same message: this delivery is not in flight any more."""
         self.owner = delivery.owner
         self.counted = delivery.counted
         self.delivered = self.received = delivery.received
         self.attempts: int = max(self.attempts, delivery.attempts)
 
     def mark_returned(self) -> None:
-        """Record that its consumer has requeued it: an answer of its handler raises `MessageNotInFlight`."""
+        """Record a requeue by its consumer: an answer of its handler raises `MessageNotInFlight`."""
         self.answered, self.received = False, _RETURNED
 
     def try_unpack(self) -> bool:
@@ -365,20 +365,20 @@ class Message(RawMessage):
 
     @property
     def stored_body(self) -> bytes:
-        """The body as the server stores it, which `header` describes; compressed where `body` is decompressed."""
+        """The body as stored, which `header` describes; compressed where `body` is decompressed."""
         try:
             return self._stored_body
-        except AttributeError:  # a slot that every message fills costs time
+        except AttributeError:  # filling a slot in every message costs time
             return self.body
 
     def restore(self, body: bytes, headers: dict[str, Any]) -> None:
-        """Replace the body, and all headers."""
+        """Replace body and all headers."""
         self._stored_body: bytes = self.stored_body
         self.body: bytes = body
         self._headers = headers
 
     def replace_body(self, body: bytes, *headers: str) -> None:
-        """Replace the body by the decompressed body, and remove its compression headers."""
+        """Set the decompressed body, and remove compression headers."""
         self.restore(body, {name: value for name, value in self.all_headers().items() if name not in headers})
 
     def _check(self) -> None:
@@ -398,7 +398,7 @@ class Message(RawMessage):
 
 
 def check_requeue_delay(message: Message, delay: float) -> None:
-    """Raise InvalidInput if servers refuse a requeue with this delay, or ignore it because the channel is ordered."""
+    """Raise InvalidInput if servers refuse a requeue with this delay, or ignore it on an ordered channel."""
     if check_delay(delay) and message.in_order:
         raise InvalidInput(
             "servers ignore a requeue with a delay on an ordered channel: "
@@ -411,7 +411,7 @@ def check_requeue_delay(message: Message, delay: float) -> None:
 def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False) -> int:
     """Touch the messages of which half the timeout has passed; return how many.
 
-    Call it `TOUCHES` times within the shortest timeout. A message is not touched beyond the total time that its server
+    Call it `TOUCHES` times within the shortest timeout. No message is touched beyond the total time that its server
     allows (``max_msg_timeout``). Answered messages are skipped, unless they were ``requeued`` and no REQ was sent.
     """
     count = 0
@@ -430,14 +430,14 @@ def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False
 
 
 def requeue_unanswered(messages: Iterable[Message]) -> None:
-    """Requeue the messages that are in flight and not answered."""
+    """Requeue the unanswered messages in flight."""
     for message in messages:
         if not message.answered and not message.lost:
             message.requeue_now(0.0, backoff=False)
 
 
 def takes_message(function: Callable[..., object]) -> bool:
-    """Return whether a handler receives messages, and not values that its annotations select from a message."""
+    """Return whether a handler receives messages, not values that its annotations select."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -448,12 +448,12 @@ def takes_message(function: Callable[..., object]) -> bool:
 
 
 def is_message(annotation: object) -> bool:
-    """Return whether a parameter with an annotation receives the message."""
+    """Return whether a parameter with this annotation receives the message."""
     if isinstance(annotation, str):  # possibly imported for type checkers only
         return annotation == "object" or annotation.rpartition(".")[2] == "Message"
     if annotation in (inspect.Parameter.empty, object):
         return True
-    # the message of blocking clients is another class
+    # blocking clients have another message class
     return isinstance(annotation, type) and annotation.__name__ == "Message" and in_package(annotation.__module__)
 
 
@@ -463,9 +463,9 @@ def in_package(module: str) -> bool:
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
-    """Return a function that reads the key of a message from a header, or by the user's function.
+    """Return a function that reads a message's key from a header, or by the user's function.
 
-    A message without key has its id as key. If the user's function fails, `InvalidInput` is raised.
+    A message without a key has its id as key. If the user's function fails, `InvalidInput` is raised.
     """
 
     def read(message: Message) -> bytes:
@@ -477,7 +477,7 @@ def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
                 found = key(message) if message.budget is None else message.budget.call_unpacked(key, message)
             if found is None:
                 return message.id
-            # a number is refused: ``bytes(n)`` would be n zeros
+            # refuses numbers: ``bytes(n)`` would be n zeros
             return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(memoryview(found))
         except ProtocolError:  # a header that servers refuse to store
             return message.id

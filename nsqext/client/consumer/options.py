@@ -49,7 +49,7 @@ def _position_of(
 
 
 def _check_filter(wanted: ExtFilter) -> None:
-    """Raise for an invalid filter: servers ignore it and only log this."""
+    """Raise for an invalid filter, which servers would ignore and only log."""
     if not isinstance(wanted, ExtFilter):
         valid, hint = False, "give nsqext.ExtFilter(...)"
     elif wanted.type == FILTER_MULTI:
@@ -63,11 +63,11 @@ def _check_filter(wanted: ExtFilter) -> None:
 
 
 class HandlerSettings(TypedDict, total=False):
-    """Settings of a consumer that do not concern its connections; times in seconds, sizes in bytes."""
+    """Settings of consumers, connections excepted; times in seconds, sizes in bytes."""
 
     tag: str | None
-    """Receive only messages with this tag, which other consumers then do not receive; on topics without extend support
-    all messages are received.
+    """Receive only messages with this tag, which other consumers then do not receive; without extend support, all
+    messages.
     """
     max_in_flight: int
     """Messages that may be received and not answered, over all connections."""
@@ -76,84 +76,80 @@ class HandlerSettings(TypedDict, total=False):
     ordered: bool | None
     """Subscribe in order (SUB_ORDERED); None follows the topic's meta."""
     queue_position: bool
-    """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered messages always have."""
+    """Subscribe so that messages have offset and size (SUB_ADVANCED); ordered messages always have them."""
     partitions: tuple[int, ...] | None
     """The partitions to consume; None for all."""
     start: Position | str | Mapping[int, Position] | StartPositions | None
     """The position of a new channel, for all partitions or by partition; by default the end. Text such as ``earliest``
-    and ``timestamp:1700000000`` is parsed as in URLs. ``nsqext.transactions.Positions`` moves the channel to the
-    positions in a database whenever a partition is subscribed to.
+    or ``timestamp:1700000000`` is parsed. ``nsqext.transactions.Positions`` moves the channel to the positions in a
+    database at each subscription.
     """
     start_existing: bool
-    """Move an existing channel to ``start`` as well, whenever this consumer opens."""
+    """Move an existing channel to ``start`` too, whenever this consumer opens."""
     msg_timeout: float | None
     """How long a message may be in flight; None for the server's default (60)."""
     sample_rate: int
-    """Percentage of the messages that is delivered, 1 to 99; 0 for all."""
+    """Percentage of messages that is delivered, 1 to 99; 0 for all."""
     output_buffer_timeout: float | None
-    """How long the server may keep a message back to send it together with others, up to 1; a shorter time is raised
-    to the minimum of servers (0.01 at the redesigned NSQ, 0.025 at the original). None for the server's default
-    (0.05 and 0.25); 0 sends each message at once, which costs throughput.
+    """How long the server may delay a message to send it with others, at most 1; shorter times are raised to the
+    server's minimum (0.01 on the redesigned NSQ, 0.025 on the original). None for the server's default (0.05 and
+    0.25); 0 sends each message at once, which costs throughput.
     """
     output_buffer_size: int | None
-    """Bytes that the server collects before it sends without waiting, 64 to 65536; None for the server's default
-    (4096 and 16384).
+    """Bytes that the server collects before it sends at once, 64 to 65536; None for the server's default (4096 and
+    16384).
     """
     ext_filter: ExtFilter | None
     """A filter on an extend header, applied by the server."""
     key: str | KeyOf | None
-    """The key of a message, as the name of the extend header that carries it (``##key`` is what
-    ``publish(key=…)`` writes), or as a function of the message. `Consumer.serve` then keeps the messages of a key in
-    their order: its ``concurrency`` handlers are lanes, each for a share of the keys. A message that is requeued
-    waits in the consumer, in front of later messages of its key, while other keys continue; backoff has no effect.
-    Messages that wait for their key do not count towards ``max_in_flight``, up to that number of them.
+    """The key of a message: the name of the extend header that carries it (``##key`` is what ``publish(key=…)``
+    writes), or a function of the message. `Consumer.serve` then keeps the messages of a key in order: its
+    ``concurrency`` handlers are lanes, each for a share of the keys. A requeued message waits in the consumer, in
+    front of later messages of its key, while other keys continue; backoff has no effect. Messages that wait for
+    their key, up to ``max_in_flight`` of them, do not count towards it.
     """
     dispatch: str | None
-    """Type of the channel. With ``key_failover`` all messages of a key go to one consumer; ``key`` names the header
-    that carries the key (``##key`` if it is a function or not given). A new channel is created with this type, and a
-    channel of another type is an error. At servers that do not have this type, as all released ones, keys are shared by
-    tags, see ``key_tags``: the server of each partition is asked when it is subscribed to. With ``shared`` a channel of
-    type ``key_failover`` is an error.
+    """Type of the channel. With ``key_failover`` all messages of a key go to one consumer; ``key`` names the header of
+    the key (``##key`` if it is a function or not given). A new channel is created with this type; a channel of
+    another type is an error. On servers without this type, as all released servers, keys are shared by tags, see
+    ``key_tags``; the server of each partition is asked at its subscription. With ``shared`` a channel of type
+    ``key_failover`` is an error.
     """
     key_tags: int | None
     """Number of buckets by which ``dispatch="key_failover"`` shares the keys where the server does not. Producers write
     them as tags (their ``key_tags``). None stands for 16.
 
     Each bucket is a connection to each partition, and has one consumer at a time; messages without a key go to any
-    consumer. Works on topics with extend support of the redesigned NSQ. With a number, tags are used at servers that
-    have this dispatch too; 0 never uses tags, and a server without this dispatch is an error.
+    consumer. Needs the redesigned NSQ and topics with extend support. With a number, tags are used on servers with this
+    dispatch too; 0 never uses tags: a server without this dispatch is an error.
     """
     initial_ready: int
-    """The RDY count of a new connection, and of a connection that was idle for 10 s. It doubles, up to the share of
-    ``max_in_flight``, while handlers wait for messages, so that several consumers of a channel share its messages
-    when handlers are slow.
+    """The RDY count of a connection that is new or was idle for 10 s. It doubles, up to its share of ``max_in_flight``,
+    while handlers wait for messages, so that consumers of a channel share its messages when handlers are slow.
     """
     max_in_flight_bytes: int
-    """Bytes of messages in flight over all connections, estimated from the size of the messages received so far.
-    With large messages, fewer than ``max_in_flight`` are requested; 0 for no limit. Each connection may have one
-    message in all cases.
+    """Bytes of messages in flight over all connections, estimated from the sizes received so far: with large messages,
+    fewer than ``max_in_flight`` are requested. 0 for no limit. Each connection may always have one message.
     """
     reconnect_wait: float | wait_base
-    """First pause before a node or lookup is tried again; it doubles up to ``max_reconnect_wait``, with full jitter.
-    Or a wait strategy of tenacity.
+    """First pause before a node or lookup is tried again; doubles up to ``max_reconnect_wait``, with full jitter. Or a
+    wait strategy of tenacity.
     """
     max_reconnect_wait: float
     """Longest pause before a node is tried again."""
     lookup_timeout: float
-    """How long a consumer waits at its start for a lookup service that cannot be reached, such as one that starts
-    later; an address that answers and is not that of nsqlookupd fails at once.
+    """How long a starting consumer waits for an unreachable lookup service, for example if that starts later; an
+    address of something else than nsqlookupd fails at once.
     """
     start_timeout: float
-    """How long opening waits for the subscriptions of all partitions; afterwards subscribing continues in the
-    background.
-    """
+    """How long opening waits for the subscriptions of all partitions; afterwards they continue in the background."""
     close_timeout: float
-    """How long running handlers have to end when the consumer closes; then they are cancelled, and their messages
-    are requeued at once (on ordered channels the end of the connection does that).
+    """How long running handlers have to end at a close; then they are cancelled, and their messages are requeued at
+    once (on ordered channels by the end of the connection).
     """
     auto_touch: bool
-    """Touch messages that are queued or whose handler runs before they time out, as long as the server allows it
-    (its ``max_msg_timeout``, 15 minutes by default).
+    """Touch queued messages and messages whose handler runs before they time out, as long as the server allows it (its
+    ``max_msg_timeout``, 15 minutes by default).
     """
     on_lost: Literal["raise", "ignore"]
     """Effect of an answer to a message that is not in flight any more. ``raise`` raises `MessageNotInFlight`,
@@ -162,50 +158,50 @@ class HandlerSettings(TypedDict, total=False):
     decompress: bool
     """Restore bodies that the publishing client compressed."""
     max_unpacked_bytes: int
-    """Bytes of restored bodies in flight over all connections; a message whose body does not fit is handed out when
-    others are answered. One message may be larger (up to 64 MiB); 0 for no limit.
+    """Bytes of restored bodies in flight over all connections; a message that does not fit is handed out when others
+    are answered. One message may be larger (up to 64 MiB); 0 for no limit.
     """
     block_warning: float
-    """A warning is logged when the event loop was blocked for longer; 0 for never."""
+    """Log a warning when the event loop was blocked for longer; 0 for never."""
     redelivery_wait: float
-    """With ``key``, how long later messages of a key and partition wait for the redelivery of earlier ones that
-    timed out or whose connection ended; the time passes only while the server can deliver them. Afterwards a
-    warning is logged, and the later ones are handled.
+    """With ``key``, how long later messages of a key and partition wait for the redelivery of earlier messages that
+    timed out or lost their connection; the time passes only while the server can deliver them. Afterwards a warning
+    is logged, and the later messages are handled.
     """
     gap_wait: float
-    """With ``key``, how long messages of a partition wait, after its connection was lost, for earlier messages that
-    the server may have sent and that were never received. Gaps that stay, for example because of a filter or a tag,
-    delay a partition by this time after each lost connection.
+    """With ``key``, how long messages of a partition wait, after a lost connection, for earlier messages that the
+    server may have sent and that were never received. Lasting gaps, for example because of a filter or tag, delay a
+    partition by this time after each lost connection.
     """
     requeue_delay: float
     """Delay of a requeued message, times its attempts."""
     max_requeue_delay: float
-    """Longest such delay. A consumer that runs keeps to delays that are longer than servers accept."""
+    """Longest such delay. A running consumer keeps to delays beyond what servers accept."""
     requeue_jitter: float
     """Largest random change of the delay, as a share of it."""
     max_attempts: int
     """A message that has failed this many times is sent to the dead letters and finished; without ``dead_letter`` it is
-    dropped, of which the start of the consumer warns. 0 for never.
+    dropped, of which the starting consumer warns. 0 for never.
     """
     dead_letter: str | DeadLetterHook | None
-    """Name of the topic for rejected messages, or a coroutine function of message and error (None if the message
-    had more attempts before this consumer received it). When it fails, the message is requeued.
+    """Topic of the dead letters, or a coroutine function of message and error (None if earlier consumers used up the
+    attempts). When it fails, the message is requeued.
     """
     reject_ordered: bool
-    """Reject on ordered channels too, which skips the message; otherwise it blocks its partition."""
-    report_attempts: int
-    """An ordered message that blocks its partition is logged at each multiple of this number of attempts; 0 for
-    never.
+    """Send messages of ordered channels to the dead letters too, which skips them; otherwise a failed message blocks
+    its partition.
     """
+    report_attempts: int
+    """Log an ordered message that blocks its partition at each multiple of this number of attempts; 0 for never."""
     backoff: Literal["consumer", "connection", "off"]
-    """With ``consumer`` one failure stops all connections, then one message at a time is requested until handlers
-    succeed again, as the Go clients do; with ``connection`` a failure stops only the connection that delivered the
-    message; ``off`` is no backoff.
+    """With ``consumer`` a failure stops all connections; then one message at a time is requested until handlers succeed
+    again, as the Go clients do. With ``connection`` a failure stops only the connection that delivered the message.
+    ``off`` is no backoff.
     """
     backoff_base: float
     """The first pause is twice this; each further failure doubles it."""
     backoff_max_wait: float
-    """Pauses do not grow beyond this."""
+    """Longest pause."""
     backoff_jitter: bool
     """Make each pause a random part of itself."""
 
@@ -247,7 +243,7 @@ class FailureOptions:
 
     @property
     def drops(self) -> bool:
-        """Whether messages that fail ``max_attempts`` times are dropped."""
+        """Whether messages that failed ``max_attempts`` times are dropped."""
         return bool(self.max_attempts) and self.dead_letter is None
 
     def __attrs_post_init__(self) -> None:
@@ -400,17 +396,17 @@ class ConsumerOptions:
 
     @property
     def lanes(self) -> str | KeyOf | None:
-        """The key of the lanes; None if messages are handled in the order received."""
+        """The key of the lanes; None to handle messages in the order received."""
         return KEY_HEADER if self.key is None and self.dispatch == KEY_FAILOVER else self.key
 
     @property
     def keeps_keys_alone(self) -> bool:
-        """Whether lanes keep the order of keys, without the server's help."""
+        """Whether lanes keep the order of keys without the server's help."""
         return self.key is not None and self.dispatch != KEY_FAILOVER
 
     @property
     def bucket_count(self) -> int:
-        """Number of buckets of keys where a server does not share the keys itself; 0 if tags are not used."""
+        """Number of key buckets where a server does not share the keys itself; 0 if tags are not used."""
         if self.dispatch != KEY_FAILOVER or self.tag is not None or self.ext_filter is not None:
             return 0
         from nsqext.key_ranges import DEFAULT_KEY_TAGS
@@ -418,14 +414,14 @@ class ConsumerOptions:
         return DEFAULT_KEY_TAGS if self.key_tags is None else self.key_tags
 
     def start_of(self, partition: int | None) -> Position | None:
-        """Return the start position of a partition; None leaves it to the server, or to the `start_positions`."""
+        """Return the start position of a partition; None leaves it to the server, or to `start_positions`."""
         if isinstance(self.start, Mapping):
             return None if partition is None else self.start.get(partition)
         return None if self.start is None or self.start_positions is not None else cast("Position", self.start)
 
     @property
     def start_positions(self) -> StartPositions | None:
-        """What is asked for the start before each subscription; None for nothing."""
+        """Asked for the start before each subscription; may be None."""
         if self.start is None:
             return None
         from nsqext.client.consumer.position import StartPositions

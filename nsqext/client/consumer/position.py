@@ -24,7 +24,7 @@ class Position:
 
     #: the unit of ``value``, in the words of the protocol
     kind: Literal["timestamp", "virtual_queue", "msgcount", "special"]
-    value: int  #: a number
+    value: int
 
     @classmethod
     def earliest(cls) -> Self:
@@ -38,7 +38,7 @@ class Position:
 
     @classmethod
     def at(cls, moment: datetime | float) -> Self:
-        """Return the position of the first message that was stored in the given second or later.
+        """Return the position of the first message stored in the given second or later.
 
         Args:
             moment: a time, or seconds since 1970.
@@ -56,7 +56,7 @@ class Position:
 
     @classmethod
     def offset(cls, offset: int) -> Self:
-        """Return the position of the message at a byte offset of the queue, or of the next one.
+        """Return the position of the message at a byte offset of the queue, or of the next message.
 
         Messages and receipts report offsets.
         """
@@ -71,9 +71,9 @@ class Position:
         return f"{self.kind}:{self.value}"
 
     def reached_by(self, message: Message) -> bool:
-        """Return whether a message is at this position or later; True if it is unknown.
+        """Return whether a message is at this position or later; True if unknown.
 
-        A server delivers the record that it had read ahead once more before it jumps (captured: channel_setoffset).
+        Before it jumps, a server delivers the record that it had read ahead once more (captured: channel_setoffset).
         """
         if self.kind == "virtual_queue":
             return message.offset < 0 or message.offset >= self.value
@@ -84,16 +84,16 @@ class Position:
 
 @runtime_checkable
 class StartPositions(Protocol):
-    """Says where partitions are read from, for example `nsqext.transactions.Positions`."""
+    """Decides where partitions are read from, for example `nsqext.transactions.Positions`."""
 
     async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
-        """Return where a partition has to be read from; None for the position of the channel.
+        """Return where to read a partition from; None for the position of the channel.
 
         Called before each subscription.
 
         Raises:
             DataLoss: the log does not contain that position; the consumer ends.
-            PartitionUnavailable: the position cannot be found out now; the consumer tries again.
+            PartitionUnavailable: the position is not known now; the consumer tries again.
         """
 
 

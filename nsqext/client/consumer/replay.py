@@ -1,4 +1,4 @@
-"""Replay dead letters to the topics where they were rejected."""
+"""Replay dead letters to their original topics."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ async def replay_dead_letters(
     idle: float = 5.0,
     **connection: Unpack[ConnectionSettings],
 ) -> int:
-    """Publish the messages of a dead letter topic to the topics where they were rejected.
+    """Publish the messages of a dead letter topic to their original topics.
 
-    Body, extend header and trace id are published as they were stored before the rejection; the headers that describe
-    the dead letter are removed. All
-    channels of the topic receive the message, not only the one where it was rejected. A dead letter is finished after
-    it was stored; a replay that was interrupted continues where it ended, and may publish a message twice.
+    Body, extend header and trace id are published as they were stored originally; the headers that describe the dead
+    letter are removed. All channels of the topic receive the message, not only the channel where it failed. A dead
+    letter is finished after its message was stored; an interrupted replay continues where it ended, and may publish a
+    message twice.
 
     Args:
-        topic: the dead letter topic; on the redesigned NSQ, and with extend support.
+        topic: the dead letter topic; on the redesigned NSQ, with extend support.
         lookupd: lookup addresses, or a shared lookup.
-        channel: the channel that remembers what was replayed; a new one begins with the oldest message.
+        channel: remembers what was replayed; a new channel begins with the oldest message.
         idle: seconds without a dead letter after which the replay ends.
         connection: settings of connections to nodes, for example ``tls``.
 
     Returns:
-        How many were replayed.
+        The number of replayed messages.
 
     Raises:
         InvalidInput: a message has no dead letter headers; it is not finished.
         TopicNotFound: lookup does not know the topic.
         OperationNotSupported: the topic is on the original NSQ, where dead letters have no headers.
-        PartitionUnavailable: the consumer is not connected to all partitions, so dead letters may remain.
+        PartitionUnavailable: not all partitions are connected, so dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
@@ -64,7 +64,7 @@ async def replay_dead_letters(
 
 
 async def _check_topic(producer: Producer, topic: str) -> None:
-    """Raise unless the topic exists, on the redesigned NSQ; a consumer would wait for it."""
+    """Raise unless the topic exists on the redesigned NSQ; a consumer would wait for it."""
     with suppress(TopicNotReady):  # it has no channel yet
         if not (await producer.meta(topic)).partition_num:
             raise OperationNotSupported(
@@ -75,7 +75,7 @@ async def _check_topic(producer: Producer, topic: str) -> None:
 
 
 async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic: str, idle: float) -> int:
-    """Publish dead letters until none is received for a time; return how many."""
+    """Publish dead letters until none arrives for ``idle`` seconds; return how many."""
     count = 0
     while True:
         with anyio.move_on_after(idle) as scope:

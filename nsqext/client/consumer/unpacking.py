@@ -1,4 +1,4 @@
-"""Decompress bodies that the publishing client compressed, within a bound; loaded when such a message arrives."""
+"""Decompress bodies of publishing clients, within a bound; loaded when the first such message arrives."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class UnpackBudget(Waiters):
-    """Bounds the unpacked bytes of compressed messages in flight, over all connections of a consumer.
+    """Bounds the unpacked bytes of messages in flight, over all connections of a consumer.
 
     A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
-    than the budget is handed out while no other is unpacked. `release` wakes the tasks that wait.
+    than the budget is handed out while no other is unpacked. `release` wakes waiting tasks.
     """
 
     def __init__(self, limit: int) -> None:
@@ -60,7 +60,7 @@ class UnpackBudget(Waiters):
     def try_unpack(self, message: Message) -> bool:
         """Decompress a body before its message is handed out; return False if it must wait for the budget.
 
-        A body that cannot be decompressed is not changed, and keeps its compression headers.
+        A damaged body is not changed, and keeps its compression headers.
         """
         if message in self._messages:
             return True
@@ -76,7 +76,7 @@ class UnpackBudget(Waiters):
         return True
 
     def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
-        """Call a function while the body of a message is decompressed; a damaged body stays as it is."""
+        """Call a function while a body is decompressed; a damaged body stays as it is."""
         body, headers = message.body, message.all_headers()
         try:
             unpack(message)
@@ -89,7 +89,7 @@ class UnpackBudget(Waiters):
 
 
 def _announced_size(message: Message) -> int:
-    """Return the size that the publisher announced, or the largest one."""
+    """Return the size announced by the publisher, or the largest size."""
     size = str(message.all_headers().get(SIZE_HEADER, ""))
     return int(size) if size.isascii() and size.isdigit() and len(size) < 20 else MAX_UNPACKED
 

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=_Answerable)
 
 
 class MessageSequence(Sequence[M]):
-    """The messages of a batch; what the batches of asynchronous and blocking consumers share."""
+    """The messages of a batch, for asynchronous and blocking consumers."""
 
     __slots__ = ("_messages",)
 
@@ -64,9 +64,9 @@ class MessageSequence(Sequence[M]):
 class MessageBatch(MessageSequence[Message]):
     """Messages that are handled together, in the order received.
 
-    Each message is answered once: all at once with `finish`, from the front with `finish_up_to`, or separately with
-    `Message.finish` and `Message.requeue`. Until then they are touched before they time out. Answers are sent together
-    in the next turn of the event loop; awaiting them does not wait for the server.
+    Each message is answered once: with `finish`, `finish_up_to`, `Message.finish` or `Message.requeue`. Until then it
+    is touched before it times out. Answers are sent together in the next turn of the event loop; awaiting them does not
+    wait for the server.
     """
 
     __slots__ = ()
@@ -77,13 +77,13 @@ class MessageBatch(MessageSequence[Message]):
         Like `Message.finish` it does not wait, so it is not a cancellation point.
 
         Raises:
-            MessageNotInFlight: some of them are not in flight any more and will be delivered again; all others are
-                acknowledged. Not with ``on_lost="ignore"``.
+            MessageNotInFlight: some messages are not in flight any more and will be delivered again; the others are
+                acknowledged. Not raised with ``on_lost="ignore"``.
         """
         _answer(self._messages)
 
     async def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge the messages up to and including a message; answered messages are skipped.
+        """Acknowledge all messages up to and including a message, except answered messages.
 
         Args:
             last: a message of the batch, or its index.
@@ -100,12 +100,12 @@ class MessageBatch(MessageSequence[Message]):
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
     ) -> None:
-        """Requeue messages: they are delivered again, which counts as another attempt.
+        """Requeue messages; each redelivery counts as an attempt.
 
         Args:
-            messages: messages of the batch; by default all that are not answered.
+            messages: messages of the batch; by default the unanswered messages.
             delay: seconds until then; 0 on ordered channels, see `Message.requeue`.
-            backoff: slow the consumer down, as for a handler that raises.
+            backoff: slow the consumer down, as after a failed handler.
 
         Raises:
             InvalidInput: the delay is negative, too long or on an ordered channel, or a message is not in the batch.
@@ -128,7 +128,7 @@ class MessageBatch(MessageSequence[Message]):
         _answer(chosen, delay, backoff=backoff)
 
     def finish_now(self) -> None:
-        """Finish the rest after its handler returned; log how many are not in flight any more."""
+        """Finish the rest after the handler returned; log how many messages are not in flight any more."""
         try:
             _answer(self._messages)
         except MessageNotInFlight as error:
@@ -154,7 +154,7 @@ class BatchHandler:
     """A function that handles batches."""
 
     function: BatchFunction
-    limits: BatchLimits  # when a batch is complete
+    limits: BatchLimits
     origin: object = None  # the function of the program, for the log
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
@@ -174,7 +174,7 @@ class BatchHandler:
             slot.batch = ()
 
     async def _without_exhausted(self, workers: Workers, messages: list[Message], queue: MessageQueue) -> list[Message]:
-        """Send messages whose attempts are used up to the dead letters; return the others."""
+        """Send messages without attempts left to the dead letters; return the others."""
         policy = workers.policy
         exhausted: list[Message] = []
         others: list[Message] = []
@@ -201,7 +201,7 @@ class BatchHandler:
 
 
 def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, backoff: bool = False) -> None:
-    """Finish or requeue the messages that are not answered; raise afterwards if some are not in flight any more."""
+    """Finish or requeue the unanswered messages; raise afterwards if some are not in flight any more."""
     lost = None
     for message in messages:
         if not message.answered:
@@ -219,7 +219,7 @@ def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, 
 
 
 def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None:
-    """Raise because messages were not answered, or log it where the options say so."""
+    """Raise because messages were not answered, or log it with ``on_lost="ignore"``."""
     lost = [message for message in messages if not message.answered]
     text = f"{len(lost)} of {len(messages)} messages of a batch were not answered; one of them: {error.message}"
     if not lost[0].owner.ignore_lost:
@@ -230,15 +230,15 @@ def _report_lost(messages: Sequence[Message], error: MessageNotInFlight) -> None
 
 
 class MessageBatches:
-    """The batches of a consumer, for ``async for``; made by `Consumer.batches`.
+    """The batches of a consumer, for ``async for``; see `Consumer.batches`.
 
-    Leaving the loop with ``break`` or an exception requeues the messages of its batch that are not answered, at once if
-    the loop holds the only reference to this object, and otherwise with `aclose`. The next turn of the loop leaves
-    them in flight: they are answered later, for example by another task.
+    Leaving the loop with ``break`` or an exception requeues the unanswered messages of its batch: at once if the loop
+    holds the only reference to this object, otherwise with `aclose`. The next turn of the loop leaves them in flight:
+    they are answered later, for example by another task.
     """
 
     def __init__(self, iteration: MessageIteration, limits: BatchLimits) -> None:
-        self._iteration = iteration  # source of the messages
+        self._iteration = iteration
         self._limits = limits
         self._batch: MessageBatch | None = None
 
@@ -262,12 +262,12 @@ class MessageBatches:
         return MessageBatch(await self._iteration.next_batch(self._limits, timeout))
 
     async def aclose(self) -> None:
-        """Requeue the messages of the last batch that are not answered."""
+        """Requeue the unanswered messages of the last batch."""
         batch, self._batch = self._batch, None
         if batch is not None:
             requeue_unanswered(batch)
 
     def __del__(self) -> None:
-        # the loop was left; the garbage collector may call this in any thread
+        # the loop was left; garbage collection may run in any thread
         if self._batch is not None and self._iteration.in_event_loop():
             requeue_unanswered(self._batch)

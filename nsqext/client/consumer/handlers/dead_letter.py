@@ -1,4 +1,4 @@
-"""Publish rejected messages to a dead letter topic."""
+"""Publish dropped messages to a dead letter topic."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
 """Prefix of the headers that a dead letter adds.
 
-They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal)
-and ``time`` (seconds since 1970), and ``header`` where the header of the message has no members: its bytes in Base64.
+They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal),
+``time`` (seconds since 1970), and ``header`` if the message's header has no members: its bytes in Base64.
 """
 FIRST_ADDED: Final = DEAD_LETTER_PREFIX + "error"
 HEADER_OF_ORIGINAL: Final = DEAD_LETTER_PREFIX + "header"
@@ -45,29 +45,29 @@ _LONGEST_ERROR = 1000
 
 @define(eq=False)
 class DeadLetterTopic:
-    """Publishes rejected messages.
+    """Publishes dead letters.
 
-    The stored body and the bytes of the extend header are kept, and the headers of `DEAD_LETTER_PREFIX` are added
-    behind them. A topic without extend support stores body and trace id alone (the original NSQ only the body), which
-    cannot be replayed.
+    The stored body and the bytes of the extend header are kept; the headers of `DEAD_LETTER_PREFIX` are added behind
+    them. A topic without extend support stores only body and trace id (the original NSQ only the body), which cannot be
+    replayed.
     """
 
     topic: str
     _channel: str
-    _producer: Producer  # publishes them; not open
+    _producer: Producer  # not open
     _open: anyio.Event = field(factory=lambda: anyio.Event())
 
     @classmethod
     def of(cls, topic: str, channel: str, given: Given) -> DeadLetterTopic:
-        """Return the topic for dead letters of a consumer with the given settings, whose connections it shares."""
-        # imported lazily: a consumer without dead letters does not need the producer's modules
+        """Return the dead letter topic of a consumer with the given settings, whose connections it shares."""
+        # lazy import: only consumers with dead letters need the producer's modules
         from nsqext.client.producer.producer import Producer
 
         connection = settings_for(connection_settings(), given.values)
         return cls(topic, channel, Producer(given.lookupd, nsqd=given.nsqd, **connection))
 
     async def run(self, *, check: bool = True) -> None:
-        """Keep the producer open until cancelled; warn first if dead letters cannot be published."""
+        """Keep the producer open until cancelled; ``check`` first warns if dead letters cannot be published."""
         async with self._producer:
             self._open.set()
             if check:
@@ -81,7 +81,7 @@ class DeadLetterTopic:
         except (TopicNotFound, TopicNotReady) as error:
             logger.warning("dead letters cannot be published: %s", error, extra={"topic": self.topic})
         except NsqError:
-            return  # the consumer reports that lookup does not respond
+            return  # lookup failures are reported by the consumer
         else:
             if meta.partition_num and not meta.extend_support:
                 logger.warning(
@@ -92,7 +92,7 @@ class DeadLetterTopic:
                 )
 
     async def publish(self, message: Message, error: Exception | None) -> None:
-        """Publish a message; return when it is stored. Raises InvalidState."""
+        """Publish a message; return when it is stored. Raises InvalidState for messages of this topic."""
         if message.topic == self.topic:
             raise InvalidState(
                 "a message of the dead letter topic was rejected by its consumer",
@@ -124,7 +124,7 @@ class DeadLetterTopic:
             await self._producer.publish(self.topic, message.body)
 
     def _origin(self, message: Message, error: Exception | None) -> dict[str, str]:
-        """Return the headers that say where the message was rejected, and why."""
+        """Return the headers that say where the message failed, and why."""
         origin = {
             "error": reason_of(error).encode("utf-8", "replace").decode()[:_LONGEST_ERROR],
             "topic": message.topic,

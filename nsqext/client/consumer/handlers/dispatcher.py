@@ -1,4 +1,4 @@
-"""Pass received messages on to lanes, workers or the program, and drain them when the consumer closes."""
+"""Pass received messages to lanes, workers or the program, and drain them when the consumer closes."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class MessageDispatcher:
     """Queues received messages, for all workers or by lane, and runs the workers."""
 
     def __init__(self, group: SubscriptionGroup, state: ConsumerState, failed: Callable[[NsqError], None]) -> None:
-        # what all workers, or the program, take messages from; empty with lanes
+        # messages for all workers, or for the program; empty with lanes
         self.queue: MessageQueue = MessageQueue()
-        # sends all answers, before a worker waits
+        # sends all answers before a worker waits
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self.queue.messages)
-        self._group = group  # the open subscriptions
+        self._group = group
         self._state = state
         self._options = options = group.options
         self._failed = failed  # called when the key of a message cannot be read
         self._unstarted: list[Message] = []
         self._closing = False
-        self._shortest = inf  # the shortest message timeout of any subscription so far
+        self._shortest = inf  # shortest message timeout of any subscription so far
         self._touch_at = 0.0
         self._stall = StallWatch(options.delivery.block_warning, "the loop over the consumer")
         self._iteration: MessageIteration | None = None
@@ -52,7 +52,7 @@ class MessageDispatcher:
 
     @property
     def iteration(self) -> MessageIteration:
-        """What hands messages to the program; made when it is needed."""
+        """Hands messages to the program; created on first use."""
         if self._iteration is None:
             from nsqext.client.consumer.handlers.iteration import MessageIteration
 
@@ -82,8 +82,8 @@ class MessageDispatcher:
     def _without_running(self, messages: list[Message]) -> list[Message]:
         """Return the messages whose handlers do not run.
 
-        An ordered message whose connection was lost may be redelivered while its handler still runs. The handler
-        continues with the new delivery: a second call would run beside it, and the next message would not wait for it.
+        An ordered message may be redelivered after a lost connection while its handler still runs. The handler
+        continues with the new delivery: a second call would run beside it, and the next message would not wait.
         """
         running = {(message.topic, message.partition, message.id): message for message in self._running()}
         others = []
@@ -102,12 +102,12 @@ class MessageDispatcher:
         return self._iteration.held() if self._iteration is not None else []
 
     def count_in_flight(self) -> int:
-        """Return how many messages are queued, wait for their key, are held, or handled at this time."""
+        """Return how many messages are queued, waiting for their key, held or being handled."""
         count = len(self.queue.messages) + len(self._held()) + len(self._running())
         return count if self._lanes is None else count + self._lanes.count_in_flight()
 
     def tick(self, now: float, late: float) -> None:
-        """Requeue what is due, touch messages, and report handlers that block the event loop.
+        """Requeue due messages, touch messages, and report handlers that block the event loop.
 
         ``late``: seconds by which this call is late.
         """
@@ -165,17 +165,16 @@ class MessageDispatcher:
         return await self.iteration.collect_from(queue, partial(self._lanes.take, queue), limits)
 
     def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
-        """Return the messages of a batch that were not answered, and are not held back."""
+        """Return the messages of a batch that are neither answered nor held back."""
         held_back = () if self._lanes is None else self._lanes.held_back(queue)
         return [message for message in messages if not message.answered and message not in held_back]
 
     def end_batch(self, queue: MessageQueue) -> None:
-        """Record that the handler of the last batch of a queue has ended."""
+        """Record the end of the handler of a queue's last batch."""
         if self._lanes is not None:
             self._lanes.end_batch(queue)
 
     def _queues(self, concurrency: int) -> list[MessageQueue]:
-        """Return the queue of each worker."""
         key = self._options.lanes
         if key is None:
             return [self.queue] * concurrency
@@ -184,17 +183,17 @@ class MessageDispatcher:
         self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock, self._options.delivery)
         received = list(self.queue.messages)
         self.queue.messages.clear()
-        for message in received:  # of several subscriptions
+        for message in received:  # the messages may be of several subscriptions
             self.receive([message])
         return lanes.lanes
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget the messages of a bucket of keys whose subscription ended, unless their handlers run."""
+        """Forget the messages of a key bucket whose subscription ended, unless their handlers run."""
         if self._lanes is not None:
             self._lanes.forget(subscription)
 
     def stop(self) -> None:
-        """Dispatch no further message; running handlers continue."""
+        """Hand out no further message; running handlers continue."""
         self.queue.stopped = True  # first: threads may take messages meanwhile
         self._keep_unstarted(self.queue.take_all())
         self.queue.stop()
@@ -203,24 +202,24 @@ class MessageDispatcher:
             self._lanes.stop()
 
     def wake(self) -> None:
-        """Wake all tasks that wait for messages, because the consumer ends."""
+        """Wake all tasks that wait for messages: the consumer ends."""
         self.queue.wake()
         if self._group.unpack_budget is not None:
             self._group.unpack_budget.wake()
 
     def _keep_unstarted(self, messages: Iterable[Message]) -> None:
-        """Keep messages that will not be handled, for `requeue_unstarted`.
+        """Keep messages that will not be handled for `requeue_unstarted`.
 
-        Messages of the redesigned NSQ are dropped: it redelivers them when the connection ends.
+        Messages of the redesigned NSQ are discarded: it redelivers them when the connection ends.
         """
         self._unstarted += [message for message in messages if message.owner.original]
         if self._closing:
             self.requeue_unstarted()
 
     def requeue_unstarted(self) -> None:
-        """Requeue messages that no handler began with, and later reads; call it after `stop` and RDY 0.
+        """Requeue messages that no handler started, and later reads; call it after `stop` and RDY 0.
 
-        The original NSQ would redeliver them only when they have timed out.
+        The original NSQ would redeliver them only after their timeout.
         """
         self._closing = True
         unstarted, self._unstarted = self._unstarted, []
@@ -231,9 +230,8 @@ class MessageDispatcher:
     def requeue_remaining(self) -> None:
         """Requeue messages of cancelled handlers, held messages, and messages in lanes; call `stop` first.
 
-        On the original NSQ, which would redeliver them only when they have timed out, messages that the iteration has
-        handed out are requeued too. Messages of ordered channels are not, because the end of the connection keeps
-        their order.
+        On the original NSQ, which would redeliver them only after their timeout, messages handed out by the iteration
+        are requeued too. Messages of ordered channels are not: the end of the connection keeps their order.
         """
         for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.in_order or not message.in_flight:
@@ -249,13 +247,13 @@ class MessageDispatcher:
             self._lanes.requeue_remaining()
 
     async def wait(self) -> None:
-        """Wait until all handlers have ended and held messages are answered; call `stop` first."""
+        """Wait until all handlers have ended and all held messages are answered; call `stop` first."""
         await self.wait_for_handlers()
         if self._iteration is not None:
             await self._iteration.wait_for_held()
 
     def requeue_held(self, task: int) -> None:
-        """Requeue the messages that a task received in a batch and has not answered."""
+        """Requeue the unanswered messages that a task received in a batch."""
         if self._iteration is not None:
             self._iteration.requeue_held(task)
 

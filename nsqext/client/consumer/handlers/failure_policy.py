@@ -1,4 +1,6 @@
-"""Decide about messages whose handler raised: requeue them, send them to the dead letters, or do what it asked for."""
+"""Decide about messages whose handler raised: requeue them, send them to the dead letters, or do what the error asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_LETTERS_AT_ONCE = 32  # messages of a batch that are published to the dead letter topic at the same time
+_LETTERS_AT_ONCE = 32  # dead letters of a batch that are published at the same time
 
 _key_of = key_reader(KEY_HEADER)
 
@@ -32,10 +34,10 @@ class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
     _options: FailureOptions
-    _dead_letters: DeadLetterHook | None  # receives rejected messages; None to drop them
-    _early: Callable[[], EarlyMessages]  # returns what keeps messages of ordered channels until they are requeued
+    _dead_letters: DeadLetterHook | None  # publishes dead letters; None to drop the messages
+    _early: Callable[[], EarlyMessages]  # keeps messages of ordered channels until they are requeued
     _counts: RejectedCounts
-    _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # returns a number for the jitter
+    _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # jitter
 
     def delay(self, message: Message) -> float:
         """Return the delay of a message that failed, in seconds."""
@@ -44,11 +46,11 @@ class FailurePolicy:
         return min(delay, options.max_requeue_delay)
 
     def attempts_exhausted(self, message: Message) -> bool:
-        """Return whether all attempts were used up without a result, because earlier consumers crashed."""
+        """Return whether all attempts were used up without a result: earlier consumers crashed."""
         return 0 < self._options.max_attempts < message.attempts and self._may_reject(message)
 
     async def failed(self, message: Message, error: Exception) -> None:
-        """Answer the message of a handler that raised; if it was answered before, only log the error."""
+        """Answer the message of a failed handler; if it was answered before, only log the error."""
         if not isinstance(error, HandlerSignal):
             logger.error(
                 "the handler failed for %r: %s", message, text_of(error), exc_info=error, extra=_where(message)
@@ -57,7 +59,7 @@ class FailurePolicy:
             await self.dead_letter(message, error)
 
     async def batch_failed(self, messages: Sequence[Message], error: Exception) -> None:
-        """Answer the unanswered messages of a batch whose handler raised; the error is logged once."""
+        """Answer the unanswered messages of a batch whose handler raised; log the error once."""
         if not isinstance(error, HandlerSignal):
             logger.error(
                 "the handler failed for a batch, %d messages of it are not answered: %s",
@@ -69,7 +71,7 @@ class FailurePolicy:
         await self.dead_letter_all([message for message in messages if not self._answer(message, error)], error)
 
     def _answer(self, message: Message, error: Exception) -> bool:
-        """Finish or requeue a message as its error says; return False if it is rejected."""
+        """Finish or requeue a message as its error says; return False if it is to be a dead letter."""
         limit = self._options.max_attempts
         if isinstance(error, Finish):
             message.finish_now()
@@ -82,7 +84,7 @@ class FailurePolicy:
         return True
 
     def requeue(self, message: Message, delay: float | None, *, backoff: bool) -> None:
-        """Requeue a message after a delay in seconds; None stands for the delay of failed messages."""
+        """Requeue a message after a delay in seconds; None for the delay of failed messages."""
         wait = self.delay(message) if delay is None else delay
         if not message.in_order or not wait:
             message.requeue_now(wait, backoff=backoff)
@@ -91,7 +93,7 @@ class FailurePolicy:
         self._early().keep(message, _clock() + wait)
 
     async def dead_letter(self, message: Message, error: Exception | None) -> None:
-        """Send a message to the dead letters and finish it; requeue it where that fails or is not allowed.
+        """Send a message to the dead letters and finish it; requeue it if that fails or is not allowed.
 
         Without dead letters the message is dropped.
         """
@@ -127,8 +129,8 @@ class FailurePolicy:
     async def dead_letter_all(self, messages: Sequence[Message], error: Exception | None) -> None:
         """Call `dead_letter` for messages of a batch.
 
-        Messages are published to a topic concurrently, but in order for each key. A function of the user is
-        called for each message in turn, because it need not expect concurrent calls.
+        Messages are published concurrently, but in order for each key. A hook of the user is called for one message at
+        a time: it need not expect concurrent calls.
         """
         if not isinstance(self._options.dead_letter, str):
             for message in messages:
@@ -153,7 +155,7 @@ class FailurePolicy:
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of an error of the user, whose ``__str__`` may raise."""
+    """Return the text of a user's error, whose ``__str__`` may raise."""
     try:
         return str(error)
     except Exception as failure:
@@ -161,12 +163,12 @@ def text_of(error: Exception) -> str:
 
 
 def reason_of(error: Exception | None) -> str:
-    """Return the last error of a message; None if earlier consumers used up its attempts."""
+    """Return the reason of a dead letter; without an error, earlier consumers used up its attempts."""
     return "delivered too often" if error is None else f"{type(error).__name__}: {text_of(error)}"
 
 
 def warn_of_drops(places: Sequence[str], options: FailureOptions) -> None:
-    """Warn that messages of these topics and channels are dropped when they fail."""
+    """Warn that failed messages of these topics and channels are dropped."""
     logger.warning(
         "messages of %s%s are dropped after max_attempts=%d, because dead_letter is not set; set it to keep them",
         ", ".join(places),

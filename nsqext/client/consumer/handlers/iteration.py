@@ -1,4 +1,4 @@
-"""Hand messages to the program, alone or in batches, and keep those that it answers later."""
+"""Hand messages to the program, alone or in batches, and keep the messages that it answers later."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _clock = time.monotonic
 _SLICE = 0.02  # seconds after which an iteration that never waits yields to the event loop
 _FULL_WAIT = 0.005  # seconds that a batch waits for other connections after a connection has used up its RDY
-_DRAIN_LOOK = 0.01  # seconds between two looks whether all held messages were answered, while the consumer closes
+_DRAIN_LOOK = 0.01  # seconds between two checks of the held messages while the consumer closes
 _SPARE = 16
-"""Groups of messages that are kept, beyond twice those with unanswered messages, until the others are forgotten."""
+"""Groups of messages kept beyond twice the unanswered groups, before answered groups are forgotten."""
 
 
 @frozen(eq=False)
 class _Holding:
-    """Messages that were handed out together, and the task that received them; None for a handler."""
+    """Messages that were handed out together, and the task that received them (None: a handler)."""
 
     messages: Sequence[Message]
     task: int | None
 
 
 class MessageIteration:
-    """Source of messages for a loop over a consumer, of batches for loops and handlers, and keeper of both.
+    """Hands single messages and batches to loops and handlers, and holds messages that are answered later.
 
-    The program answers messages of a batch, and messages that its handler left unanswered, at any time. They are held:
-    touched for as long as the server allows, and an error is logged when the server takes a message back. A consumer
-    that closes waits for their answers and then requeues the others.
+    The program may answer messages of a batch, and messages that its handler left unanswered, at any time. They are
+    held: touched for as long as the server allows; an error is logged when the server takes a message back. A closing
+    consumer waits for their answers and then requeues the rest.
     """
 
     def __init__(
         self, state: ConsumerState, queue: MessageQueue, group: SubscriptionGroup, count_in_flight: Callable[[], int]
     ) -> None:
         self._state = state
-        self._queue = queue  # the messages that were received
-        self._group = group  # the open subscriptions
+        self._queue = queue
+        self._group = group
         self._tasks = group.tasks
-        self._count_in_flight = count_in_flight  # returns how many messages the consumer has
+        self._count_in_flight = count_in_flight
         self._given_at = 0.0
         self._turn = anyio.Lock()
         self._holdings: list[_Holding] = []
         self._holdings_limit = _SPARE
-        # reads from the original NSQ whose messages a loop receives, or has received
+        # reads from the original NSQ whose messages a loop receives or has received
         self._reads: list[list[Message]] = []
         self._reads_limit = _SPARE
 
@@ -99,19 +99,19 @@ class MessageIteration:
                 return message
 
     def keep_read(self, messages: list[Message]) -> None:
-        """Keep the messages of a read from the original NSQ for `requeue_reads`, until all of them are answered."""
+        """Keep the messages of a read from the original NSQ for `requeue_reads`, until all are answered."""
         self._reads.append(messages)
         if len(self._reads) > self._reads_limit:
-            # costs nothing per message that is handed out
+            # a check at this limit costs nothing per message
             self._reads = [read for read in self._reads if any(message.in_flight for message in read)]
             self._reads_limit = 2 * len(self._reads) + _SPARE
 
     def forget_reads(self) -> None:
-        """Forget the reads, because workers have the messages."""
+        """Forget the reads: workers have the messages."""
         self._reads.clear()
 
     def requeue_reads(self) -> None:
-        """Requeue the messages that a loop received and did not answer, which the original NSQ would keep in flight."""
+        """Requeue unanswered messages of a loop, which the original NSQ would keep in flight."""
         for read in self._reads:
             for message in read:
                 if message.in_flight:
@@ -121,7 +121,7 @@ class MessageIteration:
     # Batches
 
     async def next_batch(self, limits: BatchLimits, timeout: float | None = None) -> list[Message]:
-        """Return the messages of the next batch, empty after the timeout; raises as `Consumer.__anext__`."""
+        """Return the next batch, empty after the timeout in seconds; raises as `Consumer.__anext__`."""
         state, flow = self._state, self._group.flow
         if not state.opened:
             self._tasks.check()
@@ -138,10 +138,10 @@ class MessageIteration:
         return messages
 
     async def collect(self, limits: BatchLimits, deadline: float = inf) -> list[Message]:
-        """Return the next messages when they make a batch; none at the end of the consumer, or by the deadline.
+        """Return the next batch; empty when the consumer ends, or at the deadline.
 
         A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-        Messages stay in the queue until then: a cancelled call loses none.
+        Messages stay in the queue until then: a cancelled call loses no message.
         """
         async with self._turn:
             return await self.collect_from(self._queue, self._queue.take, limits, deadline)
@@ -152,8 +152,7 @@ class MessageIteration:
         """Collect as `collect` does, from a queue that no other task takes messages from.
 
         Args:
-            queue: where the messages wait.
-            take: removes up to a number of messages from it, and returns those that can be handed out.
+            take: removes up to a number of messages from the queue, and returns those that can be handed out.
         """
         messages = queue.messages
         while not self._state.ended.is_set():
@@ -183,7 +182,7 @@ class MessageIteration:
     def request_more(self) -> float:
         """Send answers, raise RDY, and return for how many seconds a batch should wait for more messages.
 
-        A connection that has used up its RDY receives nothing before messages are answered. So a batch waits only
+        A connection that has used up its RDY receives nothing before messages are answered, so a batch waits only
         briefly for the other connections.
         """
         group = self._group
@@ -193,9 +192,9 @@ class MessageIteration:
         full = any(subscription.ready <= subscription.in_flight > 0 for subscription in subscriptions)
         if not full and group.backoff.state == "running" and not group.flow.paused:
             return inf
-        # a connection whose turn has ended has messages in flight, and RDY 0
+        # after its turn, a connection has messages in flight and RDY 0
         ready = sum(max(subscription.ready, subscription.in_flight) for subscription in subscriptions)
-        # the counters of the subscriptions include messages that timed out
+        # counters of subscriptions include messages that timed out
         return _FULL_WAIT if self._count_in_flight() < ready else 0.0
 
     # Messages that the program answers later
@@ -212,7 +211,7 @@ class MessageIteration:
             self._holdings_limit = 2 * len(self._holdings) + _SPARE
 
     def held(self) -> list[Message]:
-        """Return the held messages that are in flight and not answered; forget the others."""
+        """Return the held messages that are in flight and unanswered; forget the others."""
         found: list[Message] = []
         holdings: list[_Holding] = []
         for holding in self._holdings:
@@ -231,7 +230,7 @@ class MessageIteration:
         return found
 
     def requeue_held(self, task: int | None = None) -> None:
-        """Requeue the messages that a task holds, or all."""
+        """Requeue the messages that a task holds; without a task, all."""
         holdings, self._holdings = self._holdings, []
         for holding in holdings:
             if task is None or holding.task == task:
@@ -240,11 +239,11 @@ class MessageIteration:
                 self._holdings.append(holding)
 
     def in_event_loop(self) -> bool:
-        """Return whether the caller runs in the event loop of the consumer."""
+        """Return whether the caller runs in the consumer's event loop."""
         return self._tasks.in_event_loop()
 
     async def wait_for_held(self) -> None:
-        """Wait until all held messages are answered, or not in flight any more."""
+        """Wait until no held message is in flight and unanswered."""
         while self.held():  # noqa: ASYNC110 - messages do not report their answers, to keep them cheap
             await anyio.sleep(_DRAIN_LOOK)
 

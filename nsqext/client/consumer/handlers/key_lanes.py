@@ -1,9 +1,9 @@
 """Handle messages in parallel lanes that keep the order of each key (Key_Failover note).
 
-A message that its handler requeues stays in this process: its key waits until it is handled again, and all other keys
-continue. A *lost* message (it timed out, or its connection ended) keeps its place: newer messages of its key and
-partition wait until the server has redelivered it. So the order holds with any server, if the channel has no other
-consumer or is of type key_failover.
+A message that its handler requeues stays in this process: its key waits until it is handled again; other keys continue.
+A *lost* message (it timed out, or its connection ended) keeps its place: newer messages of its key and partition wait
+until the server has redelivered it. So the order holds with any server, if the channel has no other consumer or is of
+type key_failover.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_FULL = 1.0  # seconds for which messages that wait for others may use up RDY, before some of them are requeued
+_FULL = 1.0  # seconds for which waiting messages may use up RDY before some of them are requeued
 _SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
-_SETTLE_OWNED = 0.8  # the same, for a bucket of keys that another consumer may have left with many messages in flight
+_SETTLE_OWNED = 0.8  # the same, for a key bucket that another consumer may have left with many messages in flight
 _RETURN = 0.5
-"""Delay in seconds of the REQ for a message that waits for a lost message, times its requeues; original NSQ only."""
+"""Seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only."""
 _MOST_RETURNED = 10_000
 _MOST_RETURNED_BYTES = 64 << 20
-"""Most messages and bytes of a partition that are requeued and keep their places; with more, the order is given up."""
+"""Most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up."""
 _FAILOVER_WAIT = 2.0
-"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key
-before the connection is ended: the server then redelivers all of them in order."""
+"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key. Then
+the connection is ended: the server redelivers all of them in order.
+"""
 
 
 class KeyLanes:
-    """Queues of messages, one for each worker; the messages of a key are always in the same one."""
+    """Queues of messages, one per worker; all messages of a key are in the same queue."""
 
     def __init__(
         self, count: int, key: Callable[[Message], bytes], clock: Callable[[], float], delivery: DeliveryOptions
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self.key: Callable[[Message], bytes] = key  # reads the key of a message
-        self.clock: Callable[[], float] = clock  # gives the time
+        self.clock: Callable[[], float] = clock
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
@@ -56,7 +57,7 @@ class KeyLanes:
         self._unstarted: list[Message] = []
         # messages of the batches that handlers have, and when requeued messages are due
         self._handed_out: dict[Message, float | None] = {}
-        # the same messages by lane, in their order, with their keys
+        # the same messages by lane, in order, with their keys
         self._batches: dict[MessageQueue, dict[Message, bytes]] = {}
 
     @property
@@ -65,7 +66,7 @@ class KeyLanes:
         return sum(not message.lost for message in self._blocked())
 
     def count_in_flight(self) -> int:
-        """Return how many messages are in lanes, or wait for others."""
+        """Return how many messages are in lanes or wait."""
         return sum(len(lane.messages) for lane in self.lanes) + self.waiting
 
     # Receiving
@@ -73,7 +74,7 @@ class KeyLanes:
     def put(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription; raises InvalidInput if a key cannot be read.
 
-        Messages before that key are queued; the others are kept for `requeue_remaining`.
+        Messages before that key are queued; the rest is kept for `requeue_remaining`.
         """
         if not messages:
             return
@@ -161,7 +162,7 @@ class KeyLanes:
         return self.lanes[lane_number(key, len(self.lanes))]
 
     def _redelivered(self, order: PartitionOrder, message: Message, delivery: Message) -> None:
-        """Continue a message that keeps its place, or whose handler runs, with its new delivery."""
+        """Continue a lost message, or a running handler, with the new delivery."""
         key = self.key(message)
         message.renew(delivery)
         delayed = self._delayed.get(key)
@@ -177,7 +178,7 @@ class KeyLanes:
     def forget(self, owner: Owner) -> None:
         """Forget the messages of a connection that ended, unless their handlers run.
 
-        The server redelivers them to any consumer, which handles them from the first unfinished one.
+        The server redelivers them to any consumer, from the first unfinished message on.
         """
         order = self._orders.pop(_name_of(owner), None)
         if order is not None:
@@ -189,7 +190,7 @@ class KeyLanes:
     def delay(self, message: Message, delay: float) -> None:
         """Handle a message again after a delay in seconds, and later messages of its key after it.
 
-        One of a batch waits from the end of its handler on: that may answer further messages of the key.
+        A message of a batch waits from the end of its handler on, which may answer further messages of the key.
         """
         key, due = self.key(message), self.clock() + delay
         if message in self._handed_out:
@@ -198,20 +199,20 @@ class KeyLanes:
             self.delay_all(key, [message], self._lane(key), due)
 
     def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
-        """Handle messages of a key again at a time, in their order, and later messages of the key after them."""
+        """Handle messages of a key again when they are due, in order, before later messages of the key."""
         kept = [message for message in messages if not self._is_forgotten(message)]
         if not kept:
             return
         first, *behind = kept
         behind += _take(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
-        if before is not None:  # of another partition: messages wait for messages of their own partition only
+        if before is not None:  # of another partition: messages wait only within their partition
             behind += before.messages()
             due = max(due, before.due)
         self._delayed[key] = Wait(first, lane, due, behind)
 
     def _is_forgotten(self, message: Message) -> bool:
-        """Return whether the connection of a message has ended, and the server redelivers it to any consumer."""
+        """Return whether the message's connection has ended and the server redelivers it to any consumer."""
         order = owner_of(message).order
         return order.key_sharing is KeySharing.TAGS and order not in self._owners
 
@@ -223,9 +224,9 @@ class KeyLanes:
         order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
 
     def tick(self, now: float) -> None:
-        """Handle messages again whose delay has passed, end waits that took too long, and touch waiting messages."""
+        """Handle messages again whose delay has passed, end waits that took too long, touch waiting messages."""
         for wait in self._delayed.values():
-            wait.message.answered = False  # its handler requeued it, and no REQ was sent
+            wait.message.answered = False  # its handler requeued it; no REQ was sent
         if not self.lanes[0].stopped:
             for key in [key for key, wait in self._delayed.items() if wait.due <= now]:
                 self._end_delay(key)
@@ -266,7 +267,7 @@ class KeyLanes:
         self._end(key, order.lost, without_first=True)
 
     def _end(self, key: bytes, waits: dict[bytes, Wait], *, without_first: bool = False) -> None:
-        """End a wait: its messages return to their lane, in front of the others, or wait for another message."""
+        """End a wait: its messages return to the front of their lane, or wait for another message."""
         wait = waits.pop(key)
         row = wait.behind if without_first else list(wait.messages())
         delayed = self._delayed.get(key)
@@ -283,9 +284,9 @@ class KeyLanes:
     def _end_failover_wait(self, wait: Wait) -> None:
         """End the connection if messages wait for a message that was not redelivered.
 
-        Another consumer may have the key, but this consumer cannot know: the server may have sent the messages that
-        wait, and messages that are still to be received, before it noticed the timeout. On a new connection it starts
-        with the first unfinished message of each key. While nothing waits, the place is kept.
+        Another consumer may have the key, but this consumer cannot know: the server may have sent the waiting messages,
+        and messages not yet received, before it noticed the timeout. On a new connection it starts with the first
+        unfinished message of each key. While no message waits, the place is kept.
         """
         wait.due = inf
         if not all(message.lost for message in wait.behind):
@@ -294,7 +295,7 @@ class KeyLanes:
                 owner.reset("a message timed out and was not redelivered, but later ones of its key were received")
 
     def _watch(self, order: PartitionOrder, now: float) -> None:
-        """End the wait for unseen messages; make room where messages that wait use up RDY."""
+        """End the wait for unseen messages; make room if waiting messages use up RDY."""
         owner = order.owner
         if owner is None or owner.horizon == inf:
             return
@@ -315,7 +316,7 @@ class KeyLanes:
             self._make_room(order)
 
     def _give_up(self, order: PartitionOrder) -> None:
-        """Stop waiting for the lost messages of a partition, because too many messages wait for them."""
+        """Stop waiting for the lost messages of a partition: too many messages wait for them."""
         owner = order.owner
         logger.warning(
             "%d messages of %s wait for a redelivery of earlier ones of their keys: that order is given up",
@@ -347,7 +348,7 @@ class KeyLanes:
             lane.wake()
 
     def _make_room(self, order: PartitionOrder) -> None:
-        """Requeue the newer half of the messages that wait for others; they keep their places."""
+        """Requeue the newer half of the waiting messages; they keep their places."""
         for message in order.drop_newest_early():
             self._return(message)
         for wait in order.lost.values():
@@ -356,10 +357,10 @@ class KeyLanes:
                 self._return(message)
 
     def _return(self, message: Message) -> None:
-        """Requeue a message that waits for another one.
+        """Requeue a message that waits for another message.
 
-        The original NSQ redelivers a lost message when it has timed out, behind all messages in its queue. The messages
-        that wait for it are requeued with a delay until then, so that the server can deliver the queue.
+        The original NSQ redelivers a lost message after its timeout, behind its whole queue. The messages that wait for
+        it are requeued with a delay until then, so that the server can deliver the queue.
         """
         owner = owner_of(message)
         times, delay = owner.order.note_returned(message), 0.0
@@ -369,14 +370,14 @@ class KeyLanes:
         message.mark_returned()
 
     def _forget_replaced(self, order: PartitionOrder, known: Message, message: Message) -> None:
-        """Forget a message whose id the server has given to another one, and what was behind it in the queue."""
+        """Forget a message whose id the server has given to another message, and what was behind it in the queue."""
         logger.warning(
             "the server has lost %r and stored another message in its place", known, extra={"topic": known.topic}
         )
         offset = min(known.offset, message.offset)
         order.forget_behind(offset)
         self._forget_lost(order, offset)
-        order.unfinished.pop(known.id, None)  # its handler may run; the message that replaced it may be lost, too
+        order.unfinished.pop(known.id, None)  # its handler may run; its replacement may be lost, too
 
     def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
         """Remove the lost messages of a partition behind an offset, unless their handlers run."""
@@ -395,7 +396,7 @@ class KeyLanes:
             order.unfinished.pop(message.id, None)
 
     def _blocked(self) -> Iterator[Message]:
-        """Return the messages that wait for others, and so are in no lane."""
+        """Return the messages that wait for others; they are in no lane."""
         for wait in self._delayed.values():
             yield from wait.messages()
         for order in self._orders.values():
@@ -406,10 +407,10 @@ class KeyLanes:
     # Batches
 
     def take(self, lane: MessageQueue, count: int) -> list[Message]:
-        """Remove up to a number of messages from a lane and return those that are in flight, with unpacked bodies.
+        """Remove up to a number of messages from a lane; return those in flight, with unpacked bodies.
 
-        They are the next messages of several keys, in their order. Messages that do not fit into the budget for
-        unpacked bytes stay. `end_batch` has to follow.
+        They may be of several keys, in order. Messages beyond the budget for unpacked bytes stay. Call `end_batch`
+        afterwards.
         """
         messages, keys, now = lane.messages, self._batches.setdefault(lane, {}), self.clock()
         while messages and len(keys) < count:
@@ -425,9 +426,9 @@ class KeyLanes:
         return list(keys)
 
     def _rows(self, lane: MessageQueue) -> list[list[Message]]:
-        """Return the first requeued message of each key of a batch, and those behind it that wait for it.
+        """Return the first requeued message of each key of a batch, and the messages that wait for it.
 
-        Later messages of the key wait that are requeued too, or not answered.
+        Later messages of the key wait if they are requeued too, or unanswered.
         """
         rows: dict[bytes, list[Message]] = {}
         for message, key in self._batches.get(lane, {}).items():
@@ -438,12 +439,12 @@ class KeyLanes:
         return list(rows.values())
 
     def held_back(self, lane: MessageQueue) -> set[Message]:
-        """Return the messages of the batch of a lane that wait for an earlier, requeued message of their key."""
+        """Return the messages of a lane's batch that wait for an earlier, requeued message of their key."""
         due = self._handed_out
         return {message for row in self._rows(lane) for message in row if due[message] is None}
 
     def end_batch(self, lane: MessageQueue) -> None:
-        """Let requeued messages of a batch, and those that are held back, wait for the longest delay of their key.
+        """Let requeued and held back messages of a batch wait for the longest delay of their key.
 
         Requeued messages are handed out with another attempt.
         """
@@ -454,7 +455,7 @@ class KeyLanes:
                 if due[message] is not None:
                     message.answered = False
                     if message is not row[0] and not message.lost:
-                        message.attempts += 1  # the attempt of the first is counted at the end of the wait
+                        message.attempts += 1  # the first message's attempt is counted at the end of the wait
                 elif message.budget is not None:
                     message.budget.release(message)
             self.delay_all(keys[row[0]], row, lane, max(due[message] or 0.0 for message in row))
@@ -468,9 +469,9 @@ class KeyLanes:
             lane.stop()
 
     def requeue_remaining(self) -> None:
-        """Send REQ for messages that were not handled, with the rest of their delay; call `stop` first.
+        """Send REQ for unhandled messages, with the rest of their delay; call `stop` first.
 
-        On the original NSQ only: the redesigned redelivers them when the connection ends.
+        Only on the original NSQ: the redesigned redelivers them when the connection ends.
         """
         now = self.clock()
         remaining = [(message, 0.0) for message in self._unstarted]
@@ -492,20 +493,20 @@ class KeyLanes:
         owner_of(message).send_requeue(message)
 
     def queued(self) -> Iterator[Message]:
-        """Return the messages in the lanes; messages that wait for their key are in no lane."""
+        """Return the messages in the lanes, without waiting messages."""
         for lane in self.lanes:
             yield from lane.messages
 
 
 def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:
-    """Return what an order belongs to: a partition, or one connection that has all messages of its keys."""
+    """Return what an order belongs to: a partition, or a connection that has all messages of its keys."""
     if owner.key_sharing is KeySharing.TAGS:
         return owner
     return (owner.topic, owner.node if owner.partition is None else owner.partition)
 
 
 def _is_gone(message: Message) -> bool:
-    """Return whether a message is lost, and does not arrive again because it was requeued."""
+    """Return whether a message is lost, and does not return by a requeue."""
     return message.lost and message.id not in owner_of(message).order.returned
 
 
@@ -523,7 +524,7 @@ def _take(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message
 def lane_number(key: bytes, count: int) -> int:
     """Return the lane of a key.
 
-    The hash is independent of the hash that divides keys among consumers (MurmurHash3). Otherwise a consumer whose keys
-    are a range of hashes would use only a part of its lanes.
+    The hash is independent of the hash that divides keys among consumers (MurmurHash3): otherwise a consumer with a
+    range of hashes would use only some of its lanes.
     """
     return (crc32(key) * 0x9E3779B1 >> 8) % count

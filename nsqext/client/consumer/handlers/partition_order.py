@@ -1,18 +1,18 @@
-"""Restore the order of a partition after its connection was lost, for messages that are handled in lanes.
+"""Restore the order of a partition in lanes after its connection was lost.
 
-When a connection ends, the server redelivers the messages that were in flight, in any order and mixed with new
-messages (measured on the redesigned NSQ); the original NSQ does so when they have timed out. There are two kinds:
+When a connection ends, the server redelivers the messages in flight, in any order and mixed with new messages (measured
+on the redesigned NSQ); the original NSQ does so after their timeout. There are two kinds:
 
 * *received* messages, which were not finished: their ids are known;
-* *unseen* messages, which the server had sent and this process never received: at most as many as RDY allowed, and all
-  directly behind the last message received, because a server reads its queue from front to back. Queue offsets show
-  their places: a message begins where its predecessor ends.
+* *unseen* messages, which the server had sent and this process never received: at most as many as RDY allowed, directly
+  behind the last received message, because a server reads its queue in order. Queue offsets show their places: a
+  message begins where its predecessor ends.
 
-A leader of the redesigned NSQ that was killed may have lost the newest messages of its queue, and gives their ids and
-offsets to other messages. The timestamp distinguishes a redelivery from another message with the same id.
+A killed leader of the redesigned NSQ may have lost its newest messages; their ids and offsets are given to other
+messages. The timestamp distinguishes a redelivery from another message with the same id.
 
-Keys whose first message cannot be handled yet wait: it was requeued, or the server has to redeliver it. A message that
-was received and not handled is in its lane, or waits in one place; a key keeps its order on the way between them.
+A key waits while its first message cannot be handled: it was requeued, or the server has to redeliver it. A received,
+unhandled message is in its lane or waits in one place; its key keeps its order on the way.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
 class Wait:
     """A key whose first message cannot be handled yet, and the later messages of the key."""
 
-    message: Message  # the first message
-    lane: MessageQueue  # the lane of the key
-    # when the message is handled again, or for a lost message, when the wait for its redelivery ends; infinite for a
-    # lost message of a key_failover channel while no other message waits behind it
+    message: Message
+    lane: MessageQueue
+    # when the message is handled again; for a lost message, when the wait for its redelivery ends: infinite on a
+    # key_failover channel while no other message waits behind it
     due: float
     behind: list[Message] = field(factory=list)
 
     def messages(self) -> Iterator[Message]:
-        """Return all messages that wait, in order."""
+        """Return all waiting messages in order."""
         yield self.message
         yield from self.behind
 
 
 @define(eq=False)
 class PartitionOrder:
-    """The unfinished messages of one partition (or node of the original NSQ), across its subscriptions.
+    """The unfinished messages of a partition (or a node of the original NSQ), across its subscriptions.
 
-    RDY bounds its memory: it holds the messages that are in flight, or were when a connection ended, and as many ids of
-    finished messages as could be in flight; ids of earlier subscriptions until `forget_handled`.
+    RDY bounds its memory: it holds messages in flight now or when a connection ended, and as many ids of finished
+    messages; ids of earlier subscriptions until `forget_handled`.
     """
 
-    # how the keys are shared. The server of a channel of type key_failover keeps the order of a key across connections,
-    # so that nothing is expected to return to this consumer.
+    # how the keys are shared; a channel of type key_failover keeps the order of a key across connections itself:
+    # nothing is expected to return to this consumer
     key_sharing: KeySharing = KeySharing.NONE
     redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost message
     lost: dict[bytes, Wait] = field(factory=dict, init=False)  # keys whose first message the server has to redeliver
     owner: Owner | None = field(default=None, init=False)  # the current subscription
-    # messages that were received and not finished, by id; lost messages too
+    # received and unfinished messages by id, also lost messages
     unfinished: dict[bytes, Message] = field(factory=dict, init=False)
     early: dict[int, Message] = field(factory=dict, init=False)  # messages received ahead of unseen messages, by offset
     gap_due: float | None = field(
@@ -70,24 +70,22 @@ class PartitionOrder:
     )  # when the wait for unseen messages ends; None before the first early message
     full_since: float | None = field(
         default=None, init=False
-    )  # since when messages that wait for others use up RDY; None while they do not
-    most_ready: int = field(
-        default=1, init=False
-    )  # the largest number of messages that the server could have in flight
+    )  # since when waiting messages use up RDY; None while they do not
+    most_ready: int = field(default=1, init=False)  # most messages that the server could have in flight
     held_from: float = field(
         default=0.0, init=False
-    )  # from this time on, the server can redeliver all lost messages of earlier connections
+    )  # when the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(
         factory=dict, init=False
     )  # how often messages were requeued without being handled, by id
-    # whether the first messages of the partition are collected, so that they can be sorted: they may be redelivered
-    # messages of an earlier consumer, in any order
+    # whether the first messages of the partition are collected and sorted: they may be redelivered messages of an
+    # earlier consumer, in any order
     settling: bool = field(default=False, init=False)
-    # ids on this subscription, oldest first, and when they were stored
+    # ids on this subscription, oldest first, with the time of their storage
     _finished: dict[bytes, int] = field(factory=dict, init=False)
-    # ids on earlier subscriptions, when they were stored, and from when on the server can redeliver them
+    # ids on earlier subscriptions, with the time of storage and the earliest time of a redelivery
     _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict, init=False)
-    _frontier: int = field(default=-1, init=False)  # offset behind the last message that has no unseen one before it
+    _frontier: int = field(default=-1, init=False)  # offset behind the last message without an unseen message before it
     _last_end: int = field(default=-1, init=False)  # offset behind the last message ever received
     _unseen: int = field(default=0, init=False)  # messages behind the frontier that may be redelivered out of order
 
@@ -97,13 +95,13 @@ class PartitionOrder:
         return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
-        """Continue with a new subscription; return whether lost messages of earlier subscriptions must be forgotten.
+        """Continue with a new subscription; return whether to forget lost messages of earlier subscriptions.
 
-        They must where the channel was moved, or the server keeps the order itself.
+        That is so if the channel was moved, or the server keeps the order itself.
         """
         previous, self.owner = self.owner, owner
         if previous is not None:
-            self.note_ready(previous.ready)  # it may have grown after the last message was received
+            self.note_ready(previous.ready)  # it may have grown after the last message
             self.held_from = now + previous.msg_timeout if owner.original else now
         if self._frontier < 0 and self.early:
             self._frontier = min(self.early)  # lost while the first messages were collected
@@ -119,7 +117,7 @@ class PartitionOrder:
             return previous is not None
         self.settling = self._frontier < 0 and owner.partition is not None  # the original NSQ has no offsets to sort by
         if self._frontier >= 0:
-            # on subscriptions in between nothing was received, but messages may have been sent
+            # subscriptions in between received nothing, but the server may have sent messages
             self._unseen += max(1, owner.number - previous.number) * self.most_ready
         return False
 
@@ -130,8 +128,8 @@ class PartitionOrder:
     def finish(self, message: Message) -> None:
         """Record that FIN was sent.
 
-        FIN is not acknowledged. The server has read every FIN but the last, as many as RDY at most: otherwise it would
-        not have sent further messages. The ids of these are kept.
+        FIN is not acknowledged. The server has read every FIN except the last RDY of them: otherwise it would not have
+        sent further messages. Their ids are kept.
         """
         if self.unfinished.get(message.id) is message:
             del self.unfinished[message.id]
@@ -143,7 +141,7 @@ class PartitionOrder:
     def was_finished(self, message: Message) -> bool:
         """Return whether a delivery repeats a message whose FIN was lost with its connection, or received too late.
 
-        One that was finished on the same connection, with its first attempt, does not: the channel was moved back.
+        A first attempt of a message finished on the same connection is no repetition: the channel was moved back.
         """
         stored, _ = self._finished_before.get(message.id, (None, 0.0))
         if stored == message.timestamp:
@@ -151,7 +149,7 @@ class PartitionOrder:
         return message.attempts > 1 and self._finished.get(message.id) == message.timestamp
 
     def forget_behind(self, offset: int) -> None:
-        """Forget unseen messages behind an offset, where the server has lost its queue and stores other messages."""
+        """Forget unseen messages behind an offset: the server has lost its queue and stores other messages."""
         self._frontier = self._last_end = min(self._frontier, offset)
         self._unseen, self.gap_due = 0, None
         self.early = {at: message for at, message in self.early.items() if not message.lost}
@@ -202,29 +200,29 @@ class PartitionOrder:
                 del unfinished[message.id]
 
     def note_returned(self, message: Message) -> int:
-        """Record that a message is requeued without being handled, which is not an attempt; return how often."""
+        """Record a requeue of an unhandled message, which is not an attempt; return how often."""
         times = self.returned[message.id] = self.returned.get(message.id, 0) + 1
         return times
 
     def forget_returned(self) -> tuple[int, int]:
-        """Forget the requeues of messages that are no longer unfinished; return count and bytes of the others."""
+        """Forget the requeues of finished messages; return count and bytes of the others."""
         self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
         return len(self.returned), sum(len(self.unfinished[known].body) for known in self.returned)
 
     def drop_newest_early(self) -> list[Message]:
-        """Remove the newer half of the early messages, at least one, and return it; they are received again."""
+        """Remove and return the newer half of the early messages, at least one; they are received again."""
         newest = sorted(self.early)[len(self.early) // 2 :]
         return [self.early.pop(offset) for offset in newest]
 
     def redelivery_due(self, now: float) -> float:
-        """Return when a wait that begins now for a lost message ends."""
+        """Return when a wait for a lost message that begins now ends."""
         return max(now, self.held_from) + self.redelivery_wait
 
     def can_receive(self) -> bool:
-        """Return whether the server can deliver a message; the time of a wait for redelivery passes only while it can.
+        """Return whether the server can deliver a message; only then the time of a wait for redelivery passes.
 
         It cannot while it is disconnected or paused, or while as many messages as RDY allows are being handled. It can
-        where messages that wait for others use up RDY, because some of them are requeued, see `lacks_room`.
+        if waiting messages use up RDY: some of them are requeued, see `lacks_room`.
         """
         owner = self.owner
         if owner is None or owner.horizon == inf or not owner.ready:
@@ -237,7 +235,7 @@ class PartitionOrder:
         return len(self.early) + sum(not message.lost for message in behind)
 
     def lacks_room(self, now: float, longest: float) -> bool:
-        """Return whether messages that wait for others have used up RDY for a time in seconds."""
+        """Return whether waiting messages have used up RDY for a time in seconds."""
         if self.owner is None or self.settling or not self.count_blocked() or self.in_flight() < self.owner.ready:
             self.full_since = None
         elif self.full_since is None:
@@ -248,12 +246,12 @@ class PartitionOrder:
         return False
 
     def in_flight(self) -> int:
-        """Return how many messages this process holds of the current subscription."""
+        """Return how many messages of the current subscription this process holds."""
         return len(self.early) + sum(not message.lost for message in self.unfinished.values())
 
 
 class KeyLaneOwner:
-    """The owner of messages in lanes: passes answers on to their subscription, but delays requeued messages itself."""
+    """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages itself."""
 
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
         self.owner: Owner = owner  # the subscription
@@ -287,7 +285,7 @@ class KeyLaneOwner:
 
     @property
     def taking_over(self) -> bool:
-        """Whether the server may not have redelivered yet what another consumer had in flight before."""
+        """Whether messages that another consumer had in flight may still be redelivered."""
         return self.owner.taking_over
 
     def finish(self, message: Message) -> None:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
-    """Return a received message as a message to publish: its stored body, extend header, trace id and key.
+    """Return a message to publish, with stored body, extend header, trace id and key of a received message.
 
     Args:
-        message: the message. Its key chooses the partition.
-        header: another extend header, which has the trace id of the message.
+        message: its key chooses the partition.
+        header: another extend header, with the message's trace id.
 
     Raises:
-        InvalidHeader: its extend header is a tag alone, which no publish can store.
+        InvalidHeader: the extend header is only a tag, which no publish can store.
     """
     if message.version == EXT_TAG:
         raise InvalidHeader(
@@ -39,7 +39,7 @@ def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
 
 
 async def republish(producer: Producer, topic: str, message: Message, header: bytes | None = None) -> Receipt:
-    """Publish a received message to a topic, as it is stored; see `as_stored`.
+    """Publish a received message to a topic; see `as_stored`.
 
     Raises:
         InvalidInput: the topic cannot store it, nothing was sent; the error names the message.

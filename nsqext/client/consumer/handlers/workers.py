@@ -1,4 +1,4 @@
-"""Queue received messages, and run the handler for them, or for batches, in a fixed number of tasks."""
+"""Queue received messages, and run the handler in a fixed number of tasks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Handler = Callable[[Message], Awaitable[object]]
 
 _clock = time.monotonic
 _SLICE = 0.02  # seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers
-_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most
+_MOST_NAMED = 3  # messages named in a report of a blocked event loop
 
 
 class MessageQueue:
@@ -50,7 +50,7 @@ class MessageQueue:
         self._wake = anyio.Event()
 
     def put(self, messages: list[Message]) -> None:
-        """Append messages; discards them after the stop, the server redelivers them."""
+        """Append messages; after `stop` discard them, the server redelivers them."""
         if not self.stopped:
             self.messages.extend(messages)
             self._wake.set()
@@ -74,18 +74,18 @@ class MessageQueue:
         return message
 
     def take_all(self, count: int | None = None) -> list[Message]:
-        """Remove and return up to a number of messages, or all, while threads may take some of them."""
+        """Remove and return up to a number of messages, or all, while threads may take some."""
         messages = self.messages
         taken: list[Message] = []
         most = len(messages) if count is None else min(count, len(messages))
-        with suppress(IndexError):  # the list keeps what was taken before
+        with suppress(IndexError):  # the list keeps messages taken before
             taken.extend(messages.popleft() for _ in range(most))
         return taken
 
     def take(self, count: int) -> list[Message]:
-        """Remove up to a number of messages and return those that are in flight, with unpacked bodies.
+        """Remove up to a number of messages; return those in flight, with unpacked bodies.
 
-        Messages that do not fit into the budget for unpacked bytes stay.
+        Messages beyond the budget for unpacked bytes stay.
         """
         messages, now = self.messages, _clock()
         taken = [message for message in self.take_all(count) if message.may_begin(now)]
@@ -106,7 +106,7 @@ class MessageQueue:
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `put`, `wake` or `stop`; return immediately if there was a call since."""
+        """Wait for the next `put`, `wake` or `stop`; return immediately after a call since the last wait."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()
@@ -116,10 +116,10 @@ class MessageQueue:
 class ConsumerState:
     """Whether a consumer is open, and why it ended."""
 
-    opened: bool = False  # whether it was opened
+    opened: bool = False
     ended: anyio.Event = field(factory=lambda: anyio.Event())  # set when no further message will be delivered
-    error: NsqError | None = None  # why; None if the consumer was stopped
-    raises: bool = True  # whether an error is raised in the caller: while it opens, and while the caller waits
+    error: NsqError | None = None  # None if the consumer was stopped
+    raises: bool = True  # whether the caller gets the error: while it opens, and while it waits
 
 
 @define(eq=False)
@@ -136,8 +136,8 @@ class Slot:
 class BatchLimits:
     """When a batch is complete."""
 
-    max_count: int = 500  # messages of a batch, at most; ``max_in_flight`` bounds it too
-    max_wait: float = 0.2  # seconds that its first message waits for further messages
+    max_count: int = 500  # at most; ``max_in_flight`` is a bound too
+    max_wait: float = 0.2  # seconds that the first message waits for more
 
     def __attrs_post_init__(self) -> None:
         check_number("max_count", self.max_count, 1)
@@ -149,9 +149,9 @@ class MessageHandler:
     """A function that handles one message at a time."""
 
     function: Handler
-    auto_finish: bool = True  # whether a message is finished when it returns; otherwise the program finishes it later
-    # called instead of a function that blocks. It handles the message of the slot and, while they succeed,
-    # the next messages of the queue; the slot always has the message that it handles, the last is left to the worker.
+    auto_finish: bool = True  # whether a return finishes the message; otherwise the program does it later
+    # called instead of a function that blocks: handles the message of the slot and, while calls succeed, the next
+    # messages of the queue. The slot always has the message in hand; the last is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
     origin: object = None  # the function of the program, for the log
 
@@ -167,7 +167,7 @@ class MessageHandler:
 class StallWatch:
     """Compares the delay of a timer with the durations of handlers."""
 
-    _limit: float  # seconds of delay that are reported; 0 for never
+    _limit: float  # reported delay in seconds; 0 for never
     _name: str  # what handles the messages, for the log
     _slow: list[tuple[float, str]] = field(factory=list)
 
@@ -177,7 +177,7 @@ class StallWatch:
             self._slow.append((seconds, _names(messages)))
 
     def tick(self, late: float, running: Sequence[Message]) -> None:
-        """Report the delay of the timer, in seconds, if it is above the limit; handlers of ``running`` messages run."""
+        """Report a delay of the timer in seconds above the limit, with the ``running`` messages."""
         slow, self._slow = self._slow, []
         if not self._limit or late < self._limit:
             return
@@ -235,18 +235,18 @@ class MessageSource(Protocol):
         """Return the next batch of a queue; empty at the end of the consumer."""
 
     def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
-        """Return the messages of a batch that were not answered, and are not held back."""
+        """Return the messages of a batch that are neither answered nor held back."""
 
     def end_batch(self, queue: MessageQueue) -> None:
-        """Record that the handler of the last batch of a queue has ended."""
+        """Record the end of the handler of a queue's last batch."""
 
 
 @define(eq=False)
 class Workers:
     """The tasks that call a handler."""
 
-    policy: FailurePolicy  # decides about messages whose handler raised
-    stall: StallWatch  # records handlers that took long
+    policy: FailurePolicy
+    stall: StallWatch
     source: MessageSource
     _slots: list[Slot] = field(factory=list, init=False)
     _busy: int = field(default=0, init=False)
@@ -255,7 +255,7 @@ class Workers:
     _unused: UnusedResult | None = field(default=None, init=False)
 
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
-        """Start a worker for each queue. Workers are shielded from cancellation: only `cancel` ends them early."""
+        """Start a worker for each queue, shielded from cancellation: only `cancel` ends them early."""
         for queue in queues:
             slot = Slot()
             self._slots.append(slot)
@@ -271,7 +271,7 @@ class Workers:
         return running
 
     async def wait(self) -> None:
-        """Wait until all workers have ended; the caller must have stopped their queues."""
+        """Wait until all workers have ended; their queues must be stopped."""
         while self._busy:
             await self._ended.wait()
 
@@ -317,7 +317,7 @@ class Workers:
                 continue
             try:
                 message = messages.popleft()
-            except IndexError:  # the thread of another worker has taken it
+            except IndexError:  # a thread of another worker has taken it
                 continue
             if not message.may_begin(now):
                 self.source.expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
@@ -339,7 +339,7 @@ class Workers:
             except BaseException as error:
                 await self.policy.failed(slot.message, interrupted(slot, error))
             else:
-                message = slot.message  # a burst has handled others since
+                message = slot.message  # a burst may have handled others
                 if not message.answered:
                     if auto_finish:
                         message.finish_now()
@@ -362,7 +362,7 @@ class Workers:
         self._unused(result)
 
     async def _unpack(self, message: Message) -> bool:
-        """Decompress a body as soon as the budget allows it; return False if the message expired meanwhile."""
+        """Decompress a body once the budget allows it; return False if the message expired meanwhile."""
         while message.budget is not None and not message.try_unpack():
             self.source.flush()
             await message.budget.wait()
@@ -370,13 +370,13 @@ class Workers:
 
 
 def interrupted(slot: Slot, error: BaseException) -> InvalidState:
-    """Return the failure of a handler that raised a cancellation or GeneratorExit by itself.
+    """Return the failure of a handler that raised a cancellation or GeneratorExit itself.
 
     Raises the given error if the worker was cancelled, its event loop has ended, or it is another error.
     """
     try:
         running = anyio.get_current_task() == slot.task
-    except RuntimeError:  # the event loop has ended, and Python closes its coroutines
+    except RuntimeError:  # the event loop has ended: Python closes its coroutines
         running = False
     if running and isinstance(error, GeneratorExit):
         failure = InvalidState("the handler raised GeneratorExit", hint="it is raised to close a generator only")

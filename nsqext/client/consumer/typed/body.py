@@ -20,15 +20,15 @@ _DUMP = {"by_alias": True, "round_trip": True}  # round_trip: without computed f
 _FIELDS = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
 
 BodyDecoder = Callable[[bytes], Any]
-"""Decodes a body; raises a ValueError where that is not possible."""
+"""Decodes a body; raises ValueError if the body is not valid."""
 
 
 def body_decoder(kind: Any) -> BodyDecoder | None:
-    """Return the decoder for a type; None for bytes, which need none.
+    """Return the decoder for a type; None for bytes.
 
-    ``str`` is UTF-8. Every other type is JSON: plain values, dataclasses, attrs classes and msgspec structs, with
-    nested, optional, list, dict, Enum, datetime, Decimal and UUID members, are checked by msgspec (without converting
-    ``"3"`` to a number); types that contain a pydantic model are checked by pydantic; ``Any`` is not checked.
+    ``str`` is UTF-8; every other type is JSON. msgspec checks plain values, dataclasses, attrs classes and msgspec
+    structs with nested, optional, list, dict, Enum, datetime, Decimal and UUID members (without converting ``"3"`` to a
+    number); pydantic checks types that contain a pydantic model; ``Any`` is not checked.
 
     Raises InvalidSetting.
     """
@@ -56,7 +56,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
-    """Decode a body; for one body, see `body_decoder`.
+    """Decode a single body; see `body_decoder`.
 
     Raises:
         InvalidSetting: no decoder knows the type.
@@ -70,13 +70,12 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 def encode_body(value: object) -> bytes:
     """Return a body for a value: bytes as they are, text in UTF-8, everything else as JSON.
 
-    JSON values, dataclasses, attrs classes, msgspec structs, pydantic models and pydantic dataclasses can be encoded.
-    `decode_body` reads what is written: fields of pydantic have the aliases that validation accepts, and what JSON
-    cannot say raises an error.
+    JSON values, dataclasses, attrs classes, msgspec structs, pydantic models and pydantic dataclasses can be encoded,
+    so that `decode_body` reads them: fields of pydantic have the aliases that validation accepts.
 
     Raises:
-        InvalidBody: the value cannot be encoded, or would be decoded as another one: a float that is not finite, an
-            alias for serialization alone, a required field that is excluded.
+        InvalidBody: JSON cannot express the value, or it would be decoded as another value: a float that is not finite,
+            an alias only for serialization, an excluded required field.
     """
     if isinstance(value, bytes):
         return value
@@ -100,7 +99,7 @@ def encode_body(value: object) -> bytes:
 
 
 def type_name(kind: Any) -> str:
-    """Return a type as it is written in code."""
+    """Return a type as written in code."""
     return kind.__qualname__ if isinstance(kind, type) and not get_args(kind) else str(kind).replace("typing.", "")
 
 
@@ -118,7 +117,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _uses_pydantic(kind: Any) -> bool:
-    pydantic = sys.modules.get("pydantic")  # a type of pydantic can only exist where it was imported
+    pydantic = sys.modules.get("pydantic")  # types of pydantic exist only after its import
     if pydantic is None:
         return False
     return any(_is_pydantic(part) for part in _parts(kind))
@@ -136,7 +135,7 @@ def _pydantic_decoder(kind: Any) -> BodyDecoder:
         try:
             return adapter.validate_json(body, by_alias=True, by_name=True)
         except pydantic.ValidationError as error:
-            # the text of the error would repeat the body
+            # the error's text would repeat the body
             places = error.errors(include_url=False, include_context=False, include_input=False)
             reasons = (f"{place['msg']} - at `{'.'.join(map(str, place['loc'])) or '$'}`" for place in places)
             raise ValueError("; ".join(reasons)) from None
@@ -179,7 +178,7 @@ def _check_aliases(kind: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _check_names(kind: Any) -> None:
-    """Check that fields of a dataclass or attrs class, and of those inside it, have public names; raises TypeError."""
+    """Check that fields of dataclasses and attrs classes, nested ones included, have public names; raises TypeError."""
     fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if not isinstance(kind, type) or fields is None:
         return
@@ -194,7 +193,7 @@ def _check_names(kind: Any) -> None:
 
 
 def _check_finite(value: object) -> None:
-    """Check that a value contains no float that JSON cannot say and msgspec would write as null; raises ValueError."""
+    """Refuse floats that JSON cannot express and msgspec would write as null; raises ValueError."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -209,7 +208,7 @@ def _check_finite(value: object) -> None:
 
 
 def _members(value: object) -> list[object]:
-    """Return the values of an object's fields, its base classes included."""
+    """Return the values of an object's fields, with those of base classes."""
     kind: Any = type(value)
     names = [name for kinds in _FIELDS for name in getattr(kind, kinds, ())]
     names += [field.name for field in getattr(kind, "__attrs_attrs__", ())]

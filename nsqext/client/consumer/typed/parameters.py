@@ -1,4 +1,4 @@
-"""Call handlers with what their parameters ask for: the decoded body, headers, key, tag, the message, dependencies."""
+"""Call handlers with the values that their parameters select: body, headers, key, tag, message, dependencies."""
 
 from __future__ import annotations
 
@@ -48,26 +48,24 @@ Headers = Annotated[Mapping[str, Any], _Field.HEADERS]
 class Header:
     """Marks a parameter that receives one extend header: ``user: Annotated[str, Header("user")]``.
 
-    A message without the header is rejected, unless the parameter has a default.
+    A message without the header is not decodable, unless the parameter has a default.
     """
 
-    name: str | None = None  #: name of the header; by default the name of the parameter
+    name: str | None = None  #: name of the header; None for the name of the parameter
 
 
 @frozen
 class Depends:
     """Marks a parameter that receives the result of a function: ``db: Annotated[Database, Depends(database)]``.
 
-    The function is called once for each message, with what its own parameters ask for (everything but the body). It may
-    be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler ended.
+    The function is called once per message, with the values that its own parameters select (all except the body). It
+    may be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler.
     """
 
-    function: Callable[..., Any]  #: the function
+    function: Callable[..., Any]
 
 
 class _Dependency:
-    """A function whose result is a parameter."""
-
     def __init__(self, function: Callable[..., Any], arguments: _Arguments) -> None:
         self.function = function
         self.arguments = arguments
@@ -79,7 +77,7 @@ class _Dependency:
 
     @property
     def managed(self) -> bool:
-        """Whether this or a dependency of it is resumed after the handler ended."""
+        """Whether this dependency, or one of its own, is resumed after the handler."""
         return self.manager is not None or any(other.managed for other in self.arguments.dependencies)
 
 
@@ -88,11 +86,11 @@ class _Call:
     """The dependencies of one message."""
 
     _message: Message
-    _stack: AsyncExitStack | None  # ends the dependencies; not used where none is managed
+    _stack: AsyncExitStack | None  # ends the dependencies; None if none is resumed
     _results: dict[_Dependency, Any] = field(factory=dict)
 
     async def call(self, function: Callable[..., Any], arguments: _Arguments) -> Any:
-        """Call a function with its arguments, found in the order of its parameters; await what can be awaited."""
+        """Call a function with its arguments, in the order of its parameters; await an awaitable result."""
         message, results = self._message, self._results
         values: list[Any] = []
         for source in arguments.sources:
@@ -117,17 +115,16 @@ class _Call:
 
 @frozen
 class _Arguments:
-    """Where the arguments of a call are found."""
+    """The sources of the arguments of a call."""
 
-    sources: tuple[_Source | _Dependency, ...]  # one for each argument
-    names: tuple[str, ...]  # names of the last arguments, which are passed as keywords
+    sources: tuple[_Source | _Dependency, ...]
+    names: tuple[str, ...]  # of the last arguments, which are passed as keywords
 
     @property
     def dependencies(self) -> list[_Dependency]:
         return [source for source in self.sources if isinstance(source, _Dependency)]
 
     def pass_to(self, function: Callable[..., Any], values: list[Any]) -> Any:
-        """Call a function with the values of the sources."""
         if not self.names:
             return function(*values)
         first = len(values) - len(self.names)
@@ -135,21 +132,21 @@ class _Arguments:
 
 
 class _Undecodable(Exception):
-    """The message does not have what the parameters ask for."""
+    """The message lacks what the parameters select."""
 
 
 @frozen(eq=False)
 class CallPlan:
-    """How a handler is called, worked out once."""
+    """How to call a handler, prepared once."""
 
     _function: Callable[..., Awaitable[object]]
-    _arguments: _Arguments  # where its arguments are found
+    _arguments: _Arguments
 
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.
 
-        A message that does not decode is sent to the dead letters, if there are any; otherwise it is requeued
-        with the longest delay of the policy, without backoff: it is neither lost nor redelivered in a loop.
+        An undecodable message is sent to the dead letters. Without dead letters it is requeued with the longest delay
+        of the policy, without backoff: it is neither lost nor redelivered in a tight loop.
         """
         call = self._with_dependencies() if self._arguments.dependencies else self._plain()
 
@@ -194,11 +191,11 @@ def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> R
 
 
 def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
-    """Work out how to call a handler; None for a handler of messages, which needs no plan.
+    """Plan the call of a handler; None for a handler of messages.
 
-    A parameter without annotation, of type `nsqext.Message` or ``object`` receives the message, one with a marker
-    (`Header`, `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) what that says, and one other
-    parameter receives the body, decoded by its annotation.
+    A parameter without annotation, of type `nsqext.Message` or ``object`` receives the message. A parameter with a
+    marker (`Header`, `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) receives that value. One
+    further parameter receives the body, decoded by its annotation.
 
     Raises InvalidSetting.
     """
@@ -215,7 +212,7 @@ def message_handler(function: Callable[..., Awaitable[object]], failure: Failure
 
 
 class _Planner:
-    """Finds the sources of the parameters of a handler and its dependencies."""
+    """Finds the sources of a handler's parameters and dependencies."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self._name = getattr(handler, "__qualname__", repr(handler))
@@ -243,7 +240,7 @@ class _Planner:
             self._check_annotated(parameters)
         hints = self._hints(function)
         positional: list[_Source | _Dependency] = []
-        skipped: list[_Source] = []  # of parameters that keep their defaults; given only if others follow
+        skipped: list[_Source] = []  # of parameters that keep their defaults; passed only if others follow
         keyword: dict[str, _Source | _Dependency] = {}
         for parameter in parameters:
             if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -317,14 +314,14 @@ def _constant(value: Any) -> _Source:
 
 
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
-    """Return the names that are visible where the handler is defined, innermost first."""
+    """Return the names visible where the handler is defined, innermost first."""
     while frame is not None and in_package(str(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return dict(frame.f_locals) if frame is not None else {}
 
 
 def _body(annotation: Any) -> _Source:
-    # imported lazily: a consumer of messages does without msgspec
+    # lazy import: consumers of plain messages do not need msgspec
     from nsqext.client.consumer.typed.body import body_decoder, type_name
 
     decode = body_decoder(annotation)
@@ -346,7 +343,7 @@ _NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
 
 
 def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
-    """Return a reader of one header, converted to the type of the parameter (str, int or float)."""
+    """Return a reader of a header, converted to the type of the parameter (str, int or float)."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     options = [one for one in kinds if one is not type(None)]
     convert = _NUMBERS.get(options[0]) if len(options) == 1 else None

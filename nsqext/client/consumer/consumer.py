@@ -506,7 +506,7 @@ class Consumer(Runnable):
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has nearly as many messages in flight as it may: a batch need not wait for more.
+        """Whether a connection has nearly as many messages in flight as it may, so a batch need not wait for more.
 
         As in the Go client, the limit is 85 % of the RDY count, on any connection.
         """

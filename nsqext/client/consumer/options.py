@@ -102,7 +102,7 @@ class HandlerSettings(TypedDict, total=False):
     ext_filter: ExtFilter | None
     """A filter on an extend header, applied by the server."""
     key: str | KeyOf | None
-    """The key of a message: the name of the extend header that carries it (``##key`` is what ``publish(key=…)``
+    """The key of a message, as the name of the extend header that carries it (``##key`` is what ``publish(key=…)``
     writes), or a function of the message. `Consumer.serve` then keeps the messages of a key in order: its
     ``concurrency`` handlers are lanes, each for a share of the keys. A requeued message waits in the consumer, in
     front of later messages of its key, while other keys continue; backoff has no effect. Messages that wait for
@@ -128,7 +128,7 @@ class HandlerSettings(TypedDict, total=False):
     while handlers wait for messages, so that consumers of a channel share its messages when handlers are slow.
     """
     max_in_flight_bytes: int
-    """Bytes of messages in flight over all connections, estimated from the sizes received so far: with large messages,
+    """Bytes of messages in flight over all connections, estimated from the sizes received so far. With large messages,
     fewer than ``max_in_flight`` are requested. 0 for no limit. Each connection may always have one message.
     """
     reconnect_wait: float | wait_base

@@ -1,4 +1,4 @@
-"""The state of each partition, which outlives its subscriptions, and what all subscribers share."""
+"""State of each partition, which outlives its subscriptions, and objects that all subscribers share."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
 
 STABLE: Final = 5.0
-"""Seconds after which a subscription counts as stable, so that the next failure starts with a short pause."""
+"""Seconds after which a subscription is stable, so that the next failure starts with a short pause."""
 
 Key = int | Address
-"""A partition; on the original NSQ, which has no partitions, the address of a node."""
+"""A partition; on the original NSQ the address of a node."""
 
 
 class MessageReceiver(Protocol):
-    """What receives the messages of all subscriptions."""
+    """Receives the messages of all subscriptions."""
 
     def receive(self, messages: list[Message]) -> None:
         """Queue the messages of one read of a subscription."""
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget the messages of a bucket of keys whose subscription ended."""
+        """Forget the messages of a key bucket whose subscription ended."""
 
 
 @frozen(eq=False)
@@ -42,27 +42,26 @@ class SubscriberContext:
     """What all subscribers of a consumer share."""
 
     channel: str
-    group: SubscriptionGroup  # the open subscriptions
+    group: SubscriptionGroup
     receiver: MessageReceiver
 
     @property
     def options(self) -> ConsumerOptions:
-        """The options of the consumer."""
         return self.group.options
 
     @property
     def metadata(self) -> MetadataCache:
-        """Where topics and the leaders of partitions are looked up."""
+        """Looks up topics and the leaders of partitions."""
         return self.group.metadata
 
     @property
     def events(self) -> ClientEvents:
-        """Receives connections that open and end, and leaders that move."""
+        """Receives changes of connections and leaders."""
         return self.group.events
 
     @property
     def tasks(self) -> BackgroundTasks:
-        """Where the tasks of topics and partitions run."""
+        """Runs the tasks of topics and partitions."""
         return self.group.tasks
 
     def wants(self, key: Key) -> bool:
@@ -73,28 +72,28 @@ class SubscriberContext:
 
 @define(eq=False)
 class Assignment:
-    """A partition that the consumer consumes, or a node of the original NSQ."""
+    """A consumed partition, or a node of the original NSQ."""
 
-    key: Key  # the partition or the node
+    key: Key
     pending: Position | None = field(default=None, init=False)  # position to move the channel to as soon as possible
-    # set when no move is pending, or a move will never be possible
+    # set when no move is pending or possible
     moved: anyio.Event = field(factory=lambda: anyio.Event(), init=False)
-    start_applied: bool = field(default=False, init=False)  # whether the start position of the options was applied
+    start_applied: bool = field(default=False, init=False)  # whether the start position was applied
     opened: int = field(default=0, init=False)  # number of successful subscriptions
-    ended_at: float = field(default=0.0, init=False)  # end of the last subscription, in seconds of the monotonic clock
+    ended_at: float = field(default=0.0, init=False)  # end of the last subscription (monotonic seconds)
     warned_at: float = field(default=float("-inf"), init=False)  # time of the last logged failure
-    opened_at: float = field(default=0.0, init=False)  # when its last subscription was opened, in the same seconds
-    blocked: NsqError | None = field(default=None, init=False)  # the error if a message blocks it; see `is_stable`
-    unreported: int = field(default=0, init=False)  # number of failures since then that were not logged
-    last: Subscription | None = field(default=None, init=False)  # its last subscription that was opened
+    opened_at: float = field(default=0.0, init=False)  # when its last subscription was opened (monotonic seconds)
+    blocked: NsqError | None = field(default=None, init=False)  # the error of a message that blocks it; see `is_stable`
+    unreported: int = field(default=0, init=False)  # failures since then that were not logged
+    last: Subscription | None = field(default=None, init=False)  # its last open subscription
 
     @property
     def partition(self) -> int | None:
-        """The number of the partition; None for a node of the original NSQ."""
+        """Number of the partition; None for a node of the original NSQ."""
         return self.key if isinstance(self.key, int) else None
 
     def is_stable(self, now: float) -> bool:
-        """Return whether the partition is subscribed, and has been for some seconds."""
+        """Return whether the partition has been subscribed for some seconds."""
         return self.opened_at > self.ended_at and now - self.opened_at > STABLE
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Move a channel to another position: the start position of the options, and the positions that the program seeks."""
+"""Move a channel to the start position of the options, and to positions that the program seeks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChannelSeeker:
-    """Records the position that the channel has to be moved to at each partition, and moves it before RDY is sent."""
+    """Records where to move the channel at each partition, and moves it before RDY is sent."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class ChannelSeeker:
         self._channel = context.channel
         self._options = context.options
         self._metadata = context.metadata
-        self._assignments = assignments  # the assignments by their keys; maintained by the subscriber
-        self._live = live  # the open subscriptions by their keys; maintained by the subscriber
+        self._assignments = assignments  # by key; maintained by the subscriber
+        self._live = live  # open subscriptions by key; maintained by the subscriber
 
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
-        """Record the start position of the options, before the first subscription to a partition.
+        """Record the start position of the options before the first subscription to a partition.
 
-        Positions that are looked up are recorded before each one.
+        Looked-up positions are recorded before each subscription.
 
         Raises DataLoss, InvalidSetting or PartitionUnavailable.
         """
@@ -73,9 +73,9 @@ class ChannelSeeker:
                 assignment.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
-        """Move the channel to a position; return when this is done at all partitions.
+        """Move the channel to a position; return when all partitions have moved.
 
-        Of concurrent calls the last one wins, and all return then. Cancellation does not revoke the move.
+        The last of concurrent calls wins, and all return then. Cancellation does not revoke the move.
 
         Raises InvalidPartition, InvalidSetting or InvalidState.
         """
@@ -89,7 +89,7 @@ class ChannelSeeker:
             for subscription in subscriptions:
                 await subscription.close()
         finally:
-            # after a cancellation too: a pending move waits for the next subscription, which must not take days
+            # also after a cancellation: a pending move needs the next subscription soon
             for subscription in subscriptions:
                 subscription.stopped = True
                 subscription.flush()
@@ -116,7 +116,7 @@ class ChannelSeeker:
 
 
 def _leader(view: PartitionMap, assignment: Assignment, address: Address) -> tuple[Address, int]:
-    """Return the HTTP address of the node that leads a partition, and the partition."""
+    """Return the HTTP address of a partition's leader, and the partition."""
     partition = assignment.partition
     if partition is None:
         raise InvalidSetting("the original NSQ has no start positions", topic=view.topic)

@@ -1,15 +1,15 @@
 """Requeue messages that are received before they are due.
 
 The redesigned NSQ has no delayed publish. A delayed message carries the header ``##due``, and consumers requeue it
-until then: for a part of the time, and a second time when it is due, because servers are late. They look at requeued
-messages twice a second, at those of new channels after up to five seconds, and at those of 20 channels only, drawn at
-random (source: nsqd.go, queueScanLoop). So a consumer keeps a message in flight during the last seconds.
+until then: for a part of the time, and again when it is due, because servers are late. They check requeued messages
+twice a second, those of new channels after up to five seconds, and those of only 20 channels, drawn at random (source:
+nsqd.go, queueScanLoop). So a consumer keeps a message in flight during the last seconds.
 
 The planned deliveries are always requeued, also after the due time, so that every consumer knows from the message alone
-how many to subtract from its attempts. Messages that the server keeps on disk are requeued once, because one that is in
-flight holds up the others there.
+how many to subtract from its attempts. Messages that the server keeps on disk are requeued once: there, a message in
+flight blocks the others.
 
-Messages that were requeued for longer than a server may accept have no such header; this process remembers them.
+Messages requeued for longer than a server may accept have no such header; this process remembers them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 _clock = time.monotonic
 KEPT: Final = 10.0
-"""Seconds before a message is due from which a consumer keeps it in flight."""
-_MOST_KNOWN = 10_000  # messages that are remembered because they may be delivered early again
+"""Seconds before the due time from which a consumer keeps a message in flight."""
+_MOST_KNOWN = 10_000  # remembered messages that may be delivered early again
 
 Name = tuple[str, bytes]
 """Topic and id of a message."""
@@ -45,24 +45,24 @@ class EarlyMessages:
         self.kept: dict[Message, None] = {}  # messages in flight that are requeued when they are due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
-        # deliveries of messages that came early more often than planned: the server has a shorter longest requeue,
-        # refused one, or the clocks of two consumers differ
+        # unplanned early deliveries: the server has a shorter longest requeue, refused one, or the clocks of two
+        # consumers differ
         self._uncounted: dict[Name, int] = {}
-        # when messages are due that were requeued for long, on the monotonic clock, and their early deliveries
+        # due time (monotonic) and early deliveries of messages that were requeued for long
         self.postponed: dict[Name, tuple[float, int]] = {}
 
     def postpone(self, message: Message, delay: float) -> None:
-        """Remember a message that is requeued, if a server may deliver it before these seconds have passed."""
+        """Remember a requeued message if a server may deliver it before the delay in seconds has passed."""
         name = (message.topic, message.id)
         if delay > ACCEPTED_DELAY or name in self.postponed:
             _, early = self.postponed.get(name, (0.0, 0))
             _remember(self.postponed, name, (_clock() + delay, early))
 
     def keep(self, message: Message, due: float) -> None:
-        """Keep a message in flight, and requeue it at a time of the monotonic clock.
+        """Keep a message in flight, and requeue it at a monotonic time.
 
         For ordered channels, where servers ignore the delay of a requeue (captured: sub_ordered_requeue), and for
-        messages that are due soon.
+        messages due soon.
         """
         self.kept[message] = None
         self._added += 1
@@ -83,7 +83,7 @@ class EarlyMessages:
 
         Args:
             send_requeue: sends REQ with a delay in seconds, without an effect on the backoff.
-            keep: whether those that are due soon may stay in flight.
+            keep: whether messages due soon may stay in flight.
         """
         now = time.time()
         ready = []
@@ -99,7 +99,7 @@ class EarlyMessages:
         return ready
 
     def _time_left(self, message: Message, now: float) -> float | None:
-        """Return for how many seconds a message has to be requeued; None if it is due, with its attempts corrected."""
+        """Return for how many seconds to requeue a message; None if it is due, with corrected attempts."""
         due, name = due_time(message), (message.topic, message.id)
         if due is not None and self._is_early(message, name, due, now):
             left = ceil(max(due - now, 0.0) * 1000) / 1000
@@ -119,7 +119,7 @@ class EarlyMessages:
         return None
 
     def _is_early(self, message: Message, name: Name, due: float, now: float) -> bool:
-        """Return whether a delayed message has to be requeued; otherwise correct its attempts."""
+        """Return whether to requeue a delayed message; otherwise correct its attempts."""
         planned = _planned_deliveries(message, due)
         if message.attempts <= planned:
             return True
@@ -139,7 +139,7 @@ def _planned_deliveries(message: Message, due: float) -> int:
 
 
 def _remember(known: dict[Name, T], name: Name, value: T) -> None:
-    """Store a value as the newest, and forget the oldest of too many."""
+    """Store a value as the newest; forget the oldest beyond the bound."""
     known.pop(name, None)
     known[name] = value
     if len(known) > _MOST_KNOWN:

@@ -1,10 +1,10 @@
-"""Share the buckets of a partition's keys with the other consumers of a channel: one owner for each at a time.
+"""Share the buckets of a partition's keys among the consumers of a channel: one owner for each at a time.
 
-The owner of a bucket is the only connection of the channel with the bucket's tag. A consumer connects with the tag
-while it requests no messages, and then reads the server's statistics, which contain every connection that was
-subscribed before. Only if there is no other with this tag does it request messages; otherwise it leaves. So of two that
-claim a bucket at the same time at least one sees the other. An owner that gives a bucket away disconnects when its
-messages in flight are answered. The server ends the connections of an owner that died or hangs.
+The owner of a bucket is the channel's only connection with the bucket's tag. A consumer connects with the tag without
+requesting messages, and then reads the server's statistics, which contain every connection that was subscribed before.
+Only if no other connection has the tag does it request messages; otherwise it leaves. So of two consumers that claim a
+bucket at the same time at least one sees the other. An owner that gives a bucket away disconnects when its messages in
+flight are answered. The server ends the connections of an owner that died or hangs.
 """
 
 from __future__ import annotations
@@ -32,37 +32,40 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_POLL = 1.0  # mean seconds between two looks at the statistics
+_POLL = 1.0  # mean seconds between two reads of the statistics
 _TAKEOVER_LOOKS = 5
-"""Looks at which the server delivers, after which a new owner has what the last one had in flight, and sorts it."""
-_TAKEOVER_POLL = 0.2  # seconds between two looks during a takeover
+"""Reads of the statistics with deliveries after which a new owner has the last owner's messages in flight, and sorts
+them.
+"""
+_TAKEOVER_POLL = 0.2  # seconds between two reads during a takeover
 _LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends although the server delivers nothing
 _ANSWER_POLL = 0.02  # seconds between two checks whether the messages of a bucket were answered
-_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged
-_BLOCKED_AGAIN = 60  # looks until it is logged again
+_BLOCKED = 5  # reads in a row without delivery of a partition, before that is an error or logged
+_BLOCKED_AGAIN = 60  # reads until it is logged again
 
 _clock = time.monotonic
 
 
 @define(eq=False)
 class BucketWatch:
-    """What a consumer has found out about the tags of a topic."""
+    """What a consumer knows about the tags of a topic."""
 
-    worked: bool = False  # whether a message of a bucket was delivered, to this consumer or another one
-    others: set[int] = field(factory=set)  # numbers of buckets of other consumers that were logged
+    worked: bool = False  # whether any consumer received a message of a bucket
+    others: set[int] = field(factory=set)  # logged buckets of other consumers, by number
 
 
 @define(eq=False)
 class DeliveryWatch:
-    """Counts the looks at which the server delivers: it reads on only after it has redelivered what was requeued.
+    """Counts reads of the statistics with deliveries: the server reads on only after it has redelivered requeued
+    messages.
 
-    It delivers nothing behind a message whose bucket has no owner, or one that may have no further message in flight.
-    So it delivers if it has read on since the last look, or if no bucket is in this state.
+    It delivers nothing behind a message whose bucket has no owner, or an owner that may have no further message in
+    flight. So it delivers if it has read on since the last look, or if no bucket is in this state.
     """
 
-    tags: set[str]  # of the messages
-    looks: int = 0  # how many there were
-    last: ChannelConnections = field(factory=ChannelConnections)  # what was found last
+    tags: set[str]
+    looks: int = 0  # how often it delivered
+    last: ChannelConnections = field(factory=ChannelConnections)
 
     def note(self, found: ChannelConnections) -> None:
         """Count a look."""
@@ -76,20 +79,20 @@ class DeliveryWatch:
 class _Bucket:
     """A bucket that this consumer owns."""
 
-    subscription: Subscription  # receives its messages
-    release: anyio.Event = field(factory=lambda: anyio.Event())  # set when it is to be given away
+    subscription: Subscription
+    release: anyio.Event = field(factory=lambda: anyio.Event())  # set to give it away
 
 
 class KeyBuckets:
-    """The buckets of one partition that this consumer owns, for as long as the connection of its member lasts."""
+    """The buckets of a partition that this consumer owns, while the connection of its member lasts."""
 
     def __init__(
         self, member: Subscription, node: Address | None, context: SubscriberContext, watch: BucketWatch
     ) -> None:
-        # the open subscription for messages without a key; it shows the other consumers that this one exists
+        # the open subscription for messages without a key; shows this consumer to the others
         self._member = member
         self._request: SubscribeRequest = member.request
-        self._context = context  # what all subscribers of the consumer share
+        self._context = context
         count = member.request.key_tags
         self._tags = bucket_tags(count)
         self._owned: dict[str, _Bucket] = {}
@@ -99,8 +102,8 @@ class KeyBuckets:
         self._delivery = DeliveryWatch({*self._tags, shared_tag(count)})
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
-        self._tags_watch = watch  # what is known about the tags of the topic
-        if node is None:  # lookup does not tell the HTTP address of the partition's leader
+        self._tags_watch = watch
+        if node is None:  # lookup does not report the HTTP address of the partition's leader
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
                 topic=member.topic,
@@ -127,7 +130,7 @@ class KeyBuckets:
             raise self._refusal
 
     async def _share(self, tasks: TaskGroup) -> None:
-        """Look at the statistics again and again, and claim and release buckets."""
+        """Read the statistics repeatedly; claim and release buckets."""
         while True:
             found = await self._look()
             if found is not None:
@@ -138,7 +141,7 @@ class KeyBuckets:
             await anyio.sleep(_POLL * random.uniform(0.5, 1.5))
 
     async def _look(self) -> ChannelConnections | None:
-        """Return the connections of the channel; None if the node does not respond now."""
+        """Return the connections of the channel; None if the node does not respond."""
         request = self._request
         self._looked = _clock()
         try:
@@ -167,7 +170,7 @@ class KeyBuckets:
                 tasks.start_soon(self._claim, tag)
 
     def _watch(self, found: ChannelConnections) -> None:
-        """Notice messages without a tag of these buckets: the server delivers nothing of the partition behind one.
+        """Notice messages without a tag of these buckets, behind which the server delivers nothing of the partition.
 
         If no message of a bucket was ever delivered, producers lack the setting, and the consumer ends. Later it
         continues: other partitions are not concerned.
@@ -239,7 +242,7 @@ class KeyBuckets:
                 self._context.receiver.forget(subscription)
 
     async def _is_alone(self, tag: str) -> bool:
-        """Return whether the connection of this consumer is the only one with a tag."""
+        """Return whether no other connection has the tag."""
         found = await self._look()
         return found is not None and [one.client_id for one in found.clients if one.tag == tag] == [
             self._request.client_id
@@ -255,12 +258,12 @@ class KeyBuckets:
         self._context.group.flush()
 
     async def _request_messages(self, bucket: _Bucket, tasks: TaskGroup) -> None:
-        """Take a bucket over, request its messages, and give it away when it is to be released."""
+        """Take over a bucket, request its messages, and give it away on release."""
         subscription, group = bucket.subscription, self._context.group
         last = self._last_owners.get(subscription.request.tag or "")
         self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))
         await self._take_over(bucket)
-        if subscription.taking_over:  # released: it has handled nothing, and the next owner sorts the messages
+        if subscription.taking_over:  # released unhandled: the next owner sorts the messages
             await subscription.close()
             return
         group.add(subscription)
@@ -268,7 +271,7 @@ class KeyBuckets:
         await bucket.release.wait()
         group.retire([subscription])
         group.flush()
-        await subscription.stop()  # messages that were on their way have arrived now
+        await subscription.stop()  # all sent messages have arrived now
         await self._wait_answered(subscription)
         group.flush()
         await subscription.close()
@@ -276,7 +279,7 @@ class KeyBuckets:
     async def _take_over(self, bucket: _Bucket) -> None:
         """Wait until the server has redelivered what the last owner had in flight, or the bucket is released.
 
-        The last owner may have died, and the server redelivers its messages in any order.
+        If the last owner died, the server redelivers its messages in any order.
         """
         subscription = bucket.subscription
         subscription.taking_over = True
@@ -300,7 +303,7 @@ class KeyBuckets:
         subscription.taking_over = False
 
     def _raise_ready(self, subscription: Subscription, least: int) -> None:
-        """Request more messages of a bucket, whose first ones are kept until they can be sorted."""
+        """Request more messages of a bucket, whose first messages are kept until they can be sorted."""
         group = self._context.group
         if subscription.ready or not (group.flow.paused or subscription.topic in group.paused_topics):
             more = subscription.ready + max(2, group.flow.max_in_flight // len(self._tags))

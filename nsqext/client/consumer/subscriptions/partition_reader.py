@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _UNBUFFERED = -1
 _SHORTEST = 0.01
 _SHORTEST_ORIGINAL = 0.025
-"""Shortest timeouts of the output buffer that the redesigned and the original server accept, in seconds."""
+"""Shortest output buffer timeouts that the redesigned and the original server accept, in seconds."""
 _ALONE = "give one consumer key= instead of dispatch: its lanes keep the order on any server"
 
 
@@ -50,14 +50,14 @@ class SubscribeRequest:
 
     topic: str
     channel: str
-    partition: int | None  #: the partition; None at the original NSQ
-    address: Address  #: the node that leads it
+    partition: int | None  #: None on the original NSQ
+    address: Address  #: the node of its leader
     meta: TopicMeta  #: the topic's meta; decides extend support and order
     options: ConsumerOptions = field(kw_only=True)
-    tag: str | None = field(default=None, kw_only=True)  #: the tag that messages must have; None without one
-    #: name of a consumer that shares keys by tags in the server's statistics, where the others find it
+    tag: str | None = field(default=None, kw_only=True)  #: required tag of messages; None for all
+    #: name of a consumer that shares keys by tags, for other consumers, in the server's statistics
     client_id: str = field(default="", kw_only=True)
-    #: number of buckets by whose tags keys are shared; 0 if they are shared in another way, or not
+    #: number of key buckets shared by tags; 0 if keys are not shared by tags
     key_tags: int = field(default=0, kw_only=True)
 
     @property
@@ -85,7 +85,7 @@ class SubscribeRequest:
     def identify(self) -> IdentifyRequest:
         """Return the body of IDENTIFY.
 
-        Extend support must be that of the topic (captured: sub_ext_need, sub_ext_forbidden).
+        Extend support must match the topic (captured: sub_ext_need, sub_ext_forbidden).
         """
         extend = self.meta.extend_support
         size, timeout = self._buffer()
@@ -104,7 +104,7 @@ class SubscribeRequest:
     def _buffer(self) -> tuple[int | None, float | None]:
         """Return size and timeout of the server's output buffer.
 
-        Without a partition the node may be of either generation, and the original refuses a shorter timeout.
+        Without a partition the node may be of either generation; the original refuses shorter timeouts.
         """
         options, connection = self.options, self.options.connection
         timeout = options.output_buffer_timeout
@@ -112,7 +112,7 @@ class SubscribeRequest:
             return options.output_buffer_size, None
         if not timeout and not connection.snappy and not connection.deflate_level:
             return _UNBUFFERED, None
-        # with compression only the timer flushes, however small the buffer is
+        # with compression only the timer flushes, whatever the buffer size
         return options.output_buffer_size, max(timeout, _SHORTEST_ORIGINAL if self.partition is None else _SHORTEST)
 
     def _dispatch(self) -> dict[str, str]:
@@ -124,11 +124,11 @@ class SubscribeRequest:
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
     def supported_by(self, negotiated: Negotiated) -> SubscribeRequest:
-        """Return the request that a server can serve: this one, or one by tags if it does not share keys itself.
+        """Return the request that a server can serve: this request, or a request by tags if it does not share keys.
 
-        What the server answered decides, and nothing that was known before: so all consumers of a channel share a
-        partition in the same way, also while servers are replaced by others. One that has key_failover lets no consumer
-        subscribe in another way than the first. Raises InvalidSetting if keys cannot be shared here.
+        Only the server's answer decides, no earlier knowledge: so all consumers of a channel share a partition in the
+        same way, also while servers are replaced. A server with key_failover makes all consumers subscribe in the same
+        way as the first. Raises InvalidSetting if keys cannot be shared here.
         """
         if self.key_sharing is KeySharing.TAGS:
             self._check_tags(negotiated)
@@ -178,18 +178,18 @@ class SubscribeRequest:
             raise InvalidSetting("the server supports dispatch by key_failover now", topic=self.topic)
 
     def explain(self, error: NsqError) -> NsqError:
-        """Return the error of a subscription: `InvalidSetting`, not retried, if the channel is of another type."""
+        """Return the error of a subscription: `InvalidSetting`, not retried, if the channel has another type."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
             return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
         return error
 
     def fits(self, meta: TopicMeta) -> bool:
-        """Return whether a topic with this meta can be consumed by this subscription."""
+        """Return whether this subscription can consume a topic with this meta."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
 
 
 def _lacking(negotiated: Negotiated) -> str:
-    """Return why an error demands something of a consumer that shares keys by tags."""
+    """Return the reason for an error of a consumer that shares keys by tags."""
     if negotiated.dispatch:
         return "keys are shared by tags"
     return f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover"
@@ -202,33 +202,34 @@ _CLOSE_TIMEOUT = 2.0
 _HEARTBEAT_LATE = 1.0  # seconds after which a heartbeat is missing
 _PAST_DUE = 0.05  # seconds by which a tick follows such a time
 _EXCESS = 16
-"""Messages in flight beyond twice the RDY count that are accepted: the server restarts its count at 0 when an
-administrator empties or moves the channel."""
+"""Accepted messages in flight beyond twice the RDY count: the server restarts its count at 0 when an administrator
+empties or moves the channel.
+"""
 
 
 class PartitionReader:
-    """A connection that is subscribed; made by `open`.
+    """A subscribed connection; see `open`.
 
-    Commands are sent by `flush`: RDY first, then the others in the order in which they were added.
+    `flush` sends commands: RDY first, then the others in order.
     """
 
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
         self.request: SubscribeRequest = request  #: what it is subscribed to
         self.node: str = str(request.address)  #: ``host:port`` of the node
         self.pending: list[bytes] = []  #: commands that the next `flush` sends (FIN, REQ, TOUCH)
-        self.ready: int = 0  #: the RDY count that was set last
-        # largest RDY count: that of the server, or 1 for an ordered subscription, whose channel sends one at a time
+        self.ready: int = 0  #: the last RDY count
+        # the server's largest RDY count, or 1 for an ordered subscription, whose channel sends one message at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
         self.msg_timeout: float = negotiated.msg_timeout  #: seconds that a message may be in flight
-        # seconds that a message may be in flight, touches included
+        # the same, touches included
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
         self.extend: bool = request.meta.extend_support  #: whether messages carry an extend header
         self.detail: bool = request.verb != "SUB"  #: whether messages carry their offset and size
         self._rdy: int | None = None
         self._largest = 0
-        # largest number of messages that the server may have sent and that were neither answered nor timed out, by the
-        # largest RDY count. The server may redeliver them shortly before this client notices that they timed out.
+        # most messages that the server may have sent, neither answered nor timed out, by the largest RDY count. The
+        # server may redeliver messages shortly before this client notices their timeout.
         self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
         # set when CLS was acknowledged, or is not awaited any more; None before CLS
@@ -238,10 +239,10 @@ class PartitionReader:
     async def open(cls, request: SubscribeRequest, *, read_size: int = _READ_SIZE, **members: Any) -> Self:
         """Connect and subscribe; cancellation closes the connection.
 
-        A request that shares keys by the server's dispatch becomes one by tags where the server does not have it.
+        A request that shares keys by the server's dispatch becomes a request by tags if the server lacks it.
 
         Args:
-            read_size: bytes that one read takes at most.
+            read_size: bytes of a read, at most.
             members: further arguments of a derived class.
         """
         connection: Connection | None = None
@@ -274,7 +275,7 @@ class PartitionReader:
 
     @property
     def has_pending(self) -> bool:
-        """Whether `flush` has something to send."""
+        """Whether `flush` has anything to send."""
         return bool(self.pending) or self._rdy is not None
 
     def set_ready(self, count: int) -> bool:
@@ -287,7 +288,7 @@ class PartitionReader:
         return True
 
     def flush(self) -> None:
-        """Send RDY and the pending commands as one piece."""
+        """Send RDY and the pending commands with one write."""
         connection, pending = self._connection, self.pending
         if self._rdy is not None:
             connection.write(rdy(self._rdy))
@@ -300,7 +301,7 @@ class PartitionReader:
     # Receiving
 
     async def read(self, on_messages: Callable[[list[bytes]], None]) -> None:
-        """Read until the connection ends, calling a function with the message frames of each read, see `decode`."""
+        """Read until the connection ends; call a function with the message frames of each read, see `decode`."""
         connection = self._connection
         connection.on_messages = on_messages
         try:
@@ -317,7 +318,7 @@ class PartitionReader:
 
     @property
     def silence_due(self) -> float:
-        """When `tick` has to be called, unless anything is received until then; infinity without heartbeats."""
+        """When to call `tick`, unless anything is received until then; infinity without heartbeats."""
         received, interval = self._connection.received_at, self._connection.heartbeat_interval
         if not interval:
             return inf
@@ -345,10 +346,10 @@ class PartitionReader:
         self._connection.close()
 
     async def stop(self) -> None:
-        """Send what is pending, and wait until the server has acknowledged CLS: it sends no more messages.
+        """Send pending commands, and wait until the server has acknowledged CLS: it sends no further messages.
 
-        Does not raise. The server still accepts answers (captured: cls). While another task waits, what is pending is
-        sent, and the other task awaited: the server refuses a second CLS.
+        Does not raise. The server still accepts answers (captured: cls). While another task waits, pending commands are
+        sent, and that task is awaited: the server refuses a second CLS.
         """
         if not self._connection.usable:
             return

@@ -1,4 +1,4 @@
-"""Keep the partitions of a topic subscribed: one task each, which finds the new leader when a connection has ended."""
+"""Keep the partitions of a topic subscribed, by a task each, which finds the new leader when a connection has ended."""
 
 from __future__ import annotations
 
@@ -60,25 +60,25 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
 _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-"""Settings that the server refuses. If it accepted them before, the cause is at the server, and the client retries."""
+"""Refused settings. If the server accepted them before, the cause is at the server, and the client retries."""
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)
-"""The address is not that of an nsqd, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
+"""The address is not an nsqd's, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
 NOT_LEADER = (NotLeader, TopicNotExist)
-"""The node does not lead the partition, which contradicts the lookup service."""
+"""The node does not lead the partition, against the lookup service."""
 STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
-"""The topic has changed since the last lookup, so that the next attempt needs no pause."""
+"""The topic has changed since the last lookup, so the next attempt needs no pause."""
 
-_WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of one partition
+_WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of a partition
 
-_LEAVE_POLL = 0.02  # seconds between two checks whether the messages of a topic that is left were answered
+_LEAVE_POLL = 0.02  # seconds between two checks for answers of a topic that is left
 
 LONGEST_POLL: Final = 1.0
-"""Longest pause while lookup lists no topic or no partition to begin with, in seconds."""
+"""Longest pause in seconds while lookup lists no topic or no partition."""
 _clock = time.monotonic
 
 
 def is_fatal(error: NsqError, *, opened: bool) -> bool:
-    """Return whether an error is permanent; ``opened``: an earlier subscription to this partition succeeded."""
+    """Return whether an error is permanent; ``opened``: the partition was subscribed before."""
     return isinstance(error, _FATAL if opened else _FATAL + _FATAL_AT_FIRST)
 
 
@@ -89,7 +89,7 @@ class Subscriber:
         self, topic: str, context: SubscriberContext, fail: Callable[[NsqError], None], *, discovered: bool = False
     ) -> None:
         self._topic = topic
-        self._context = context  # what all subscribers of the consumer share
+        self._context = context
         self._channel = context.channel
         self._options = context.options
         self._group = context.group
@@ -97,8 +97,8 @@ class Subscriber:
         self._events = context.events
         self._tasks = context.tasks
         self._fail = fail  # called with an error after which the topic cannot be consumed
-        # the topic was found by a pattern: its partitions are given up once the lookup service does not know it,
-        # because a subscription would create it again at the original NSQ
+        # found by a pattern: partitions are given up when the lookup service does not know the topic, because a
+        # subscription would create it again on the original NSQ
         self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
@@ -118,16 +118,16 @@ class Subscriber:
         self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
         self._bucket_watch: BucketWatch | None = None
         self._key_sharing = KeySharing.NONE
-        self._demands: dict[str, bool] = {}  # what servers required of subscriptions, against what lookup says
+        self._demands: dict[str, bool] = {}  # requirements of servers that contradict lookup
         self._seeker: ChannelSeeker | None = None
         # set when all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
-        self.closing: bool = False  # whether no further subscription is made
+        self.closing: bool = False
         self.vanished: bool = False  # whether partitions of a discovered topic were given up
 
     @property
     def seeker(self) -> ChannelSeeker:
-        """What moves the channel; made when it is needed."""
+        """Moves the channel; created on first use."""
         if self._seeker is None:
             from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
 
@@ -136,7 +136,7 @@ class Subscriber:
 
     @property
     def idle(self) -> bool:
-        """Whether no partition is subscribed, and no attempt to subscribe to one is made."""
+        """Whether no partition is subscribed or being subscribed."""
         return not self._assignments
 
     @property
@@ -146,7 +146,7 @@ class Subscriber:
         return [str(one.blocked) for one in found if not one.is_stable(_clock())]
 
     async def run(self) -> None:
-        """Start a task for every partition that the lookup service lists; raises LookupFailed or InvalidPartition."""
+        """Start a task for every partition of the lookup service; raises LookupFailed or InvalidPartition."""
         if self.closing:
             return
         self._unwatch = self._metadata.watch(self._topic, "r", self._view_changed)
@@ -177,7 +177,7 @@ class Subscriber:
             )
 
     async def _first_view(self) -> PartitionMap | None:
-        """Wait for a partition map with a leader or a node, and return it; None if the topic is left before."""
+        """Wait for a partition map with a leader or a node; None if the topic is left before."""
         options, failures = self._options, 0
         deadline = _clock() + options.lookup_timeout
         answered = warned = False
@@ -256,7 +256,7 @@ class Subscriber:
             self.vanished = self.vanished or gone
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
-                assignment.moved.set()  # wakes a seek that waits for this partition
+                assignment.moved.set()  # wakes a seek for this partition
                 return
             if again and not await self._may_subscribe(assignment, view, address, waits):
                 waits += 1
@@ -298,7 +298,7 @@ class Subscriber:
         return False
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
-        """Log a failure, at most one for each partition within ``_WARNING_INTERVAL``."""
+        """Log a failure, at most one per partition within ``_WARNING_INTERVAL``."""
         now = _clock()
         if now - assignment.warned_at < _WARNING_INTERVAL:
             assignment.unreported += 1
@@ -398,7 +398,7 @@ class Subscriber:
             self._context.receiver.forget(subscription)
 
     def _note_sharing(self, assignment: Assignment, subscription: Subscription) -> None:
-        """Log how the keys are shared; forget the messages of a partition whose last leader did it in another way."""
+        """Log how keys are shared; forget the messages of a partition whose last leader shared them in another way."""
         sharing, before = subscription.key_sharing, assignment.last
         assignment.last = subscription
         if before is not None and before.key_sharing is not sharing:
@@ -414,7 +414,7 @@ class Subscriber:
         return evolve(view.meta, **self._demands)
 
     async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
-        """Warn if other connections share the channel: they receive messages of the same keys."""
+        """Warn of other connections to the channel: they receive messages of the same keys."""
         http = view.http.get(subscription.request.address)
         if http is None:
             return
@@ -434,7 +434,7 @@ class Subscriber:
             )
 
     def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
-        """Make the next subscription as the server requires, where lookup reports something else; return the error."""
+        """Follow the server's requirement, against lookup, with the next subscription; return the error."""
         if isinstance(error, FrameTooLarge):
             return FrameTooLarge(
                 f"{error.message}: nothing behind this message is received",
@@ -480,7 +480,7 @@ class Subscriber:
             self.started.set()
 
     def log_subscribed(self) -> None:
-        """Log the open subscriptions, in one line."""
+        """Log the open subscriptions in one line."""
         by_node: dict[str, list[str]] = {}
         for subscription in self._open():
             by_node.setdefault(subscription.node, []).append(str(subscription.partition))
@@ -505,9 +505,9 @@ class Subscriber:
     # The end
 
     async def leave(self) -> None:
-        """Request no further messages, wait until those in flight are answered, and close all subscriptions.
+        """Request no further messages, wait until messages in flight are answered, and close all subscriptions.
 
-        Waits ``close_timeout`` seconds at most. Messages that were not answered by then are redelivered.
+        Waits at most ``close_timeout`` seconds; messages unanswered by then are redelivered.
         """
         self._begin_close()
         self._group.retire(self._open())
@@ -517,7 +517,7 @@ class Subscriber:
         await self.close()
 
     async def close(self) -> None:
-        """Close all subscriptions, concurrently; no further ones are made."""
+        """Close all subscriptions concurrently, and open no others."""
         self._begin_close()
         self._group.flush()
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""The open subscriptions of a consumer: share RDY among them, send their answers, run their timer, count messages."""
+"""The open subscriptions of a consumer: share RDY, send answers, run the timer, count messages."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ConsumerConnection:
     """An open connection of a consumer."""
 
     topic: str  #: name of the topic
-    partition: int | None  #: the partition; None on the original NSQ
+    partition: int | None  #: None on the original NSQ
     node: str  #: ``host:port`` of the node
     ready: int  #: the RDY count, the messages that it may have in flight
-    in_flight: int  #: messages that were received and neither answered nor timed out
+    in_flight: int  #: messages received, neither answered nor timed out
     backoff: int  #: level of its backoff; 0 while handlers succeed
 
 
@@ -45,74 +45,74 @@ class ConsumerStatistics:
     """The state and the counters of a consumer since it was opened."""
 
     connections: tuple[ConsumerConnection, ...]  #: the open connections
-    reconnects: int  #: subscriptions that were made again after a connection had ended
+    reconnects: int  #: subscriptions after the end of an earlier connection
     received: int  #: messages received, redeliveries included
     finished: int  #: messages finished (FIN)
-    requeued: int  #: messages requeued (REQ), or returned unanswered when the consumer ended their connection
+    requeued: int  #: messages requeued (REQ), or unanswered when the consumer ended their connection
     dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
     dead_letters: int  #: messages sent to the dead letters
-    lost: int  #: messages that timed out, or whose connection failed while in flight; the server delivers them again
-    in_flight: int  #: messages received that were neither answered nor timed out
-    bytes_received: int  #: bytes of the messages received, headers included
-    lookup_age: float | None  #: seconds since the lookup service answered last; None if it has not, or is not used
-    lookup_failures: int  #: rounds in a row in which no lookup node gave a usable answer
-    #: why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
+    lost: int  #: messages that timed out, or whose connection failed; the server delivers them again
+    in_flight: int  #: messages received, neither answered nor timed out
+    bytes_received: int  #: bytes of received messages, with headers
+    lookup_age: float | None  #: seconds since the lookup service answered; None if it has not, or is not used
+    lookup_failures: int  #: consecutive rounds without a usable answer of a lookup node
+    #: reasons why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
     blocked: tuple[str, ...]
 
 
 @define(eq=False)
 class RejectedCounts:
-    """Counters of messages that failed for good."""
+    """Counters of messages that failed permanently."""
 
     dropped: int = 0  # finished without a dead letter
-    dead_letters: int = 0  # sent to the dead letters
+    dead_letters: int = 0
 
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_TICK = 0.25  # seconds between two ticks while messages are received or something is unsent
+_TICK = 0.25  # seconds between two ticks while messages are received or unsent commands wait
 _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
-_LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight and nothing is due
+_LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight or due
 _TICKS_PER_TIMEOUT = 8
 _TOGETHER = 0.002
-"""Seconds within which answers are sent together. The first of them is sent at once: its handler may block the event
-loop next."""
+"""Seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
+"""
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
 _clock = time.monotonic
 
 
 class SubscriptionGroup:
-    """The open subscriptions of one consumer, to all of its topics."""
+    """The open subscriptions of a consumer, to all topics."""
 
     def __init__(
         self, options: ConsumerOptions, metadata: MetadataCache, events: ClientEvents, tasks: BackgroundTasks
     ) -> None:
         self.options: ConsumerOptions = options
-        self.metadata: MetadataCache = metadata  # where topics and the leaders of partitions are looked up
+        self.metadata: MetadataCache = metadata  # looks up topics and the leaders of partitions
         self.events: ClientEvents = events  # receives changes of the backoff and of connections
-        self.tasks: BackgroundTasks = tasks  # the tasks of the consumer
+        self.tasks: BackgroundTasks = tasks
         self.backoff: Backoff = Backoff(options.backoff)
-        self.flow: RdyDistributor[Subscription] = RdyDistributor(  # distributes RDY
+        self.flow: RdyDistributor[Subscription] = RdyDistributor(
             options.max_in_flight, self.backoff, options.max_in_flight_bytes, options.initial_ready
         )
-        # bounds the unpacked bytes of compressed messages; None before the first
+        # bounds the unpacked bytes of messages; None before the first compressed message
         self.unpack_budget: UnpackBudget | None = None
         self.early: EarlyMessages | None = None  # requeues messages that are not due; None before the first
-        self.live: dict[Subscription, None] = {}  # a set that keeps the order
+        self.live: dict[Subscription, None] = {}  # an ordered set
         self.rejected: RejectedCounts = RejectedCounts()
-        self.opened: int = 0  # how many subscriptions were opened
-        self.reconnects: int = 0  # how many of them replaced one whose connection had ended
-        # messages received, requeued and lost, and bytes received, of the subscriptions that ended
+        self.opened: int = 0  # subscriptions that were opened
+        self.reconnects: int = 0  # of these, subscriptions after the end of an earlier connection
+        # messages received, requeued and lost, and bytes received, of ended subscriptions
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.paused_topics: set[str] = set()
         self.idle: bool = False  # whether the timer rests until something is due, and the next read has to wake it
-        # messages that are read before this time arrived when they were read; for later ones ask `earliest_receipt`
+        # messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._unsent: list[Subscription] = []
         self._collects_until = -inf  # until when answers are sent together, at the end of a turn of the event loop
-        self._blocked_at = -inf  # when a block of the event loop was noticed last
+        self._blocked_at = -inf  # when the event loop was last found blocked
         self._flush_due = anyio.Event()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
@@ -124,7 +124,6 @@ class SubscriptionGroup:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """The subscriptions whose connections are open."""
         return [subscription for subscription in tuple(self.live) if subscription.live]
 
     def add(self, subscription: Subscription) -> None:
@@ -141,7 +140,7 @@ class SubscriptionGroup:
             self._pulse.watch_silence(_clock())
 
     def remove(self, subscription: Subscription) -> bool:
-        """Remove a subscription that ended; return whether it had been added."""
+        """Remove an ended subscription; return whether it had been added."""
         added = subscription in self.live
         if added:
             del self.live[subscription]
@@ -157,10 +156,10 @@ class SubscriptionGroup:
         return added
 
     def retire(self, subscriptions: Iterable[Subscription]) -> None:
-        """Request no further messages of subscriptions that are about to be closed."""
+        """Request no further messages of subscriptions that will be closed."""
         for subscription in subscriptions:
             self.flow.retire(subscription)
-            subscription.set_ready(0)  # also where it was never added
+            subscription.set_ready(0)  # also if it was never added
         self.rebalance()
 
     def connections(self) -> tuple[ConsumerConnection, ...]:
@@ -178,7 +177,7 @@ class SubscriptionGroup:
         )
 
     def statistics(self, blocked: tuple[str, ...] = ()) -> ConsumerStatistics:
-        """Return the counters, of the subscriptions that ended too."""
+        """Return the counters, ended subscriptions included."""
         received, requeued, lost, size = self.closed_counts
         in_flight = 0
         for subscription in tuple(self.live):
@@ -191,7 +190,7 @@ class SubscriptionGroup:
             connections=self.connections(),
             reconnects=self.reconnects,
             received=received,
-            # every received message is in one of these states: counted without work per message
+            # every received message is in one of these states: no work per message
             finished=received - requeued - lost - in_flight,
             requeued=requeued,
             dropped=self.rejected.dropped,
@@ -205,9 +204,9 @@ class SubscriptionGroup:
         )
 
     def upgradable_topics(self) -> dict[str, float]:
-        """Return the subscribed topics without extend support, and when messages of each were received last.
+        """Return the subscribed topics without extend support, with the time of their last messages.
 
-        Until then, the time when the last of their subscriptions was opened.
+        Before the first message, the time when the last of their subscriptions was opened.
         """
         found = {subscription.topic: 0.0 for subscription in self.subscriptions if subscription.upgradable}
         for subscription in self.live:
@@ -216,7 +215,7 @@ class SubscriptionGroup:
         return found
 
     def unpacking(self) -> UnpackBudget:
-        """Return what bounds the unpacked bytes of compressed messages; made when it is needed."""
+        """Return the bound of unpacked bytes; created on first use."""
         if self.unpack_budget is None:
             from nsqext.client.consumer.unpacking import UnpackBudget
 
@@ -224,7 +223,7 @@ class SubscriptionGroup:
         return self.unpack_budget
 
     def early_messages(self) -> EarlyMessages:
-        """Return what requeues messages that are not due; made when it is needed."""
+        """Return the requeuer of messages that are not due; created on first use."""
         if self.early is None:
             from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 
@@ -234,7 +233,7 @@ class SubscriptionGroup:
     # RDY
 
     def pause(self, topic: str, *, paused: bool) -> None:
-        """Request no messages of a topic, or messages again."""
+        """Stop or resume requesting messages of a topic."""
         (self.paused_topics.add if paused else self.paused_topics.discard)(topic)
         for subscription in self.live:
             if subscription.topic == topic:
@@ -247,7 +246,7 @@ class SubscriptionGroup:
         return max(2, self.flow.max_in_flight // max(1, len(self.live)))
 
     def received(self, subscription: Subscription) -> None:
-        """Record a read while the timer rests, or while the RDY count of the connection limits the consumer."""
+        """Record a read while the timer rests, or while the connection's RDY count limits the consumer."""
         if self.idle:
             self.idle = False
             self.wake_timer()
@@ -255,7 +254,7 @@ class SubscriptionGroup:
             self.rebalance()
 
     def _record(self, subscription: Subscription) -> bool:
-        """Tell the distributor what was received since the last call; return whether RDY counts change."""
+        """Report messages received since the last call to the distributor; return whether RDY counts change."""
         count, size = subscription.take_unrecorded()
         if not count:
             return False
@@ -264,7 +263,7 @@ class SubscriptionGroup:
         return self.flow.received(subscription, count, size, subscription.in_flight, now)
 
     def grow(self) -> None:
-        """Raise the RDY counts that limit the consumer, because a handler or the caller waits for messages."""
+        """Raise RDY counts that limit the consumer: a handler or the caller waits for messages."""
         if self.flow.exhausted:
             self.flow.grow()
             self.rebalance()
@@ -307,7 +306,7 @@ class SubscriptionGroup:
         return active
 
     def earliest_receipt(self, now: float) -> float:
-        """Return since when bytes that are read at a time may have been in the socket.
+        """Return since when bytes read at a time may have been in the socket.
 
         If the timer is late, the process or its event loop stood still: servers may have sent them since the last tick.
         """
@@ -318,13 +317,13 @@ class SubscriptionGroup:
             return self._ticked_at
         if now - pulse.due_at >= _TICK:
             return pulse.ticked_at
-        self.on_time_until = now + _TICK  # a shorter stall is not noticed anyway
+        self.on_time_until = now + _TICK  # shorter stalls are not noticed anyway
         return now
 
     # Sending
 
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
-        """Record that a subscription has commands to send; they are sent at the end of this turn of the event loop.
+        """Record that a subscription has commands to send, at the end of this turn of the event loop.
 
         Returns whether an ``answer`` has to be sent at once: after a pause, or while handlers block the event loop.
 
@@ -349,7 +348,7 @@ class SubscriptionGroup:
             subscription.flush()
 
     async def run_flush(self) -> None:
-        """Send pending commands for ever, many with one write."""
+        """Send pending commands until cancelled, many with one write."""
         while True:
             await self._flush_due.wait()
             self._flush_due = anyio.Event()
@@ -358,11 +357,12 @@ class SubscriptionGroup:
     # Timer
 
     async def run_timer(self, ticked: Callable[[float, float], object]) -> None:
-        """Tick for ever: a few times a second while messages are in flight, when something is due while it is idle.
+        """Tick until cancelled: a few times a second while messages are in flight, when something is due while it is
+        idle.
 
         Args:
-            ticked: called at each tick, with the time and the seconds by which the tick was late, before RDY is
-                distributed.
+            ticked: called at each tick before RDY is distributed, with the time and the delay of the tick in
+                seconds.
         """
         self._pulse = pulse = Pulse.current()
         pulse.members[self] = None
@@ -405,8 +405,8 @@ class SubscriptionGroup:
     def _pause(self, now: float) -> float:
         """Return the seconds until the next tick.
 
-        A consumer that finishes its messages immediately counts as busy for one more tick, so that not every read
-        wakes the timer.
+        A consumer that finishes its messages immediately is busy for one more tick, so that not every read wakes the
+        timer.
         """
         busy = now - self._received_at < _TICK or self.flow.unsettled
         busy = busy or any(subscription.busy for subscription in self.live)

@@ -1,4 +1,4 @@
-"""The topics of a consumer: names and patterns, and the subscriptions to each topic that they select."""
+"""The topics of a consumer: names and patterns, and the subscriptions to each selected topic."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TopicSelection:
     """The topics that a consumer selects.
 
     Args:
-        topics: a name or a pattern, or several of both. In a pattern ``*`` stands for any number of characters and
-            ``?`` for one; ``#ephemeral`` topics match only where the pattern ends with it.
+        topics: a name, a pattern, or several of both. ``*`` stands for any number of characters, ``?`` for a single
+            character; ``#ephemeral`` topics match only a pattern with this end.
 
     Raises InvalidName or InvalidSetting.
     """
@@ -48,7 +48,7 @@ class TopicSelection:
         self.names: tuple[str, ...] = tuple(check_topic(name) for name in self.given if not is_topic_pattern(name))
         self.patterns: tuple[str, ...] = tuple(pattern for pattern in self.given if is_topic_pattern(pattern))
         self._expressions = tuple(check_topic_pattern(pattern) for pattern in self.patterns)
-        self._excluded = excluded  # a topic that patterns do not match: that of the consumer's dead letters
+        self._excluded = excluded  # the topic of dead letters, which patterns do not match
 
     @property
     def single(self) -> bool:
@@ -81,19 +81,19 @@ def select_topics(topics: str | Iterable[str], options: ConsumerOptions, *, has_
 
 
 class TopicSubscriptions:
-    """The subscriptions of one consumer: a `Subscriber` for each topic, all with one distribution of RDY.
+    """The subscriptions of a consumer: a `Subscriber` for each topic, with a common distribution of RDY.
 
-    Topics that match a pattern are found in the list of the lookup service, which is read again after
-    ``poll_interval``. A topic that was deleted is left when its connections have ended; a list without a topic whose
-    connections are open changes nothing. A found topic that servers refuse permanently is logged, and tried again after
-    the next poll; such an error of a topic that was given by its name ends the consumer.
+    Topics that match a pattern are found in the list of the lookup service, which is read every ``poll_interval``. A
+    deleted topic is left when its connections have ended; a list without a topic whose connections are open changes
+    nothing. A found topic that servers refuse permanently is logged, and tried again after the next poll; such an error
+    of a topic given by name ends the consumer.
     """
 
     def __init__(self, selection: TopicSelection, context: SubscriberContext, fail: Callable[[NsqError], None]) -> None:
         self.selection: TopicSelection = selection
         # set when all partitions of the first topics are subscribed, or the consumer cannot continue
         self.started: anyio.Event = anyio.Event()
-        self._context = context  # what the subscribers share
+        self._context = context
         self._channel = context.channel
         self._options = context.options
         self._group = context.group
@@ -111,16 +111,16 @@ class TopicSubscriptions:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """Why partitions cannot be consumed until a setting is changed."""
+        """Reasons why partitions cannot be consumed until a setting is changed."""
         return tuple(text for subscriber in self._subscribers.values() for text in subscriber.blocked)
 
     def select(self, selection: TopicSelection) -> None:
-        """Consume other topics from now on."""
+        """Consume other topics."""
         self.selection = selection
         self._changed.wake()
 
     async def run(self) -> None:
-        """Subscribe to the selected topics, those that appear later included; raises LookupFailed."""
+        """Subscribe to the selected topics, also those that appear later; raises LookupFailed."""
         deadline = _clock() + self._options.lookup_timeout
         failures = 0
         while not self._closing:
@@ -140,7 +140,7 @@ class TopicSubscriptions:
                 await self._changed.wait()
 
     async def _list(self, deadline: float) -> set[str] | None:
-        """Return the topics that match a pattern; None if the lookup service does not list topics now."""
+        """Return the topics that match a pattern; None if the lookup service does not list topics."""
         if not self.selection.patterns:
             return set()
         try:
@@ -188,7 +188,7 @@ class TopicSubscriptions:
         self._tasks.start_soon(self._end, subscriber)
 
     def _refused(self, topic: str, error: NsqError) -> None:
-        """Leave a topic until the next poll; fail if no topic was ever subscribed, because the settings are wrong."""
+        """Leave a topic until the next poll; fail if no topic was ever subscribed: the settings are wrong."""
         if topic not in self._subscribers:
             return
         extra = {"topic": topic, "channel": self._channel}

@@ -54,21 +54,22 @@ CREATE INDEX IF NOT EXISTS delayed_ended ON delayed (due) WHERE next IS NULL;
 """
 _STATE = "ALTER TABLE delayed ADD COLUMN state INTEGER NOT NULL DEFAULT 0"
 _WAITING, _PUBLISHING, _ENDING = 0, 1, 2
-"""States of a message that is not published yet. A relay publishes it now in the last two; in the last one it was
-cancelled meanwhile, and is not published again if that fails."""
+"""States of an unpublished message. In the last two a relay publishes it now; in the last it was cancelled meanwhile,
+and is not published again after a failure.
+"""
 _MOST_REFUSED = 1000
-"""Records that were set aside, of which older ones are deleted."""
+"""Records that were set aside; older records are deleted."""
 _BUSY = 30.0
-"""Seconds that a transaction waits for those of other processes."""
+"""Seconds that a transaction waits for other processes."""
 
 
 @frozen
 class WaitingMessage:
-    """A delayed message that waits."""
+    """A waiting delayed message."""
 
     identity: str  #: identifies it among all delayed messages
     topic: str  #: where it is published
-    due: float  #: when, in seconds since 1970
+    due: float  #: seconds since 1970
     error: str = ""  #: why it could not be published when it was due; empty otherwise
     publishing: bool = False  #: whether a relay publishes it now
 
@@ -81,23 +82,23 @@ class Cancellation(Enum):
     TOO_LATE = "too late"
     """It is being published; if that fails, it is not repeated."""
     UNKNOWN = "unknown"
-    """It does not wait, because it is unknown, published or cancelled."""
+    """It does not wait: it is unknown, published or cancelled."""
 
 
 @frozen
 class RefusedRecord:
     """A record of the topic of delayed messages that is no delayed message."""
 
-    received: float  #: when, in seconds since 1970
+    received: float  #: seconds since 1970
     record: bytes  #: the body of the record
-    reason: str  #: why it is refused
+    reason: str  #: reason of the refusal
 
 
 class DelayStore:
-    """Delayed messages in a SQLite file; thread-safe, and shared by any number of processes of one machine.
+    """Delayed messages in a SQLite file; thread-safe, shared by any number of processes of a machine.
 
-    A call that returned is on disk. Identities of published and cancelled messages are kept for a time, so that a
-    message that is received again is not published again.
+    Data is on disk when a call returns. Identities of published and cancelled messages are kept for a time, so that a
+    message received again is not published again.
 
     Args:
         path: the file. Its folder must keep files when a machine restarts.
@@ -107,7 +108,7 @@ class DelayStore:
         InvalidSetting: the file does not exist, cannot be opened, or is no such store.
 
     Attributes:
-        name: name of this store among those of other machines.
+        name: name of this store among the stores of other machines.
     """
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
@@ -142,7 +143,7 @@ class DelayStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the lock, and commit at the end, or roll back after an exception."""
+        """Hold the lock; commit at the end, or roll back after an exception."""
         with self._lock:
             try:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -156,9 +157,9 @@ class DelayStore:
             self._database.execute("COMMIT")
 
     def add(self, records: Iterable[tuple[DelayRecord, bytes]]) -> None:
-        """Store delayed messages with their bodies, and cancellations; known identities are not stored again.
+        """Store delayed messages with their bodies, and cancellations; skip known identities.
 
-        A cancellation that is received before its message is kept for it.
+        A cancellation received before its message is kept.
         """
         with self._transaction() as run:
             for record, body in records:
@@ -173,7 +174,7 @@ class DelayStore:
                     )
 
     def cancel(self, identity: str) -> Cancellation:
-        """Cancel a message, unless it is being published: then it is not published again if that fails."""
+        """Cancel a message; while it is being published, only a repetition after a failure is cancelled."""
         with self._transaction() as run:
             return self._cancel(run, identity, round(time.time() * 1000))
 
@@ -192,7 +193,7 @@ class DelayStore:
         return Cancellation.CANCELLED
 
     def refuse(self, records: Sequence[tuple[bytes, str]]) -> None:
-        """Set records aside that are no delayed messages, with reasons; the newest ones are kept."""
+        """Set aside records that are no delayed messages, with reasons; the newest are kept."""
         with self._transaction() as run:
             now = round(time.time() * 1000)
             values = [(now, record, reason) for record, reason in records]
@@ -200,7 +201,7 @@ class DelayStore:
             run.execute("DELETE FROM refused WHERE number <= (SELECT max(number) FROM refused) - ?", (_MOST_REFUSED,))
 
     def refused(self, count: int = 1000) -> list[RefusedRecord]:
-        """Return records that were set aside, the newest first.
+        """Return records that were set aside, newest first.
 
         Args:
             count: how many, at most.
@@ -212,7 +213,7 @@ class DelayStore:
         return [RefusedRecord(received / 1000, bytes(record), reason) for received, record, reason in found]
 
     def take(self, published: Sequence[str], count: int, now: float, lease: float) -> list[tuple[str, bytes]]:
-        """Record that messages were published, and return identities and records of others that are due.
+        """Record published messages; return identities and records of other messages that are due.
 
         Args:
             published: identities of the published messages.
@@ -226,7 +227,7 @@ class DelayStore:
                 [(one,) for one in published],
             )
             due = int(now * 1000)
-            run.execute(  # the relay that published it was killed, or did not respond
+            run.execute(  # the relay that published it was killed or does not respond
                 "UPDATE delayed SET next=NULL, record='', state=0 WHERE state=? AND next<=?", (_ENDING, due)
             )
             return run.execute(
@@ -236,13 +237,13 @@ class DelayStore:
             ).fetchall()
 
     def failed(self, identity: str, error: str, again: float, *, alone: bool) -> None:
-        """Record why a message was not published, and when that is tried again.
+        """Record why a message was not published, and when to try again.
 
         Args:
             identity: identity of the message.
             error: the reason.
             again: seconds since 1970.
-            alone: whether the reason is the message; otherwise other messages of its topic wait as well.
+            alone: whether the message is the reason; otherwise other messages of its topic wait too.
         """
         with self._transaction() as run:
             values = (round(again * 1000), error, identity)
@@ -261,7 +262,7 @@ class DelayStore:
             return run.execute("DELETE FROM delayed WHERE next IS NULL AND due<?", (int(before * 1000),)).rowcount
 
     def next_due(self) -> float | None:
-        """Return when the next message is to be published, in seconds since 1970; None without any."""
+        """Return when to publish the next message, in seconds since 1970; None if no message waits."""
         with self._transaction() as run:
             found: int | None = run.execute("SELECT min(next) FROM delayed WHERE next IS NOT NULL").fetchone()[0]
         return None if found is None else found / 1000
@@ -272,10 +273,10 @@ class DelayStore:
             return int(run.execute("SELECT count(*) FROM delayed WHERE next IS NOT NULL").fetchone()[0])
 
     def waiting(self, topic: str | None = None, count: int = 1000) -> list[WaitingMessage]:
-        """Return messages that wait, the first due ones.
+        """Return waiting messages, first due first.
 
         Args:
-            topic: of this topic only.
+            topic: only messages of this topic.
             count: how many, at most.
         """
         with self._transaction() as run:
@@ -293,12 +294,12 @@ class DelayStore:
 logger: logging.Logger = logging.getLogger("nsqext.delays")
 
 _AT_ONCE = 200
-"""Messages that are taken from the store and published together."""
+"""Messages taken from the store and published together."""
 _IN_FLIGHT = 2000
 _RETRY = 15.0
-"""Seconds until a message that could not be published is tried again."""
+"""Seconds until another attempt to publish a message."""
 _POLL = 1.0
-"""Seconds between two looks at a store to which another process adds messages."""
+"""Seconds between two checks of a store to which another process adds messages."""
 _FORGET = 600.0
 """Seconds between two removals of old identities."""
 
@@ -306,22 +307,22 @@ _FORGET = 600.0
 class DelayRelay(Relay):
     """Publishes the messages of ``publish(delay=…, via="relay")`` when they are due.
 
-    It consumes the topic of delayed messages, stores them in a file, and finishes them then. A message is published at
-    least once: twice where the process is killed between publish and the record of it. Any number of relays may run:
-    those of one machine with the same store, those of other machines with stores of their own.
+    It consumes the topic of delayed messages, and finishes them when they are stored in a file. A message is published
+    at least once: twice if the process is killed between the publish and its record. Any number of relays may run:
+    relays of a machine share a store, relays of other machines have their own.
 
     Args:
-        store: the store, which the caller closes when the app has ended.
+        store: the store, which the caller closes after the app.
         topic: topic of the delayed messages.
         channel: channel of all relays.
         keep: seconds for which identities of published and cancelled messages are known.
 
     Raises:
         InvalidName: a topic or channel that servers refuse.
-        InvalidSetting: a time that is not valid.
+        InvalidSetting: an invalid time.
 
     Attributes:
-        channels: the channel of all relays, and that of this store, by which it receives every cancellation.
+        channels: the channel of all relays, and the channel of this store, which receives every cancellation.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ class DelayRelay(Relay):
         self._changed = Wakeup()
         self._publishing = 0
         self._published: list[str] = []
-        """Identities of messages that were published, and that the store does not know of yet."""
+        """Identities of published messages that are not recorded in the store yet."""
 
     def attach(self, app: App) -> None:
         """Add the handlers and the lifespan of the relay to an app.
@@ -350,7 +351,7 @@ class DelayRelay(Relay):
             register(partial(self._add, kind=kind))
 
     async def run(self, producer: Producer) -> None:
-        """Publish the messages of the store until cancelled; what was published is recorded then.
+        """Publish the messages of the store until cancelled; then record what was published.
 
         Args:
             producer: an open producer.
@@ -423,7 +424,7 @@ class DelayRelay(Relay):
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:
-    """Publish a stored message to its topic, on topics with extend support with its identity in a header."""
+    """Publish a stored message to its topic; with extend support, with its identity in a header."""
     record, body = decode_delay(data)
     if not isinstance(record, DelayedMessage):
         raise ProtocolError("not a delayed message")

@@ -82,7 +82,7 @@ class Cancellation(Enum):
     TOO_LATE = "too late"
     """It is being published; if that fails, it is not repeated."""
     UNKNOWN = "unknown"
-    """It does not wait: it is unknown, published or cancelled."""
+    """It does not wait, because it is unknown, published or cancelled."""
 
 
 @frozen

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Backoff:
-    """The state of one consumer, or of one of its connections."""
+    """The state of a consumer, or of one of its connections."""
 
     _options: BackoffOptions
-    _chance: Callable[[], float] = random.random  # returns the share of a pause to wait, 0 to 1, with jitter
+    _chance: Callable[[], float] = random.random  # share of a pause to wait, 0 to 1, with jitter
     level: int = 0  # 0 while handlers succeed
-    until: float = 0.0  # end of the pause, on the clock of the caller; 0 without one
+    until: float = 0.0  # end of the pause on the caller's clock; 0 without a pause
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:

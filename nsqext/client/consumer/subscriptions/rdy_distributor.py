@@ -1,4 +1,4 @@
-"""How many messages each connection may have in flight (RDY): arithmetic without I/O, given the time."""
+"""Distribute messages in flight among connections (RDY): arithmetic without I/O, given the time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ K = TypeVar("K", bound=Hashable)
 _NOTHING: Mapping[Any, int] = {}
 
 IDLE = 10.0
-"""Seconds without a message after which a connection has RDY 1 in favour of busier ones, and its window is reset."""
+"""Seconds without a message after which a connection has RDY 1 in favour of busier connections, and its window is
+reset.
+"""
 TURN = 5.0
 """Seconds after which a connection that receives messages ends its turn while others wait for one."""
 IDLE_TURN = 0.25
 """Seconds after which a connection that receives nothing ends its turn."""
 SETTLED = 0.25
-"""Seconds within which a server has read a command that was sent, such as a lower RDY count or an answer."""
-_TURNOVER = 0.05  # seconds within which a window was exhausted if as many messages were received
+"""Seconds within which a server has read a sent command, such as a lower RDY count or an answer."""
+_TURNOVER = 0.05  # seconds in which a window counts as exhausted if as many messages were received
 _PROBE = 0.25  # seconds without a message after which a backoff asks further connections
 _PROBES = 8  # factor by which it then asks more connections
 
@@ -31,23 +33,23 @@ class _Member:
     """A connection."""
 
     limit: int  # its largest RDY count
-    backoff: Backoff  # its own, or that of the consumer
+    backoff: Backoff  # its own, or the consumer's
     received: float  # time of the last message
-    window: int  # the RDY count that it has reached so far; it doubles when it is exhausted
-    initial: int  # its first window, and that after it was idle
-    sole: bool  # no other consumer receives its messages, so it never has to wait for a turn
+    window: int  # RDY count reached so far; doubles when it is exhausted
+    initial: int  # first window, also after it was idle
+    sole: bool  # no other consumer receives its messages, so it never waits for a turn
     share: int = 0  # its current RDY count
     claim: int = 0  # messages that may be in flight by the server's count: RDY, or more after RDY was lowered
     lowered_at: float = 0.0  # when its RDY count was lowered
-    lower: int = 0  # the claim as soon as the server has read what was sent
-    lower_since: float | None = None  # when that was seen first; None while the claim is not to be lowered
-    size: float = 0.0  # bytes of a message: a moving average, which a larger message raises at once
+    lower: int = 0  # the claim once the server has read what was sent
+    lower_since: float | None = None  # since when; None while the claim is not to be lowered
+    size: float = 0.0  # bytes of a message: a moving average, raised at once by a larger message
     recent: int = 0  # messages received since ``recent_since``
     recent_since: float = 0.0
-    turn: float | None = None  # when its turn began; None while it has no turn
-    order: int = 0  # number of its last turn: the member with the lowest one has waited longest
+    turn: float | None = None  # begin of its turn; None without a turn
+    order: int = 0  # number of its last turn: the lowest has waited longest
     paused: bool = False  # while True, its RDY count is 0
-    retired: bool = False  # whether it receives nothing any more, and is about to be closed
+    retired: bool = False  # whether it receives nothing more and will be closed
 
     @property
     def most(self) -> int:
@@ -64,9 +66,9 @@ class _Member:
         self.claim = max(self.claim, count)
 
     def settle(self, in_flight: int, now: float) -> None:
-        """Lower the claim to what was in flight while the server read all answers that were sent before.
+        """Lower the claim to the messages in flight when the server had read all earlier answers.
 
-        Messages that were sent with a larger RDY count may arrive until the server has read the lower one.
+        Messages sent with a larger RDY count may arrive until the server has read the lower count.
         """
         used = max(self.share, in_flight)
         if used >= self.claim:
@@ -84,31 +86,30 @@ class _Member:
 class RdyDistributor(Generic[K]):
     """Distribute ``max_in_flight`` among connections as RDY counts.
 
-    The messages in flight over all connections are never more. A lower RDY count takes no message back: what a
-    connection gives up, another one gets when its messages are answered, and the server must have read the RDY count.
+    The messages in flight over all connections never exceed it. A lower RDY count takes no message back: another
+    connection gets what a connection gives up when its messages are answered and the server must have read the RDY
+    count.
 
-    The window of a connection starts at ``initial_ready`` (seed 004: 1) and
-    doubles while it limits the consumer: it was exhausted, and a handler or the caller waits for messages. So a
-    consumer with slow handlers keeps few messages that others could handle, and one with fast handlers reaches its
-    share within milliseconds.
+    The window of a connection starts at ``initial_ready`` (seed 004: 1) and doubles while it limits the consumer: it
+    was exhausted, and a handler or the caller waits for messages. So a consumer with slow handlers keeps few messages
+    that others could handle, and a consumer with fast handlers reaches its share within milliseconds.
 
-    Connections that have received nothing for a while give way to busier ones. With more connections than messages
-    that may be in flight they take turns, longest waiting first, so that none starves; an idle connection ends its turn
-    early. Buckets of keys do not: the server delivers nothing of a partition behind a message whose bucket requests
-    none.
+    Connections that have received nothing for a while give way to busier connections. With more connections than
+    messages that may be in flight they take turns, longest waiting first, so that none starves; an idle connection ends
+    its turn early. Key buckets take no turns: the server delivers nothing of a partition behind a message whose bucket
+    requests none.
 
-    After a pause of the backoff, the connection that received a message last is asked first, and more connections while
-    it has no message.
+    After a pause of the backoff, the connection that received the last message is asked first, and more connections
+    while it has no message.
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
         self.max_in_flight: int = max_in_flight  # messages over all connections; may be changed
         self.paused: bool = False  # while True, all counts are 0
-        # handlers that run at the same time; a window grows to this number of messages even while no handler waits
+        # handlers that run at the same time; a window grows to this number even while no handler waits
         self.concurrency: int = 1
         self._backoff = backoff
-        # bytes over all connections, by the size of the messages received so far; each connection may have one message
-        # in all cases
+        # bytes over all connections, by the sizes received so far; each connection may always have one message
         self._max_bytes = max_bytes
         self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
@@ -136,44 +137,44 @@ class RdyDistributor(Generic[K]):
         """Add a connection, with the largest RDY count that its server accepts.
 
         Args:
-            backoff: its own, or that of the consumer.
-            sole: no other consumer could handle its messages: its first window is all that may be in flight, and it has
-                a count of 1 at least, even if there are more connections than messages that may be in flight.
+            backoff: its own, or the consumer's.
+            sole: no other consumer could handle its messages: its first window is all that may be in flight, and its
+                count is at least 1, even with more connections than messages that may be in flight.
         """
         first = self.max_in_flight if sole else self._initial
         self._members[member] = _Member(limit, backoff, now, first, first, sole)
         self._sole += sole
 
     def pause(self, member: K, *, paused: bool) -> None:
-        """Give a connection no messages, or messages again; one that is unknown is ignored."""
+        """Stop or resume messages of a connection; an unknown connection is ignored."""
         found = self._members.get(member)
         if found is not None:
             found.paused = paused
 
     def retire(self, member: K) -> None:
-        """Give a connection no messages until it is removed; one that is unknown is ignored."""
+        """Give a connection no messages until it is removed; an unknown connection is ignored."""
         found = self._members.get(member)
         if found is not None:
             found.retired = True
             self.exhausted.pop(found, None)
 
     def remove(self, member: K) -> None:
-        """Remove a connection; one that is unknown is ignored."""
+        """Remove a connection; an unknown connection is ignored."""
         found = self._members.pop(member, None)
         if found is not None:
             self.exhausted.pop(found, None)
             self._sole -= found.sole
 
     def widen(self, held: int) -> None:
-        """Raise the total by the messages that wait for their key or their time, by ``max_in_flight`` at most."""
+        """Raise the total by messages that wait for their key or time, by ``max_in_flight`` at most."""
         self._extra = min(held, self.max_in_flight)
 
     def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
-        """Record messages since the last call, 1 or more, and their bytes; return whether the counts change.
+        """Record messages since the last call, at least 1, and their bytes; return whether the counts change.
 
         Args:
-            in_flight: messages of this connection that are not answered, these included.
-            now: the time of the last read.
+            in_flight: unanswered messages of this connection, with these.
+            now: time of the last read.
         """
         found = self._members.get(member)
         if found is None:
@@ -196,8 +197,9 @@ class RdyDistributor(Generic[K]):
         return changed
 
     def limits(self, member: K) -> bool:
-        """Return whether each read of a connection has to be recorded: it is asked by the backoff, or its window
-        limits the consumer."""
+        """Return whether each read of a connection has to be recorded: the backoff asks it, or its window limits the
+        consumer.
+        """
         return self._probing_since is not None or self._limits(self._members[member])
 
     def _limits(self, member: _Member) -> bool:
@@ -206,7 +208,7 @@ class RdyDistributor(Generic[K]):
         return member.share >= member.window < member.limit
 
     def grow(self) -> None:
-        """Double the windows that were exhausted, because a handler or the caller waits."""
+        """Double exhausted windows: a handler or the caller waits."""
         for member in self.exhausted:
             _grow(member)
         self.exhausted.clear()
@@ -215,7 +217,7 @@ class RdyDistributor(Generic[K]):
         """Return the RDY count of each connection.
 
         Args:
-            in_flight: messages of each connection that are not answered.
+            in_flight: unanswered messages of each connection.
         """
         for key, member in self._members.items():
             member.settle(in_flight.get(key, 0), now)
@@ -238,7 +240,7 @@ class RdyDistributor(Generic[K]):
             member.set_share(max(member.claim + granted[key], int(member.sole)), now)
 
     def _wanted(self, in_flight: Mapping[K, int], now: float) -> dict[K, int]:
-        """Return the RDY counts that are not 0, as if no connection had more in flight."""
+        """Return the RDY counts above 0, as if no connection had more in flight."""
         most = self._most(in_flight, now)
         able = {key: member for key, member in self._members.items() if member.most > 0} if most else {}
         if len(able) > most:
@@ -257,7 +259,7 @@ class RdyDistributor(Generic[K]):
         return dict.fromkeys(idle, 1) | _share_out(most - len(idle), busy, {key: able[key].share for key in busy})
 
     def _limit(self, member: _Member, members: int) -> int:
-        """Return the largest count for a member: its window, and its part of the bytes that may be in flight."""
+        """Return the largest count of a member: its window, and its part of the bytes that may be in flight."""
         if not self._max_bytes or not member.size:
             return member.most
         return min(member.most, max(1, int(self._max_bytes / members / member.size)))
@@ -272,7 +274,7 @@ class RdyDistributor(Generic[K]):
         return most if state == "running" else min(most, self._probes(in_flight, now))
 
     def _probes(self, in_flight: Mapping[K, int], now: float) -> int:
-        """Return how many connections are asked for a message after a pause of the backoff."""
+        """Return how many connections to ask for a message after a pause of the backoff."""
         since = self._probing_since
         if since is None:
             since = self._probe_again(now)
@@ -283,7 +285,7 @@ class RdyDistributor(Generic[K]):
             key, member = last
             if in_flight.get(key, 0) or now - member.received <= IDLE_TURN:
                 return 1
-            since = self._probe_again(now)  # it was neither handled nor did it fail: it was not due, or lost
+            since = self._probe_again(now)  # neither handled nor failed: it was not due, or lost
         return int(_PROBES ** int((now - since) / _PROBE))
 
     def _probe_again(self, now: float) -> float:
@@ -316,7 +318,7 @@ class RdyDistributor(Generic[K]):
         )
         for member in waiting[: max(0, most - len(having))]:
             if not member.claim and free <= 0:
-                break  # what it waits for is not given to a connection behind it
+                break  # what it waits for is not given to connections behind it
             free -= not member.claim
             self._turns += 1
             member.turn, member.order = now, self._turns
@@ -328,10 +330,10 @@ def _grow(member: _Member) -> None:
 
 
 def _share_out(total: int, limits: Mapping[K, int], current: Mapping[K, int]) -> dict[K, int]:
-    """Give each an equal share, up to its limit; what one cannot use is given to the others.
+    """Give each an equal share, up to its limit; unused shares go to the others.
 
-    The remainder of the division goes to the largest current shares: moving it would lower a count whose messages are
-    in flight already, so that more than ``total`` messages would be in flight.
+    The remainder goes to the largest current shares: moving it would lower a count whose messages are in flight
+    already, so that more than ``total`` messages would be in flight.
     """
     shares: dict[K, int] = {}
     rest = sorted(limits.items(), key=lambda item: item[1])

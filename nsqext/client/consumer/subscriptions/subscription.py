@@ -1,4 +1,4 @@
-"""The subscription of a consumer to one partition: receive messages over its connection, and send their answers."""
+"""A consumer's subscription to a partition: receives messages over its connection, and sends their answers."""
 
 from __future__ import annotations
 
@@ -35,61 +35,60 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_MANY = 750  # answers that are sent without waiting for the end of the turn of the event loop
+_MANY = 750  # answers that are sent before the end of the turn of the event loop
 _SPARE_COUNTS = 16
-"""Counts of answered messages that are kept, beyond as many as there are messages in flight, until they are dropped."""
+"""Counts of answered messages kept beyond the number of messages in flight, before they are dropped."""
 _COMPRESSED = COMPRESS_HEADER.encode()
 _DELAYED = DUE_HEADER.encode()
 
 
 class SubscriptionMonitor(Protocol):
-    """What a subscription reports to, apart from the messages themselves."""
+    """Receives what a subscription reports, messages excepted."""
 
     early: EarlyMessages | None  # requeues messages that are not due; None before the first
-    idle: bool  # whether it has to hear of the next read
-    on_time_until: float  # messages that are read before this time arrived when they were read
+    idle: bool  # whether it needs notice of the next read
+    on_time_until: float  # messages read before this time arrived when they were read
 
     def unpacking(self) -> UnpackBudget:
-        """Return what bounds the unpacked bytes of compressed messages; made when it is needed."""
+        """Return the bound of unpacked bytes; created on first use."""
 
     def early_messages(self) -> EarlyMessages:
-        """Return ``early``, which is made when it is needed."""
+        """Return ``early``; created on first use."""
 
     @property
     def share(self) -> int:
-        """Messages that each connection may have in flight if all receive equally many; 2 or more."""
+        """Messages that each connection may have in flight if all receive equally; 2 or more."""
 
     def received(self, subscription: Subscription) -> None:
         """Record a read, after its messages were queued: while this is idle, or the subscription is limited."""
 
     def earliest_receipt(self, now: float) -> float:
-        """Return since when bytes that are read at a time may have been in the socket."""
+        """Return since when bytes read at a time may have been in the socket."""
 
     def grow(self) -> None:
-        """Raise the RDY counts that limit the consumer: what it received waits in flight until it is due."""
+        """Raise RDY counts that limit the consumer: received messages wait in flight until they are due."""
 
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         """Record that commands are pending; return whether an ``answer`` is sent at once instead of with others."""
 
     def rebalance(self) -> None:
-        """Distribute RDY again, because the state of a backoff changed."""
+        """Distribute RDY again: the state of a backoff changed."""
 
 
 @define(eq=False)
 class OrderCheck:
-    """Checks one ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
+    """Checks an ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
 
-    A new subscription, for example after a move of the leader, needs a new check (smart client note, ordered
-    consumption).
+    A new subscription, for example after a leader change, needs a new check (smart client note, ordered consumption).
     """
 
-    _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple of it; 0 for never
+    _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple; 0 for never
     _id: int = -1
     _offset: int = -1
     _last: Message | None = None
 
     def accepts(self, message: Message) -> bool:
-        """Check a received message; return whether it must be handled. Raises OrderViolation.
+        """Check a received message; return whether to handle it. Raises OrderViolation.
 
         A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
         first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
@@ -123,7 +122,7 @@ class OrderCheck:
 
 
 class Subscription(PartitionReader):
-    """A subscription to one partition, for as long as its connection lasts; owns the messages received over it."""
+    """A subscription to a partition during one connection; owns the messages received over it."""
 
     def __init__(
         self,
@@ -143,30 +142,30 @@ class Subscription(PartitionReader):
             self.partition is None and not negotiated.redesigned
         )  # whether its node is of the original NSQ
         self.in_order: bool = request.ordered
-        self.backoff: Backoff = backoff  # of the consumer, or of this connection alone
-        self.in_flight: int = 0  # messages that were received and neither answered nor timed out
+        self.backoff: Backoff = backoff  # of the consumer, or only of this connection
+        self.in_flight: int = 0  # messages received, neither answered nor timed out
         self.received: int = 0
         self.received_bytes: int = 0
-        self.received_at: float = _clock()  # time of the last read; at first, when it was opened
+        self.received_at: float = _clock()  # time of the last read; initially of the opening
         self._opened_at = self.received_at
         self.limited: bool = True  # whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
-        self.live: bool = True  # whether the connection is open
-        self.stopped: bool = False  # whether this client ended it, so that its end is not an error
-        # messages received before this time are not in flight any more: timed out, or the connection was closed
+        self.live: bool = True
+        self.stopped: bool = False  # whether this client ended it, so that its end is no error
+        # earlier messages are not in flight any more: they timed out, or the connection was closed
         self.horizon: float = float("-inf")
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
-        self.number: int = 1  # which of the subscriptions to its partition that were opened, counted from 1
-        self.moved: bool = False  # whether the channel was moved on this subscription
-        # whether the server may not have redelivered yet what another consumer had in flight before
+        self.number: int = 1  # number among the opened subscriptions to its partition, from 1
+        self.moved: bool = False
+        # whether messages that another consumer had in flight may still be redelivered
         self.taking_over: bool = False
-        # where the channel was moved to; earlier messages are finished without being delivered
+        # where the channel was moved to; earlier messages are finished undelivered
         self.start: Position | None = None
         self._deliver = deliver  # called with the messages of each read
-        self._monitor = monitor  # what it reports to
+        self._monitor = monitor
         self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
-        self._recorded = (0, 0)  # what `take_unrecorded` has returned so far
+        self._recorded = (0, 0)  # last result of `take_unrecorded`
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         # whether messages that are due soon stay in flight
         self._keeps_early = self.partition is not None and self.key_sharing is not KeySharing.SERVER
@@ -174,8 +173,8 @@ class Subscription(PartitionReader):
         self._most_pending = (
             _MANY  # answers that wait for the end of the turn of the event loop; above it they are sent
         )
-        # an nsqd of the original NSQ that was killed reads messages of its queue again. One that is in flight twice is
-        # answered once, and stays in the count that nsqd compares with RDY.
+        # a killed nsqd of the original NSQ reads queued messages again. A message in flight twice is answered once, and
+        # stays in the count that nsqd compares with RDY.
         self._overcounted = False
 
     def skip_to(self, position: Position) -> None:
@@ -191,7 +190,7 @@ class Subscription(PartitionReader):
             self.end()
 
     async def receive_beside(self, work: Callable[[TaskGroup], Coroutine[Any, Any, None]]) -> None:
-        """Receive messages until the connection ends, beside work that is cancelled then; raises why it ended."""
+        """Receive messages beside other work, which is cancelled when the connection ends; raises why it ended."""
         reason: NsqError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work, tasks)
@@ -212,7 +211,7 @@ class Subscription(PartitionReader):
 
     def _receive(self, frames: list[bytes]) -> None:
         if not self.live:
-            return  # read before the connection was closed: the server delivers them again
+            return  # read before the connection was closed: redelivered by the server
         now = _clock()
         self._expire(now)
         monitor = self._monitor
@@ -251,7 +250,7 @@ class Subscription(PartitionReader):
             keep = self._keeps_early and 2 * self.in_flight <= monitor.share
             messages = monitor.early_messages().without_early(messages, self.defer, keep=keep)
             if self.key_sharing is KeySharing.SERVER:
-                self.flush()  # before a higher RDY, with which the server would send later messages of the key
+                self.flush()  # before a higher RDY, which would bring later messages of the key
         self._deliver(messages)
         if failure is not None:
             self.fail(failure)
@@ -264,7 +263,7 @@ class Subscription(PartitionReader):
             monitor.grow()
 
     def _flooded(self) -> None:
-        """End the connection, because more than ``most_in_flight`` messages are neither answered nor timed out."""
+        """End the connection: more than ``most_in_flight`` messages are neither answered nor timed out."""
         self.fail(
             ProtocolError(
                 f"the server sent {self.in_flight} messages that were not answered, with RDY {self.ready}; "
@@ -280,7 +279,7 @@ class Subscription(PartitionReader):
         return self.received - count, self.received_bytes - size
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
-        """Finish messages that precede the start position: the server had read them before the channel was moved."""
+        """Finish messages before the start position, which the server had read before the channel was moved."""
         for number, message in enumerate(messages):
             if start.reached_by(message):
                 self.start = None
@@ -289,7 +288,7 @@ class Subscription(PartitionReader):
         return []
 
     def _count(self, counted: InFlightCount) -> None:
-        """Count messages that were received or touched as in flight."""
+        """Count received or touched messages as in flight."""
         self.in_flight += counted.count
         counts = self._counts
         counts.append(counted)
@@ -297,7 +296,7 @@ class Subscription(PartitionReader):
             self._counts = deque(counted for counted in counts if counted.count)
 
     def _expire(self, now: float) -> None:
-        """Advance the horizon, and count messages that timed out as no longer in flight."""
+        """Advance the horizon; count messages that timed out as not in flight."""
         self.horizon = horizon = now - self.msg_timeout
         counts = self._counts
         while counts and counts[0].time < horizon:
@@ -308,11 +307,11 @@ class Subscription(PartitionReader):
     # Answers
 
     def _answer(self, message: Message, command: bytes) -> None:
-        """Send an answer with the next flush; the message is not in flight any more, or is in flight from now on."""
+        """Send an answer with the next flush; the message leaves flight, or is in flight from now on."""
         if message.received < self.horizon:
             raise self._lost(message)
         if not self.pending:
-            self._begin_answers()  # first: it refuses a call in another event loop
+            self._begin_answers()  # first: refuses calls in another event loop
         message.counted.count -= 1
         self.in_flight -= 1
         self.pending.append(command)
@@ -320,13 +319,13 @@ class Subscription(PartitionReader):
             self.flush()
 
     def _begin_answers(self) -> None:
-        """Decide whether the next answers are sent at once, or together at the end of the turn of the event loop."""
+        """Decide whether to send the next answers at once, or together at the end of the turn of the event loop."""
         at_once = self._monitor.needs_flush(self, answer=True)
         self._most_pending = 0 if at_once else _MANY
 
     def finish(self, message: Message) -> None:
         """Send FIN with the next flush; raises MessageNotInFlight."""
-        # as `_answer` and `commands.fin`, without two calls, which would be 5 % of the bytecode that a message runs
+        # as `_answer` and `commands.fin`, without two calls, which would be 5 % of a message's bytecode
         if message.received < self.horizon:
             raise self._lost(message)
         pending = self.pending
@@ -353,7 +352,7 @@ class Subscription(PartitionReader):
         self.requeued += 1
 
     def record_outcome(self, failed: bool) -> None:
-        """Report to the backoff that a message failed, or was requeued without having failed."""
+        """Report to the backoff that a message failed, or was requeued without a failure."""
         now = _clock()
         if self.backoff.failed(now) if failed else self.backoff.passed(now):
             self._monitor.rebalance()
@@ -380,13 +379,13 @@ class Subscription(PartitionReader):
         now = _clock()
         if message.received < max(self.horizon, now - self.msg_timeout):
             return True
-        # the server may have ended the connection of a process that hung, and given its keys to another consumer
+        # the server may have ended the connection of a hanging process, and given its keys to another consumer
         return self.key_sharing is KeySharing.TAGS and self._may_be_ended(now)
 
     def _may_be_ended(self, now: float) -> bool:
-        """Return whether nothing was received, and so no heartbeat answered, for nearly as long as the server waits.
+        """Return whether nothing was received, so no heartbeat answered, for nearly as long as the server waits.
 
-        It ends a connection on which it reads nothing for three heartbeat intervals (captured: heartbeat).
+        It ends a connection after three heartbeat intervals without a read (captured: heartbeat).
         """
         interval = self._connection.heartbeat_interval
         return interval > 0 and now - self._connection.received_at > 2.5 * interval
@@ -420,11 +419,11 @@ class Subscription(PartitionReader):
 
     @property
     def upgradable(self) -> bool:
-        """Whether it stands still, without a word of the server, when its topic gets extend support."""
+        """Whether it stands still, without notice of the server, when its topic gets extend support."""
         return self.partition is not None and not self.request.meta.extend_support
 
     async def stop(self) -> None:
-        """Wait until the server sends no more messages; those that were received are still answered. Does not raise."""
+        """Wait until the server sends no more messages; received messages are still answered. Does not raise."""
         self.stopped = True
         await super().stop()
 

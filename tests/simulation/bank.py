@@ -7,6 +7,7 @@ an inbox; a confirmation comes back from the outbox of the second database. The 
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -94,7 +95,10 @@ class _Store(OutboxStore):
         super().__init__(database, create=life is None)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._address.target, uri=True, timeout=0, isolation_level=None)
+        connection = sqlite3.connect(self._address.target, uri=True, timeout=0, isolation_level=None)
+        # leases go by the clock of the database: in virtual time, too
+        connection.create_function("julianday", 1, lambda _: time.time() / 86400.0 + 2440587.5)
+        return connection
 
     def _begin(self) -> None:
         if self._life is not None and self._life.dead:

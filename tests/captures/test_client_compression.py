@@ -45,6 +45,13 @@ def test_the_go_client_unpacks_bodies_of_this_client_and_the_java_sdk_does_not(s
     assert compress_body(sent["headers"]["codec"], body) is not None
 
 
+@table("received", _MIXED["compressed_by_go"])
+def test_the_java_sdk_does_not_unpack_bodies_of_the_go_client(received: dict[str, Any]) -> None:
+    headers, packed = received["headers"], bytes.fromhex(received["received_by_java"])
+    assert packed in {b64decode(record["body"]) for record in _RECORDS}
+    assert decompress_body(headers, packed) == _told(int(headers["k"][1:]))
+
+
 @table(
     ("body", "values"),
     [

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
 
 _PROGRAMS = {
-    "redesigned": os.environ.get("NSQEXT_TEST_HA_PROGRAMS", ""),
-    "original": os.environ.get("NSQEXT_TEST_NSQ_PROGRAMS", ""),
+    "redesigned": os.environ.get("NSQEXT_TEST_REDESIGNED_PROGRAMS", ""),
+    "original": os.environ.get("NSQEXT_TEST_ORIGINAL_PROGRAMS", ""),
 }
 _PATIENCE = 20.0  # seconds that a frame may take
 _STEP = 0.25

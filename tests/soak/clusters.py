@@ -56,7 +56,7 @@ _KILL = os.environ.get("NSQEXT_TEST_KILL_LEADER", "")
 _START_NODE = os.environ.get("NSQEXT_TEST_START_NODE", "")
 _FREEZE = os.environ.get("NSQEXT_TEST_FREEZE_NODE", "")
 _THAW = os.environ.get("NSQEXT_TEST_THAW_NODE", "")
-_PROGRAMS = os.environ.get("NSQEXT_TEST_NSQ_PROGRAMS", "")
+_PROGRAMS = os.environ.get("NSQEXT_TEST_ORIGINAL_PROGRAMS", "")
 
 
 class SoakCluster(Protocol):
@@ -294,7 +294,7 @@ class BrokerProcess:
 class OriginalProcesses:
     """Three nsqd and a nsqlookupd of the original NSQ, each a process with files that is killed and started again.
 
-    Their programs are those of `nsqext`, or those in the directory NSQEXT_TEST_NSQ_PROGRAMS.
+    Their programs are those of `nsqext`, or those in the directory NSQEXT_TEST_ORIGINAL_PROGRAMS.
     The nsqd of NSQ keeps messages in its memory, and loses the unfinished ones by kill -9.
     """
 

@@ -114,7 +114,7 @@ class Scene:
             metadata=self,
             events=SimpleNamespace(emit=lambda *event: self.events.append(event)),
             tasks=tasks,
-            receiver=SimpleNamespace(dispatch=None, forget=self.forgotten.append),
+            receiver=SimpleNamespace(receive=None, forget=self.forgotten.append),
             wants=lambda key: self.options.partitions is None or key in self.options.partitions,
         )
         self.subject = Subscriber("t", cast("SubscriberContext", context), self.failed.append, discovered=discovered)

@@ -39,6 +39,10 @@ class Sent:
     answered: bool = False
     answers: list[object] = field(factory=list)
 
+    @property
+    def owner(self) -> SimpleNamespace:
+        return SimpleNamespace(original=self.id == TEXT_ID)
+
     def finish_now(self) -> None:
         self.answers.append("FIN")
 

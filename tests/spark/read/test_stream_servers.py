@@ -138,7 +138,7 @@ async def test_anchors_outlive_their_leader(cluster: Cluster) -> None:
         await planner.commit(end)
         await anyio.to_thread.run_sync(cluster.kill, cluster.leader("orders"))
         assert await planner.latest(end, None) == {("orders", 0): COUNT}
-    async with planning(cluster.lookupd, "orders") as planner:
+    async with planning(cluster.lookupd, "orders", existingChannel="continue") as planner:
         assert await planner.initial() == end == {("orders", 0): 8}
 
 
@@ -290,7 +290,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(cluster: Cluster) ->
         end = await planner.latest(back, None, last=planner.last)
         assert await planner.ranges(back, end) == [Range("orders", 0, COUNT - 4, COUNT + 2)]
         await planner.commit(back)
-    async with planning(cluster.lookupd, "orders") as planner:
+    async with planning(cluster.lookupd, "orders", existingChannel="continue") as planner:
         assert await planner.initial() == back, "the anchor retains what was not read"
 
 

@@ -483,9 +483,11 @@ class Subscriber:
         """Log the open subscriptions in one line."""
         by_node: dict[str, list[str]] = {}
         for subscription in self._open():
-            by_node.setdefault(subscription.node, []).append(str(subscription.partition))
+            partitions = by_node.setdefault(subscription.node, [])
+            if subscription.partition is not None:
+                partitions.append(str(subscription.partition))
         text = ", ".join(
-            node if partitions == ["-1"] else f"{node} (partitions {', '.join(partitions)})"
+            f"{node} (partitions {', '.join(partitions)})" if partitions else node
             for node, partitions in by_node.items()
         )
         extra = {"topic": self._topic, "channel": self._channel}

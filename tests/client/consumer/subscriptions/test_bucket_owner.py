@@ -104,7 +104,7 @@ class Scene:
         self.forgotten: list[Connection] = []
         context = SimpleNamespace(
             group=self,
-            receiver=SimpleNamespace(dispatch=None, forget=self.forgotten.append),
+            receiver=SimpleNamespace(receive=None, forget=self.forgotten.append),
             metadata=SimpleNamespace(channels=self),
         )
         self.watch = BucketWatch()

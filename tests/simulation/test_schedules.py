@@ -143,7 +143,7 @@ def test_a_bucket_with_two_owners_is_found() -> None:
         return True
 
     with patch.object(KeyBuckets, "_is_alone", claim_all):
-        assert "keyed" in text_of(run_one(4, features=("key_tags",)).error)
+        assert "keyed" in text_of(run_one(10, features=("key_tags",)).error)
 
 
 @pytest.mark.parametrize("features", [("joins",), ("joins", "key_tags")], ids=["command", "tags"])

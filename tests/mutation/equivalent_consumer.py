@@ -70,7 +70,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/handlers/workers.py",
         "number + 1",
-        "_MOST_NAMED = 3  # messages that a report of a blocked event loop names, at most",
+        "_MOST_NAMED = 3  # messages named in a report of a blocked event loop",
     ): "the number is chosen",
     (
         "client/consumer/subscriptions/key_buckets.py",
@@ -80,7 +80,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/key_buckets.py",
         "number + 1",
-        "_BLOCKED = 5  # looks in a row at a partition that delivers nothing, before that is an error, or is logged",
+        "_BLOCKED = 5  # reads in a row without delivery of a partition, before that is an error or logged",
     ): "the number of looks is chosen",
     (
         "client/pulse.py",
@@ -166,7 +166,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/subscription_group.py",
         "plus and minus",
-        "self.on_time_until = now + _TICK  # a shorter stall is not noticed anyway",
+        "self.on_time_until = now + _TICK  # shorter stalls are not noticed anyway",
     ): "speed only: each read asks since when its bytes may have been there",
     (
         "client/consumer/typed/body.py",

@@ -146,6 +146,10 @@ def _check(name: object, value: object) -> None:
         )
 
 
+_MAY_BE_INEXACT = frozenset((float, list, dict))
+"""Types of values with whole numbers beyond 64 bits, which orjson reads as floats."""
+
+
 def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
@@ -172,8 +176,7 @@ def decode_headers(encoded: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {}
     for item in value.values():
-        # orjson reads whole numbers beyond 64 bits as floats
-        if type(item) is not str and isinstance(item, float | list | dict):
+        if type(item) in _MAY_BE_INEXACT:
             return _with_exact_numbers(encoded, value)
     return value
 

@@ -94,7 +94,7 @@ def _layers(edges: dict[str, set[str]]) -> list[list[str]]:
     number = {room: next((n for n, names in enumerate(_LAYERS) if room in names), 0) for room in edges}
     for room, names in edges.items():
         for name in names - {"broker"}:
-            if room == "broker" and number[name] < _LAYERS.index(("protocol", "key_ranges", "http")):
+            if room == "broker" and number[name] < number["protocol"]:
                 raise ValueError(f"the broker imports {name}")
             if room != "broker" and number[name] < number[room]:
                 raise ValueError(f"{room} imports {name}, which is in a higher layer")

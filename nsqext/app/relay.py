@@ -46,6 +46,6 @@ def publish_timeout(producer: Producer) -> float:
     return float(str(producer.settings["timeout"]))
 
 
-def lease_time(producer: Producer) -> float:
-    """Return the seconds for which a relay leases messages: longer than a publish takes."""
-    return publish_timeout(producer) + _MARGIN
+def lease_time(timeout: float) -> float:
+    """Return the seconds for which a relay leases messages: longer than a publish takes, which ends by its timeout."""
+    return timeout + _MARGIN

@@ -52,9 +52,9 @@ def exact_record(message: Message) -> dict[str, Any]:
 
     Its consumer must not decompress bodies.
     """
-    record = message_record(message) | {"header_base64": _encoded(message.header)}
-    if _remade(record) == message.header:
-        del record["header_base64"]
+    record = message_record(message)
+    if _remade(record) != message.header:
+        record["header_base64"] = _encoded(message.header)
     return record
 
 

@@ -18,7 +18,7 @@ import anyio
 from anyio import to_thread
 from attrs import frozen
 
-from nsqext.app.relay import Relay, lease_time
+from nsqext.app.relay import Relay, lease_time, publish_timeout
 from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, ProtocolError
@@ -386,7 +386,7 @@ class DelayRelay(Relay):
 
     async def _publish_due(self, producer: Producer) -> None:
         store, published = self._store, self._published
-        lease = lease_time(producer)
+        lease = lease_time(publish_timeout(producer))
         async with anyio.create_task_group() as tasks:
             while True:
                 count = len(published)

@@ -119,15 +119,17 @@ class OpenTelemetry(Observer):
         creates = publishing.batch and self._create_spans
         origins = _origins(publishing.messages)
         parent: Context | None = None
-        links = []
+        links: list[Link] = []
         if not publishing.batch:
             attributes |= self._details(publishing.messages[0])
             parent, origins = origins[0], [None]
         else:
             attributes[BATCH_COUNT] = len(publishing.messages)
-            links = [_link(origin) for origin in origins if origin is not None]
-        if creates:
-            links = self._create(publishing, origins)
+            links = (
+                self._create(publishing, origins)
+                if creates
+                else [_link(origin) for origin in origins if origin is not None]
+            )
         kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
         name = f"publish {topic}"
         with (

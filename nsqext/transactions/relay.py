@@ -173,7 +173,7 @@ class OutboxRelay(Relay):
 
     async def _publish_next(self, producer: Producer, timeout: float) -> bool:
         """Publish the next messages, as long as their lease can be renewed; return whether there may be more."""
-        lease = lease_time(producer)
+        lease = lease_time(timeout)
         began = anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > began}

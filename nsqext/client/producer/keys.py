@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -201,13 +200,13 @@ class KeyGroups:
         deadlines = self._deadlines
         try:
             while deadlines:
+                place, deadline = next(iter(deadlines.items()))
                 now = _clock()
-                for place, deadline in tuple(islice(deadlines.items(), 1)):
-                    if deadline <= now:
-                        del deadlines[place]
-                        place.wake()
-                    else:
-                        await anyio.sleep(deadline - now)
+                if deadline <= now:
+                    del deadlines[place]
+                    place.wake()
+                else:
+                    await anyio.sleep(deadline - now)
         finally:
             self._watched = False
 

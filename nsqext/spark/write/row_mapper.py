@@ -99,8 +99,9 @@ class RowMapper:
         self._ask: Callable[[str], TopicMeta]
         self._metas: dict[str, TopicMeta] = {}
         self._row = 0
-        self._of_batch: BatchIds  # ids of the rows of the current batch
+        self._columns: Mapping[str, pa.Array]  # of the current batch
         self._first = 0  # number of its first row
+        self._made: BatchIds | None = None  # ids of its rows, once a row needs its id
         self._warned = False
 
     def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
@@ -115,7 +116,7 @@ class RowMapper:
         limit, most = self._options.ack_batch_bytes, self._most_rows
         for batch in batches:
             columns = dict(zip(self._names, batch.columns, strict=True))
-            self._of_batch, self._first = self._ids.of_batch(columns, self._row), self._row
+            self._columns, self._first, self._made = columns, self._row, None
             uniform = self._uniform(columns)
             if uniform is None:
                 for row in zip(*self._values(columns), strict=False):
@@ -158,12 +159,12 @@ class RowMapper:
             meta = self._metas.get(topic) or self._resolve(topic)[1]
         except InvalidInput as error:
             raise self._located(error, topic) from error.__cause__
-        bodies, keys, ids = _bytes(values), _bytes(found.get("key")), self._of_batch
+        bodies, keys = _bytes(values), _bytes(found.get("key"))
         overhead = _MESSAGE
         messages: Sequence[bytes | OutgoingMessage]
         traces: list[int] = []
         if meta.extend_support:
-            name = self._options.idempotence_header
+            name, ids = self._options.idempotence_header, self._of_batch()
             messages = [
                 OutgoingMessage(body, ids.headers(name, row), None, None, key)
                 for row, (body, key) in enumerate(zip(bodies, keys, strict=False))
@@ -171,7 +172,7 @@ class RowMapper:
             overhead += _size_of(ids.headers(name, -1)) if messages else 0
         elif meta.partition_num and (pc.max(pc.binary_length(values)).as_py() or 0) <= self._most_traced:
             self._warn_of_equal_rows(topic)
-            traces = ids.traces
+            traces = self._of_batch().traces
             if "key" in found:
                 messages = [
                     OutgoingMessage(body, None, None, trace, key)
@@ -233,7 +234,6 @@ class RowMapper:
         header: bytes | None = None,
         described: BatchIds | None = None,
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        ids, index = (self._of_batch, self._row - self._first) if described is None else (described, 0)
         try:
             meta = self._metas.get(topic) if topic is not None else None
             if meta is None or topic is None:
@@ -259,9 +259,11 @@ class RowMapper:
         if meta.extend_support:
             name = self._options.idempotence_header
             if headers is None or name not in headers:
+                ids, index = self._ids_of(described)
                 headers = {**(headers or {}), **ids.headers(name, index)}
         elif trace is None and meta.partition_num and len(value) <= self._most_traced:
             self._warn_of_equal_rows(topic)
+            ids, index = self._ids_of(described)
             trace = ids.traces[index]
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
@@ -269,8 +271,18 @@ class RowMapper:
         size = len(value) + (_size_of(headers) if headers else 0)
         return target, OutgoingMessage(value, headers, tag, trace, key), size
 
+    def _of_batch(self) -> BatchIds:
+        """Return the ids of the rows of the current batch: hashes of their content, which many batches do not need."""
+        if self._made is None:
+            self._made = self._ids.of_batch(self._columns, self._first)
+        return self._made
+
+    def _ids_of(self, described: BatchIds | None) -> tuple[BatchIds, int]:
+        """Return ids and the index of the current row, or of the description of a row, in them."""
+        return (self._of_batch(), self._row - self._first) if described is None else (described, 0)
+
     def _warn_of_equal_rows(self, topic: str) -> None:
-        if self._of_batch.ambiguous and not self._warned:
+        if self._of_batch().ambiguous and not self._warned:
             self._warned = True
             logger.warning(
                 "topic %s has no extend headers: dedupe would remove equal rows that other tasks of the batch publish; "

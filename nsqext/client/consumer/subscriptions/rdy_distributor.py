@@ -129,6 +129,11 @@ class RdyDistributor(Generic[K]):
         return len(self._members) > max(self.max_in_flight, self._sole)
 
     @property
+    def _bound(self) -> int:
+        """Messages that may be in flight over all connections."""
+        return max(self.max_in_flight + self._extra, self._sole)
+
+    @property
     def unsettled(self) -> bool:
         """Whether connections may have more in flight than their RDY count, which others get later."""
         return any(member.claim > member.share for member in self._members.values())
@@ -226,7 +231,7 @@ class RdyDistributor(Generic[K]):
 
     def _grant(self, wanted: Mapping[K, int], now: float) -> None:
         """Lower RDY counts at once; raise them by what no connection may have in flight."""
-        free = max(self.max_in_flight + self._extra, self._sole)
+        free = self._bound
         missing: dict[K, int] = {}
         for key, member in self._members.items():
             count = wanted.get(key, 0)
@@ -270,7 +275,7 @@ class RdyDistributor(Generic[K]):
             self._probing_since = None
         if self.paused or state == "waiting":
             return 0
-        most = max(self.max_in_flight + self._extra, self._sole)
+        most = self._bound
         return most if state == "running" else min(most, self._probes(in_flight, now))
 
     def _probes(self, in_flight: Mapping[K, int], now: float) -> int:
@@ -313,9 +318,7 @@ class RdyDistributor(Generic[K]):
         waiting = sorted((member for member in able.values() if member.turn is None), key=lambda member: member.order)
         if probing:
             waiting.sort(key=self._order_of_probes)
-        free = max(self.max_in_flight + self._extra, self._sole) - sum(
-            max(member.claim, member.turn is not None) for member in self._members.values()
-        )
+        free = self._bound - sum(max(member.claim, member.turn is not None) for member in self._members.values())
         for member in waiting[: max(0, most - len(having))]:
             if not member.claim and free <= 0:
                 break  # what it waits for is not given to connections behind it

@@ -152,7 +152,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended just now: its exit code follows
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""

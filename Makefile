@@ -50,34 +50,34 @@ test: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m pytest $(PARALLEL)
 
 chaos: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.chaos --schedules 200
+	$(VENV)/test/bin/python -m tests.campaigns.chaos --schedules 200
 
 hostile: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.hostile
+	$(VENV)/test/bin/python -m tests.campaigns.hostile
 
 SEEDS ?= 500
 simulate: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.simulation --seeds $(SEEDS) $(SIMULATE)
+	$(VENV)/test/bin/python -m tests.campaigns.simulation --seeds $(SEEDS) $(SIMULATE)
 
 MUTANTS ?= 60
 mutate: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.simulation.mutate
-	$(VENV)/test/bin/python -m tests.mutation --count $(MUTANTS)
+	$(VENV)/test/bin/python -m tests.campaigns.simulation.mutate
+	$(VENV)/test/bin/python -m tests.campaigns.mutation --count $(MUTANTS)
 
 MINUTES ?= 20
 soak: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.soak --minutes $(MINUTES)
+	$(VENV)/test/bin/python -m tests.campaigns.soak --minutes $(MINUTES)
 
 soak-tasks: $(VENV)/test/.ready
 	set -e; for framework in celery taskiq; do for target in embedded broker original; do \
-		$(VENV)/test/bin/python -m tests.soak.tasks --framework $$framework --target $$target; done; done
+		$(VENV)/test/bin/python -m tests.campaigns.soak.tasks --framework $$framework --target $$target; done; done
 
 soak-bank: $(VENV)/test/.ready
-	$(VENV)/test/bin/python -m tests.soak.bank --minutes $(MINUTES)
+	$(VENV)/test/bin/python -m tests.campaigns.soak.bank --minutes $(MINUTES)
 
 SECONDS ?= 60
 fuzz: $(VENV)/fuzz/.ready
-	$(VENV)/fuzz/bin/python -m tests.fuzz --seconds $(SECONDS)
+	$(VENV)/fuzz/bin/python -m tests.campaigns.fuzz --seconds $(SECONDS)
 
 spark-long: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.spark.exactly_once --kills 10

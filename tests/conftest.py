@@ -153,17 +153,17 @@ _ROOT = Path(__file__).parents[1]
 _LONG = (
     "tests/transactions/test_failures.py",
     "tests/integrations/celery/test_worker.py",
-    "tests/soak/test_tasks.py",
+    "tests/campaigns/soak/test_tasks.py",
     "tests/docs/test_snippets.py",
     "tests/cli/test_every_command.py",
     "tests/stories/test_orders.py",
     "tests/spark/test_exactly_once.py",
-    "tests/simulation/test_schedules.py",
+    "tests/campaigns/simulation/test_schedules.py",
     "tests/contract/test_delays.py",
     "tests/docs/test_migration.py",
     "tests/docs/test_examples.py",
-    "tests/soak/test_bank.py",
-    "tests/soak/test_soak.py",
+    "tests/campaigns/soak/test_bank.py",
+    "tests/campaigns/soak/test_soak.py",
     "tests/interop/test_clients.py",
     "tests/delays/test_kill.py",
     "tests/web/test_browser.py",
@@ -181,7 +181,7 @@ _LONG = (
 )
 """Files that take longest; one that was started last would be waited for."""
 
-_SPREAD = ("tests/docs/test_snippets.py", "tests/simulation/test_schedules.py")
+_SPREAD = ("tests/docs/test_snippets.py", "tests/campaigns/simulation/test_schedules.py")
 """Files whose tests share nothing, and run in any worker."""
 
 

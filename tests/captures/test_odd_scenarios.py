@@ -19,9 +19,9 @@ from nsqext.broker.nsqd.http.stats import StatsRoutes
 from nsqext.protocol.frames import FrameType
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
+from tests.campaigns.soak.clusters import free_ports
 from tests.captures import OddConversation, OddTopic, odd_conversations, owner_conversations
 from tests.captures.test_replay_tcp import comparable
-from tests.soak.clusters import free_ports
 from tests.support import plain_http
 from tests.support.nsqd_sessions import Client, Clock, make_node
 from tests.support.plain_http import post

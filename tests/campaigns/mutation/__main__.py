@@ -1,0 +1,221 @@
+"""Draw bugs from operators over the rooms that hold promises, and run the tests of their room.
+
+``python -m tests.campaigns.mutation --count 60`` prints what found each mutant, and lists the survivors. A mutant meets
+the tests that run its line. ``--at lookup/responses.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the
+tests of a file instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from random import Random
+
+import pytest
+from attrs import frozen
+
+from tests.campaigns.mutation.equivalent import reason_of
+from tests.campaigns.mutation.operators import Mutant, mutants_of, tree_of
+from tests.campaigns.mutation.rooms import NAMED, ROOMS
+from tests.campaigns.mutation.warm import ROOT, Result, Room, Warm
+
+COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
+
+
+@frozen
+class Trial:
+    """A module with a bug, for which a new interpreter is started, and the tests that have to find it.
+
+    Attributes:
+        name: the bug.
+        room: its room.
+        module: path of the module below the package.
+        source: the wrong source.
+        tests: files, folders and names of tests; none if no test runs the line.
+    """
+
+    name: str
+    room: str
+    module: str
+    source: str
+    tests: tuple[str, ...]
+
+
+def named() -> Iterator[Trial]:
+    """Yield the bugs that were not found once.
+
+    Raises:
+        LookupError: the code that a bug replaces does not exist any more.
+    """
+    for bug in NAMED:
+        source = (ROOT / "nsqext" / bug.module).read_text()
+        if bug.before not in source:
+            raise LookupError(f"{bug.name}: {bug.module} has no {bug.before!r}")
+        changed = source.replace(bug.before, bug.after, 1)
+        if "DeliveryUnknown" in bug.after:
+            changed = changed.replace(
+                "import anyio\n", "import anyio\n\nfrom nsqext.errors import DeliveryUnknown\n", 1
+            )
+        yield Trial(bug.name, "named", bug.module, changed, bug.tests)
+
+
+def sources_of(room: str) -> dict[str, str]:
+    """Return path below the package -> source of each module of a room."""
+    paths = sorted((ROOT / "nsqext" / room).rglob("*.py"))
+    return {str(path.relative_to(ROOT / "nsqext")): path.read_text() for path in paths}
+
+
+def mutants_in(sources: dict[str, str], places: list[str] | None, count: int, random: Random) -> list[Mutant]:
+    """Return every mutant of some lines (``module:line``), or as many drawn ones if no lines are given."""
+    every = [mutant for module, source in sources.items() for mutant in mutants_of(module, source)]
+    if places:
+        return [mutant for mutant in every if f"{mutant.module}:{mutant.line}" in places]
+    return random.sample(every, min(len(every), count))
+
+
+def imported(result: Result, sources: dict[str, str]) -> Trial:
+    """Return the trial of a mutant of what runs while its module is imported, which needs a new interpreter."""
+    mutant = result.mutant
+    own = f"test_{Path(mutant.module).stem}.py"
+    first = [str(path.relative_to(ROOT)) for tests in ROOMS[result.room] for path in (ROOT / tests).rglob(own)]
+    source = ast.unparse(tree_of(mutant, sources[mutant.module]))
+    return Trial(str(mutant), result.room, mutant.module, source, (*first, *ROOMS[result.room]))
+
+
+def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
+    """Return by what a bug was found: a test, or nothing."""
+    folder, began = folders.get(), time.monotonic()
+    path = folder / "nsqext" / trial.module
+    right = path.read_text()
+    path.write_text(trial.source)
+    arguments = folder / "arguments"
+    arguments.write_text("\n".join(trial.tests))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--timeout=40",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not trio and not uvloop",
+        "--keep-duplicates",  # the first file is a part of a folder that follows, and is run before it
+        f"@{arguments}",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "mutate",
+    }
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        found = ""  # the tests that were left may have found it
+    else:
+        lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
+        found = (lines[0].split(" - ")[0] if lines else "an error of pytest") if ended.returncode else ""
+    finally:
+        path.write_text(right)
+        folders.put(folder)
+    return trial, found, time.monotonic() - began
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the mutants and list the survivors; 1 if one of the named bugs survives."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.mutation", description=__doc__)
+    parser.add_argument("--count", type=int, default=60, help="mutants that are drawn")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
+    parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
+    parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for the tests of a mutant")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    names = given.room or list(ROOMS)
+    os.environ["HYPOTHESIS_PROFILE"] = "mutate"
+    os.environ["NSQEXT_TEST_LOOPS"] = "every"  # and of these asyncio's
+    totals: Counter[tuple[str, str]] = Counter()
+    rooms: list[Room] = []
+    for name in names:
+        sources, random = sources_of(name), Random(f"{name} {given.seed}")
+        wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)
+        mutants = [mutant for mutant in wanted if not reason_of(mutant)]
+        totals[name, "equivalent"] = len(wanted) - len(mutants)
+        rooms.append(Room(name, tuple(given.tests or ROOMS[name]), sources, mutants))
+    later: list[Trial] = [] if given.at or given.room else list(named())
+
+    def report(result: Result) -> None:
+        if result.swapped:
+            count(result, totals)
+        else:
+            later.append(imported(result, next(room.sources for room in rooms if room.name == result.room)))
+
+    tests = sorted({path for room in rooms if room.mutants for path in room.tests})
+    options = ["-s", "-qqq", "-p", "no:cacheprovider", "-o", "timeout=0"]
+    pytest.main([*options, *tests], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
+    try_again(later, given.processes, 5 * given.limit, totals)
+    for name in ("named", *names):
+        put_in = totals[name, "found"] + totals[name, "survived"]
+        if put_in:
+            say(
+                f"{name:20} {totals[name, 'found']} of {put_in} found ({totals[name, 'timed out']} by the time limit), "
+                f"{totals[name, 'equivalent']} more have no effect"
+            )
+    return bool(totals["named", "survived"])
+
+
+def try_again(trials: list[Trial], processes: int, limit: float, totals: Counter[tuple[str, str]]) -> None:
+    """Run each of some trials in an interpreter of its own, and count what is found."""
+    with tempfile.TemporaryDirectory(prefix="nsqext-mutants-") as temporary, ThreadPoolExecutor(processes) as pool:
+        folders: Queue[Path] = Queue()
+        for number in range(processes):
+            folders.put(copied(Path(temporary, str(number))))
+        for trial, found, seconds in pool.map(partial(run, folders=folders, limit=limit), trials):
+            totals[trial.room, "found" if found else "survived"] += 1
+            say(f"{'found' if found else 'SURVIVED':8} {seconds:6.1f} s  {trial.name}  {found}")
+
+
+def copied(folder: Path) -> Path:
+    """Copy what the tests need to a new folder; return the folder."""
+    folder.mkdir()
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, folder / name)
+    return folder
+
+
+def count(result: Result, totals: Counter[tuple[str, str]]) -> None:
+    """Print and count a result."""
+    totals[result.room, "found" if result.found else "survived"] += 1
+    totals[result.room, "timed out"] += result.timed_out
+    how = result.found or (f"{result.tests} tests run it" if result.tests else "no test runs it")
+    how += " (time limit)" * result.timed_out
+    say(f"{'found' if result.found else 'SURVIVED':8} {result.seconds:6.1f} s  {result.mutant}  {how}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

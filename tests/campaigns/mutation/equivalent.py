@@ -1,0 +1,145 @@
+"""Mutants that change nothing that a caller could observe, each with the reason; they are not put in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.campaigns.mutation.equivalent_broker import BROKER
+from tests.campaigns.mutation.equivalent_consumer import CONSUMER
+from tests.campaigns.mutation.equivalent_producer import PRODUCER
+
+if TYPE_CHECKING:
+    from tests.campaigns.mutation.operators import Mutant
+
+__all__ = ("EQUIVALENT", "reason_of")
+
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    **BROKER,
+    **CONSUMER,
+    **PRODUCER,
+    ("lookup/client.py", "number + 1", "self._lists = 0"): "the number only has to differ",
+    (
+        "lookup/client.py",
+        "number + 1",
+        "digest = blake2b(body, digest_size=16).digest()",
+    ): "the size of the digest is chosen",
+    ("lookup/client.py", "GtE to Gt", "if len(self._parsed) >= _MAX_PARSED:"): "the bound of a cache is chosen",
+    ("lookup/poller.py", "number + 1", "self._listed = 0"): "the number only has to differ",
+    ("lookup/partition_map.py", "number + 1", "self._round = 0"): "the numbers only have to rise",
+    ("lookup/partition_map.py", "number + 1", "self._round += 1"): "the numbers only have to rise",
+    ("lookup/partition_map.py", "Gt to GtE", "if len(self._sources) > _MAX_SOURCES:"): "none is removed then",
+    ("lookup/client.py", "number + 1", "self._lists += 1"): "the number only has to differ",
+    (
+        "key_ranges.py",
+        "LtE to Lt",
+        "if busiest * count <= _BUSY:",
+    ): "the share from which on a consumer is too busy is chosen",
+    (
+        "key_ranges.py",
+        "Gt to GtE",
+        "if after > _WORTH * busiest:",
+    ): "the share from which on a move is worth it is chosen",
+    (
+        "key_ranges.py",
+        "LtE to Lt",
+        "while CELLS - cell >= consumers and taken + cells[cell] / 2 <= fair:",
+    ): "both borders are equally far from the fair share",
+    (
+        "lookup/client.py",
+        "Gt to GtE",
+        "if node.epoch > known.epoch:",
+    ): "descriptions of a node of the same epoch are equal",
+    (
+        "lookup/options.py",
+        "Is to IsNot",
+        'if None in kinds or len({one["port"] is None for one in kinds if one is not None}) > 1:',
+    ): "whether both have a port or both have none",
+    (
+        "spark/read/anchor.py",
+        "number + 1",
+        "counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}",
+    ): "each partition has an anchor or is started",
+    ("spark/read/batch_plan.py", "Lt to LtE", "if since is not None and start < end:"): "an empty range stays empty",
+    ("spark/read/batch_plan.py", "Lt to LtE", "if until is not None and start < end:"): "an empty range stays empty",
+    (
+        "spark/read/planning.py",
+        "Lt to LtE",
+        "if limit < len(behind):",
+    ): "with as many messages as partitions, each gets one either way",
+    ("spark/read/planning.py", "GtE to Gt", "if steps_back or begin >= state.end:"): "an empty range stays empty",
+    (
+        "spark/read/frames.py",
+        "number + 1",
+        "frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]",
+    ): "all deliveries of a reader have bodies, or none has",
+    (
+        "spark/read/arrow.py",
+        "Gt to GtE",
+        "while count and int(ends[-1]) - before > _BATCH_BYTES:",
+    ): "a batch without rows is dropped",
+    (
+        "spark/read/arrow.py",
+        "GtE to Gt",
+        'return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\\\u") >= 0',
+    ): "a header begins with its version",
+    (
+        "spark/read/arrow.py",
+        "number + 1",
+        'return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\\\u") >= 0',
+    ): "a header begins with its version",
+    (
+        "spark/read/anchor.py",
+        "number + 1",
+        "and ((moved := self._moved_to.get(key, -1)) < count or (moved == count and key in self._unmoved))",
+    ): "no offset is negative",
+    (
+        "spark/read/range_reader.py",
+        "number + 1",
+        "_READ_AHEAD = 1  # blocks received while the caller processes one",
+    ): "the number is chosen",
+    (
+        "spark/read/range_reader.py",
+        "number + 1",
+        "_OPEN_RANGES = 4  # ranges of a task read concurrently: opening a range takes several round trips",
+    ): "the number is chosen",
+    (
+        "spark/read/range_reader.py",
+        "other bool",
+        "self._paused = False  # waiting blocks hold back further messages",
+    ): "it is set before it is read",
+    (
+        "spark/read/channel_batches.py",
+        "number + 1",
+        "self._number = 0  # of the first held message; offsets refer to it",
+    ): "it is set before it is read",
+    ("spark/read/stream_planner.py", "number + 1", "_PAUSE_FACTOR = 3"): "the length of a pause is chosen",
+    (
+        "spark/read/stream_planner.py",
+        "Gt to GtE",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "a single message is read in any case; saves a request",
+    (
+        "spark/read/stream_planner.py",
+        "number + 1",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "of two messages the first one is read in any case, and the second one is not",
+    (
+        "spark/read/stream_planner.py",
+        "Lt to LtE",
+        "if lag.count > 1 and stop < (await admin.message(*key, last)).offset:",
+    ): "a batch that ends where the last message begins does not contain it",
+    (
+        "lookup/partition_map.py",
+        "number + 1",
+        "version: int = field(default=0, eq=False)  # increases with each change",
+    ): "the numbers only have to rise",
+    ("lookup/poller.py", "number + 1", "self._rounds = 0"): "the numbers only have to rise",
+    ("lookup/poller.py", "number + 1", "_POLLS = 4  # topics polled concurrently"): "the number is chosen",
+    ("lookup/responses.py", "other bool", "@frozen(cache_hash=True)"): "speed only",
+}
+"""Module, operator and line of code -> why nothing differs."""
+
+
+def reason_of(mutant: Mutant) -> str | None:
+    """Return why a mutant has no effect, or None."""
+    return EQUIVALENT.get((mutant.module, mutant.operator, mutant.text))

@@ -1,0 +1,235 @@
+"""The simulated world: the same seed gives the same events, time is virtual, sockets behave as a kernel's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import Consumer, Message, Producer
+from nsqext.errors import InvalidSetting, NsqError
+from nsqext.testing import FaultOptions, SimulationFailed, World, simulate
+from nsqext.testing.simulation import KINDS, Fault, run_seed
+from nsqext.testing.simulation.cluster import COORDINATOR
+from nsqext.testing.simulation.faults import draw_faults
+from tests.campaigns.simulation.__main__ import run_one
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
+
+
+async def orders(world: World) -> None:
+    """Publish and consume under faults; every acknowledged message has to be consumed."""
+    await world.cluster.create_topic("orders", 2, replicas=2, channels=["billing"])
+    consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+    stored: set[bytes] = set()
+    consumed: set[bytes] = set()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumed.add(message.body)
+
+    async with consumer, Producer(world.cluster.lookupd) as producer, world.inject_faults():
+        for number in range(30):
+            body = str(number).encode()
+            try:
+                await producer.publish("orders", body)
+                stored.add(body)
+            except NsqError:
+                pass
+            await anyio.sleep(0.1)
+        with anyio.fail_after(120):
+            while not stored <= consumed:  # noqa: ASYNC110
+                await anyio.sleep(0.5)
+
+
+def traces(seeds: Sequence[int]) -> list[str]:
+    """Return the traces of a scenario and of a schedule for each seed, sorted."""
+    runs = []
+    for seed in seeds:
+        scenario = run_seed(orders, seed, draw_faults(seed, FaultOptions(), NODES, LOOKUPDS))
+        runs += [scenario, run_one(seed)]
+    return sorted(run.trace for run in runs)
+
+
+def test_a_seed_repeats_its_trace_in_another_process_after_others() -> None:
+    found = []
+    for hash_seed, seeds in (("4711", (0, 7, 50)), ("4712", (50, 7, 0))):  # sets of texts have another order
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])}
+        program = f"from tests.campaigns.simulation.test_simulate import traces; print(*traces({seeds}))"
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=100
+        )
+        found.append(ended.stdout.split())
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 6
+
+
+def test_a_seed_repeats_its_trace_in_one_process() -> None:
+    faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
+    first, second = run_seed(orders, 5, faults), run_seed(orders, 5, faults)
+    assert first.error is None
+    assert (first.trace, first.turns, first.seconds) == (second.trace, second.turns, second.seconds)
+
+
+async def no_faults(world: World) -> None:
+    """Inject nothing for an hour."""
+    began, wall = time.monotonic(), time.time()
+    await anyio.sleep(3600)
+    assert 3600 <= time.monotonic() - began < 3601
+    assert 3600 <= time.time() - wall < 3601
+
+
+def test_time_is_virtual_and_real_again_afterwards() -> None:
+    before = time.monotonic()
+    run = run_seed(no_faults, 1, (), time_limit=4000)
+    assert run.error is None
+    assert time.monotonic() - before < 600 < run.seconds
+
+
+async def silent_handler(world: World) -> None:
+    """Wait for what never happens."""
+    await anyio.sleep_forever()
+
+
+def test_a_scenario_that_hangs_fails_at_the_time_limit() -> None:
+    run = run_seed(silent_handler, 1, (), time_limit=20)
+    assert "TimeoutError" in repr(run.error)
+
+
+async def breaks_when_a_node_is_killed(world: World) -> None:
+    """Fail if a node was down."""
+    async with world.inject_faults():
+        for _ in range(50):
+            await anyio.sleep(0.1)
+            assert not world.cluster.down & {"n1"}, "n1 is down"
+
+
+def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
+    options = FaultOptions(kinds=("kill", "cut", "move", "clock_jump"), count=(8, 8), duration=3.0)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(breaks_when_a_node_is_killed, seeds=10, faults=options)
+    assert [(fault.kind, fault.target) for fault in caught.value.run.faults] == [("kill", "n1")]
+    text = str(caught.value)
+    assert "n1 is down" in text
+    assert f"simulate(breaks_when_a_node_is_killed, seeds=[{caught.value.run.seed}])" in text
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
+    target = "l1" if kind.startswith("lookup") else "n1"
+    run = run_seed(
+        orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], disk=kind in ("power", "disk_full"), keep_trace=True
+    )
+    assert run.error is None
+
+
+def test_an_unknown_kind_of_fault_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="unknown kinds of faults: fire"):
+        FaultOptions(kinds=("fire",))
+
+
+async def kills_its_producer(world: World) -> None:
+    """A client process that is killed sends nothing more, and leaves the others alone."""
+    await world.cluster.create_topic("orders", channels=["billing"])
+    sent: list[int] = []
+
+    async def produce() -> None:
+        async with Producer(world.cluster.lookupd) as producer:
+            for number in range(1000):
+                await producer.publish("orders", b"%d" % number)
+                sent.append(number)
+                await anyio.sleep(0.01)
+
+    process = world.start(produce)
+    await anyio.sleep(1)
+    await process.kill(silently=world.random.random() < 0.5)
+    count = len(sent)
+    assert 0 < count < 200
+    await anyio.sleep(1)
+    assert len(sent) == count
+    async with Producer(world.cluster.lookupd) as producer:
+        await producer.publish("orders", b"another")
+
+
+def test_client_processes_are_killed_independently() -> None:
+    assert len(simulate(kills_its_producer, seeds=6)) == 6
+
+
+async def cuts_links_between_nodes(world: World) -> None:
+    """A follower that its leader does not reach leaves the in-sync replicas; an isolated leader is replaced."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", 1, replicas=3, channels=["billing"])
+    state = cluster.runtime.replicas("orders", 0).state
+    leader = state.leader
+    follower = next(name for name in state.in_sync if name != leader)
+    async with Producer(cluster.lookupd) as producer:
+        cluster.separate(leader, follower)
+        await producer.publish("orders", b"one")
+        assert follower not in state.in_sync
+        cluster.connect(leader, follower)
+        await anyio.sleep(1)
+        assert len(state.in_sync) == 3
+        cluster.separate(COORDINATOR, leader)
+        await anyio.sleep(1)
+        assert state.leader != leader
+        await producer.publish("orders", b"two")
+        cluster.connect(COORDINATOR, leader)
+        await anyio.sleep(1)
+        assert len(state.in_sync) == 3
+
+
+def test_links_between_nodes_are_cut() -> None:
+    assert run_seed(cuts_links_between_nodes, 1, ()).error is None
+
+
+async def loses_power(world: World) -> None:
+    """Every node loses power at once; what was acknowledged is on the disks."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", 2, replicas=2, channels=["billing"])
+    consumed: set[bytes] = set()
+    consumer = Consumer("orders", "billing", lookupd=cluster.lookupd)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        consumed.add(message.body)
+
+    bodies = {b"%d" % number for number in range(20)}
+    async with Producer(cluster.lookupd) as producer:
+        for body in sorted(bodies):
+            await producer.publish("orders", body)
+    for name in cluster.nodes:
+        await cluster.cut_power(name)
+    await cluster.heal()
+    async with consumer:
+        with anyio.fail_after(30):
+            while consumed != bodies:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+
+
+def test_nodes_read_their_disks_after_a_loss_of_power() -> None:
+    assert [run_seed(loses_power, seed, (), disk=True).error for seed in range(1, 6)] == [None] * 5
+
+
+async def deletes_a_topic_while_disks_fail(world: World) -> None:
+    """Delete a topic whose files cannot be synced."""
+    cluster = world.cluster
+    await cluster.create_topic("orders", channels=["billing"])
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish("orders", b"one")
+    assert cluster.disk is not None
+    cluster.disk.failing.update(cluster.nodes)
+    cluster.runtime.delete_topic("orders")
+    del cluster.topics["orders"]
+
+
+def test_a_topic_can_be_deleted_while_disks_fail() -> None:
+    assert run_seed(deletes_a_topic_while_disks_fail, 1, (), disk=True).error is None

@@ -7,7 +7,9 @@ Tenacity is imported with the first failure or strategy.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+chance: Random = Random()
+"""Source of jitter. Clients in a background thread leave the state of the module ``random`` to the application."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=chance.seed)  # forked workers draw different pauses
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
@@ -48,10 +55,11 @@ def pause_after(wait: float | wait_base, longest: float, attempts: int, error: B
 
     ``longest`` bounds doubling pauses, not a strategy's.
     """
-    from tenacity import wait_random_exponential
+    if not isinstance(wait, (int, float)):
+        return _ask(wait, attempts, error)
+    from tenacity import wait_exponential
 
-    strategy = wait_random_exponential(multiplier=wait, max=longest) if isinstance(wait, (int, float)) else wait
-    return _ask(strategy, attempts, error)
+    return chance.uniform(0.0, _ask(wait_exponential(multiplier=wait, max=longest), attempts))
 
 
 def _ask(strategy: wait_base, attempts: int, error: BaseException | None = None) -> float:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,6 +14,7 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nsqext
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidSetting, PublishFailed
@@ -20,6 +25,21 @@ from nsqext.waits import Doubling, Waiters, Wakeup, pause_after
 def test_a_number_doubles_with_full_jitter_up_to_its_bound(first: float, longest: float, attempts: int) -> None:
     bound = min(longest, first * 2 ** max(attempts - 1, 0))
     assert 0 <= pause_after(first, longest, attempts) <= bound * 1.000001
+
+
+def test_pauses_are_drawn_without_the_state_of_the_module_random() -> None:
+    """A client in a background thread would otherwise change the numbers of a seeded application, or of hypothesis."""
+    imports = re.compile(r"^ *(import random$|from random import (?!Random$))", re.MULTILINE)
+    package = Path(nsqext.__file__).parent
+    files = [path.relative_to(package) for path in package.rglob("*.py") if imports.search(path.read_text("utf-8"))]
+    assert {path.parts[:2] for path in files} == {("testing", "simulation")}
+
+
+def test_forked_workers_draw_different_pauses() -> None:
+    program = "import os; from nsqext.waits import chance; print(os.fork() * 0 + chance.random(), flush=True)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    first, second = done.stdout.split()
+    assert first != second
 
 
 def test_a_strategy_decides_alone() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from math import inf
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from anyio.lowlevel import RunVar
 from attrs import define, field, frozen
+
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +63,7 @@ class _Upgradable:
         for topic in self.since if due and listed else due:
             if not listed:
                 self.metadata.poll_soon(topic, "r")
-            looked_up[topic] = now - random.uniform(0.0, _JITTER)
+            looked_up[topic] = now - chance.uniform(0.0, _JITTER)
         return min((max(since, looked_up[topic]) + pause for topic, since in self.since.items()), default=inf)
 
 

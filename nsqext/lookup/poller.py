@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,7 +9,7 @@ import anyio
 
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, NsqError, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
-from nsqext.waits import Doubling, Wakeup
+from nsqext.waits import Doubling, Wakeup, chance
 
 if TYPE_CHECKING:
     from nsqext.lookup.options import LookupOptions
@@ -38,7 +37,7 @@ class PollPace:
 
     def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
         self._max = max_pause  # seconds
-        self._jitter = jitter or (lambda: random.uniform(0.75, 1.0))  # factor for each pause
+        self._jitter = jitter or (lambda: chance.uniform(0.75, 1.0))  # factor for each pause
         self._pauses = Doubling(_FIRST_PAUSE, max_pause)
         self._pause = 0.0
         self._ended = float("-inf")
@@ -194,7 +193,7 @@ class Refresher:
             added = self.map is not None and not self.map.complete
             missing = (now - self._settled_at) / (_ADDED_SHARE if added else 1)
             interval = min(interval, max(_UNSETTLED, missing))
-        self.poll_at = now + interval * (1 + options.poll_jitter * random.uniform(-1, 1))
+        self.poll_at = now + interval * (1 + options.poll_jitter * chance.uniform(-1, 1))
         if self._outdated:
             self.poll_at, self._outdated = float("-inf"), False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urljoin
@@ -14,6 +13,7 @@ from nsqext.http.api import dump
 from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
 from nsqext.protocol.json_fields import Schema, UnreadableFields, read_fields
 from nsqext.protocol.server.go_format import decode
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.options import NodeOptions
@@ -116,7 +116,7 @@ async def query_auth(
     addresses = list(options.auth_addresses)
     if options.original:
         values = {"common_name": common_name} | values  # both servers sort the arguments by name
-        start = random.randrange(len(addresses))
+        start = chance.randrange(len(addresses))
         addresses = addresses[start:] + addresses[:start]
     client = HttpClient(_TIMEOUT)
     try:

@@ -6,7 +6,6 @@ With one TCP connection per node, publishes to a partition share a connection, i
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Collection
 from copy import copy
@@ -16,7 +15,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.errors import InvalidState, NsqError
-from nsqext.waits import Doubling, Waiters
+from nsqext.waits import Doubling, Waiters, chance
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
@@ -75,7 +74,7 @@ class PooledNode:
         """Record that the node could not be reached, and avoid it temporarily."""
         self.failure = error
         longest = self.rests.next()
-        self.rest_until = _clock() + random.uniform(longest / 2, longest)
+        self.rest_until = _clock() + chance.uniform(longest / 2, longest)
 
     def log_connected(self) -> None:
         """Log the first connection, and reconnections after a logged end."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from nsqext.errors import (
 )
 from nsqext.protocol.client.commands import LARGE, LargeCommand, publish_line
 from nsqext.types import Receipt, TopicMeta
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
@@ -110,7 +110,7 @@ class Route:
         self.used: bool = True  # something was published since this was set to False
         # of the next two targets, a message without key goes to the target with fewer pending requests
         self._least_pending = least_pending
-        self._next: int = previous._next if previous is not None else random.getrandbits(20)
+        self._next: int = previous._next if previous is not None else chance.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0
         # lookup counts added partitions up to two minutes before they have leaders: keys stay until then
         placed = before <= 0 or view.led.issuperset(range(before, view.partition_num))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from nsqext.testing.simulation.private_parts import Replacement, check_versions, private_parts
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
@@ -96,7 +97,7 @@ def simulated_machine(
     """
     check_versions()
     _load_product()
-    before = random.getstate()
+    before = random.getstate(), chance.getstate()
     collecting = gc.isenabled()
     _running[0] = network
     loaded = set(sys.modules)
@@ -113,12 +114,14 @@ def simulated_machine(
                 for owner, name, replacement in replacements:
                     stack.enter_context(patch.object(owner, name, replacement))
             random.seed(f"product {seed}")
+            chance.seed(f"product {seed}")
             gc.disable()  # finalizers would run at machine-dependent times
             yield
     finally:
         _running[0] = None
         _restore(loaded, functions)
-        random.setstate(before)
+        random.setstate(before[0])
+        chance.setstate(before[1])
         if collecting:
             gc.enable()
 

@@ -61,7 +61,7 @@ PRODUCER: dict[tuple[str, str, str], str] = {
     (
         "client/producer/route.py",
         "number + 1",
-        "self._next: int = previous._next if previous is not None else random.getrandbits(20)",
+        "self._next: int = previous._next if previous is not None else chance.getrandbits(20)",
     ): "the range of the first turn is chosen",
     (
         "client/producer/route.py",

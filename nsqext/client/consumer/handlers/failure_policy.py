@@ -5,7 +5,6 @@ for.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from attrs import define
 
 from nsqext.client.consumer.message import Finish, HandlerSignal, Message, Reject, Requeue, key_reader
 from nsqext.protocol.headers import KEY_HEADER
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import DeadLetterHook, FailureOptions
@@ -37,7 +37,7 @@ class FailurePolicy:
     _dead_letters: DeadLetterHook | None  # publishes dead letters; None to drop the messages
     _early: Callable[[], EarlyMessages]  # keeps messages of ordered channels until they are requeued
     _counts: RejectedCounts
-    _chance: Callable[[], float] = lambda: random.uniform(-1, 1)  # jitter
+    _chance: Callable[[], float] = lambda: chance.uniform(-1, 1)  # jitter
 
     def delay(self, message: Message) -> float:
         """Return the delay of a message that failed, in seconds."""

@@ -13,10 +13,11 @@ that many messages that fail together count once.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Literal
 
 from attrs import define
+
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ class Backoff:
     """The state of a consumer, or of one of its connections."""
 
     _options: BackoffOptions
-    _chance: Callable[[], float] = random.random  # share of a pause to wait, 0 to 1, with jitter
+    _chance: Callable[[], float] = chance.random  # share of a pause to wait, 0 to 1, with jitter
     level: int = 0  # 0 while handlers succeed
     until: float = 0.0  # end of the pause on the caller's clock; 0 without a pause
 

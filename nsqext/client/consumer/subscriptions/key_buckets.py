@@ -10,7 +10,6 @@ flight are answered. The server ends the connections of an owner that died or ha
 from __future__ import annotations
 
 import logging
-import random
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.key_ranges import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
+from nsqext.waits import chance
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -138,7 +138,7 @@ class KeyBuckets:
                 self._watch(found)
             if self._refusal is not None:
                 tasks.cancel_scope.cancel()
-            await anyio.sleep(_POLL * random.uniform(0.5, 1.5))
+            await anyio.sleep(_POLL * chance.uniform(0.5, 1.5))
 
     async def _look(self) -> ChannelConnections | None:
         """Return the connections of the channel; None if the node does not respond."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from nsqext.client.consumer.subscriptions.subscriber import LONGEST_POLL, Subscr
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
-from nsqext.waits import Wakeup, pause_after
+from nsqext.waits import Wakeup, chance, pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +134,7 @@ class TopicSubscriptions:
                 pause = pause_after(self._options.reconnect_wait, LONGEST_POLL, failures)
             else:
                 lookup = self._metadata.options
-                pause = lookup.poll_interval * (1 + lookup.poll_jitter * random.uniform(-1, 1))
+                pause = lookup.poll_interval * (1 + lookup.poll_jitter * chance.uniform(-1, 1))
             with anyio.move_on_after(pause):
                 await self._changed.wait()
 

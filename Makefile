@@ -63,6 +63,7 @@ MUTANTS ?= 60
 mutate: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.campaigns.simulation.mutate
 	$(VENV)/test/bin/python -m tests.campaigns.mutation --count $(MUTANTS)
+	$(VENV)/test/bin/python -m tests.campaigns.mutation --mistakes
 
 MINUTES ?= 20
 soak: $(VENV)/test/.ready

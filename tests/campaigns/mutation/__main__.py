@@ -2,7 +2,7 @@
 
 ``python -m tests.campaigns.mutation --count 60`` prints what found each mutant, and lists the survivors. A mutant meets
 the tests that run its line. ``--at lookup/responses.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the
-tests of a file instead.
+tests of a file instead. ``--mistakes`` puts in those of the folder ``mistakes``, ``--named TEXT`` only some of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,10 @@ import pytest
 from attrs import frozen
 
 from tests.campaigns.mutation.equivalent import reason_of
+from tests.campaigns.mutation.mistake import Mistake, mistakes_of
 from tests.campaigns.mutation.operators import Mutant, mutants_of, tree_of
-from tests.campaigns.mutation.rooms import NAMED, ROOMS
-from tests.campaigns.mutation.warm import ROOT, Result, Room, Warm
+from tests.campaigns.mutation.rooms import ROOMS
+from tests.campaigns.mutation.warm import ROOT, Bug, Result, Room, Warm
 
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
 
@@ -53,27 +53,10 @@ class Trial:
     tests: tuple[str, ...]
 
 
-def named() -> Iterator[Trial]:
-    """Yield the bugs that were not found once.
-
-    Raises:
-        LookupError: the code that a bug replaces does not exist any more.
-    """
-    for bug in NAMED:
-        source = (ROOT / "nsqext" / bug.module).read_text()
-        if bug.before not in source:
-            raise LookupError(f"{bug.name}: {bug.module} has no {bug.before!r}")
-        changed = source.replace(bug.before, bug.after, 1)
-        if "DeliveryUnknown" in bug.after:
-            changed = changed.replace(
-                "import anyio\n", "import anyio\n\nfrom nsqext.errors import DeliveryUnknown\n", 1
-            )
-        yield Trial(bug.name, "named", bug.module, changed, bug.tests)
-
-
 def sources_of(room: str) -> dict[str, str]:
-    """Return path below the package -> source of each module of a room."""
-    paths = sorted((ROOT / "nsqext" / room).rglob("*.py"))
+    """Return path below the package -> source of each module of a room, which is a folder or a module."""
+    folder = ROOT / "nsqext" / room
+    paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     return {str(path.relative_to(ROOT / "nsqext")): path.read_text() for path in paths}
 
 
@@ -85,13 +68,30 @@ def mutants_in(sources: dict[str, str], places: list[str] | None, count: int, ra
     return random.sample(every, min(len(every), count))
 
 
-def imported(result: Result, sources: dict[str, str]) -> Trial:
-    """Return the trial of a mutant of what runs while its module is imported, which needs a new interpreter."""
-    mutant = result.mutant
-    own = f"test_{Path(mutant.module).stem}.py"
+def drawn(sources: dict[str, str], mutants: list[Mutant]) -> list[Bug]:
+    """Return the bugs that mutants are."""
+    return [
+        Bug(str(mutant), mutant.module, mutant.line, partial(tree_of, mutant, sources[mutant.module]))
+        for mutant in mutants
+    ]
+
+
+def chosen(sources: dict[str, str], mistakes: tuple[Mistake, ...], text: str) -> list[Bug]:
+    """Return the bugs that some mistakes are."""
+    return [
+        Bug(mistake.name, mistake.module, mistake.line(source), partial(mistake.tree, source))
+        for mistake in mistakes
+        if text in mistake.name
+        for source in [sources[mistake.module]]
+    ]
+
+
+def imported(result: Result) -> Trial:
+    """Return the trial of a bug in what runs while its module is imported, which needs a new interpreter."""
+    bug = result.bug
+    own = f"test_{Path(bug.module).stem}.py"
     first = [str(path.relative_to(ROOT)) for tests in ROOMS[result.room] for path in (ROOT / tests).rglob(own)]
-    source = ast.unparse(tree_of(mutant, sources[mutant.module]))
-    return Trial(str(mutant), result.room, mutant.module, source, (*first, *ROOMS[result.room]))
+    return Trial(bug.name, result.room, bug.module, ast.unparse(bug.tree()), (*first, *ROOMS[result.room]))
 
 
 def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
@@ -145,12 +145,14 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Run the mutants and list the survivors; 1 if one of the named bugs survives."""
+    """Run the mutants and list the survivors; 1 if a mistake survives."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.mutation", description=__doc__)
     parser.add_argument("--count", type=int, default=60, help="mutants that are drawn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
     parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
+    parser.add_argument("--mistakes", action="store_true", help="those of the folder mistakes, no mutants")
+    parser.add_argument("--named", default="", help="only mistakes with this in their name")
     parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for the tests of a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -162,30 +164,34 @@ def main() -> int:
     rooms: list[Room] = []
     for name in names:
         sources, random = sources_of(name), Random(f"{name} {given.seed}")
+        tests = tuple(given.tests or ROOMS[name])
+        if given.mistakes:
+            rooms.append(Room(name, tests, sources, chosen(sources, mistakes_of(name), given.named)))
+            continue
         wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)
         mutants = [mutant for mutant in wanted if not reason_of(mutant)]
         totals[name, "equivalent"] = len(wanted) - len(mutants)
-        rooms.append(Room(name, tuple(given.tests or ROOMS[name]), sources, mutants))
-    later: list[Trial] = [] if given.at or given.room else list(named())
+        rooms.append(Room(name, tests, sources, drawn(sources, mutants)))
+    later: list[Trial] = []
 
     def report(result: Result) -> None:
         if result.swapped:
             count(result, totals)
         else:
-            later.append(imported(result, next(room.sources for room in rooms if room.name == result.room)))
+            later.append(imported(result))
 
-    tests = sorted({path for room in rooms if room.mutants for path in room.tests})
+    paths = sorted({path for room in rooms if room.bugs for path in room.tests})
     options = ["-s", "-qqq", "-p", "no:cacheprovider", "-o", "timeout=0"]
-    pytest.main([*options, *tests], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
+    pytest.main([*options, *paths], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
     try_again(later, given.processes, 5 * given.limit, totals)
-    for name in ("named", *names):
+    for name in names:
         put_in = totals[name, "found"] + totals[name, "survived"]
         if put_in:
             say(
                 f"{name:20} {totals[name, 'found']} of {put_in} found ({totals[name, 'timed out']} by the time limit), "
                 f"{totals[name, 'equivalent']} more have no effect"
             )
-    return bool(totals["named", "survived"])
+    return given.mistakes and any(totals[name, "survived"] for name in names)
 
 
 def try_again(trials: list[Trial], processes: int, limit: float, totals: Counter[tuple[str, str]]) -> None:
@@ -214,7 +220,7 @@ def count(result: Result, totals: Counter[tuple[str, str]]) -> None:
     totals[result.room, "timed out"] += result.timed_out
     how = result.found or (f"{result.tests} tests run it" if result.tests else "no test runs it")
     how += " (time limit)" * result.timed_out
-    say(f"{'found' if result.found else 'SURVIVED':8} {result.seconds:6.1f} s  {result.mutant}  {how}")
+    say(f"{'found' if result.found else 'SURVIVED':8} {result.seconds:6.1f} s  {result.bug.name}  {how}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -14,6 +15,7 @@ from types import CodeType, FunctionType
 
 __all__ = ("functions_by_file", "swap")
 
+_CONSTANT = (str, bytes, int, float, bool, tuple, list, dict, set, frozenset)
 _NEW_LOCALS = 0x2
 """Flag of code with local variables of a call, in contrast to that of a module or class."""
 
@@ -32,7 +34,8 @@ def functions_by_file() -> dict[str, list[FunctionType]]:
 def swap(functions: list[FunctionType], file: str, source: str, changed: ast.Module) -> bool:
     """Give the functions of a module the code of a changed one; return whether this puts the change in.
 
-    What runs while a module is imported (defaults, decorators, class attributes) cannot be changed later.
+    Of what runs while a module is imported, constants can be changed later; defaults, decorators and class attributes
+    cannot.
 
     Args:
         functions: those that were imported from the file.
@@ -43,6 +46,8 @@ def swap(functions: list[FunctionType], file: str, source: str, changed: ast.Mod
     right = compile(source, file, "exec", dont_inherit=True)
     codes = dict(_differences(right, compile(changed, file, "exec", dont_inherit=True)))
     pairs = [(found, codes[found.__code__]) for found in functions if found.__code__ in codes]
+    if right in codes and _are_constants(ast.parse(source), changed):
+        return not pairs and _swap_constants(file, source, changed)
     if not pairs or not all(_is_function(code) for code in codes):
         return False
     if any(function.__code__.co_freevars != code.co_freevars for function, code in pairs):
@@ -50,6 +55,36 @@ def swap(functions: list[FunctionType], file: str, source: str, changed: ast.Mod
     for function, code in pairs:
         function.__code__ = code
     return True
+
+
+def _are_constants(right: ast.Module, wrong: ast.Module) -> bool:
+    """Return whether trees differ only in constants of the module."""
+    pairs = list(zip_longest(right.body, wrong.body))
+    differing = [one for one, other in pairs if one is None or other is None or ast.dump(one) != ast.dump(other)]
+    return all(isinstance(one, ast.Assign | ast.AnnAssign) for one in differing)
+
+
+def _swap_constants(file: str, source: str, changed: ast.Module) -> bool:
+    """Replace the constants of a module that differ, also where other modules have imported them."""
+    owner = next(module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == file)
+    right, wrong = (
+        _constants(owner.__name__, file, compile(one, file, "exec", dont_inherit=True)) for one in (source, changed)
+    )
+    names = [name for name, value in wrong.items() if name in right and repr(value) != repr(right[name])]
+    for name in names:
+        held = vars(owner)[name]
+        importers = [] if name.startswith("_") else list(sys.modules.values())
+        for module in (owner, *importers):
+            if vars(module).get(name) is held:
+                setattr(module, name, wrong[name])
+    return bool(names)
+
+
+def _constants(name: str, file: str, code: CodeType) -> dict[str, object]:
+    """Run a module once more; return the values of its constants."""
+    values: dict[str, object] = {"__name__": name, "__file__": file}
+    exec(code, values)  # noqa: S102 - a module of the package
+    return {name: value for name, value in values.items() if type(value) in _CONSTANT and not name.startswith("__")}
 
 
 def _is_function(code: CodeType) -> bool:

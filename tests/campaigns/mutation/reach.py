@@ -44,6 +44,8 @@ class Reach:
     def of(self, module: str, source: str, line: int, files: dict[str, str], kills: Counter[str]) -> list[str]:
         """Return the tests that run a line, in the order in which a bug meets them.
 
+        A constant of a module meets all tests that run the module.
+
         Args:
             module: path below the package.
             source: of the module.
@@ -52,7 +54,10 @@ class Reach:
             kills: how many bugs each test found.
         """
         lines = self.tests.get(module, {})
-        found: set[str] = set().union(*(lines.get(number, set()) for number in _statement(ast.parse(source), line)))
+        tree = ast.parse(source)
+        constant = _is_constant(tree, line)
+        reached = lines.values() if constant else (lines.get(number, set()) for number in _statement(tree, line))
+        found: set[str] = set().union(*reached)
         own = f"test_{PurePath(module).stem}.py"
         best = Counter[str]()
         for test in found:
@@ -95,6 +100,11 @@ class LineTrace:
         if event == "line":
             self.ran.add((frame.f_code.co_filename, frame.f_lineno))
         return self._line
+
+
+def _is_constant(tree: ast.Module, line: int) -> bool:
+    around = (one for one in tree.body if one.lineno <= line <= (one.end_lineno or one.lineno))
+    return any(isinstance(one, ast.Assign | ast.AnnAssign) for one in around)
 
 
 def _statement(tree: ast.AST, line: int) -> range:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ SOURCE = """
 from functools import wraps
 
 LIMIT = 3
+DOUBLE = [LIMIT + LIMIT]
 
 
 def logged(function):
@@ -49,7 +51,7 @@ class Counter:
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Any:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module that is imported from a file."""
     path = tmp_path / "swapped.py"
     path.write_text(SOURCE)
@@ -57,6 +59,7 @@ def module(tmp_path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     found = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "swapped", found)
     spec.loader.exec_module(found)
     return found
 
@@ -85,10 +88,17 @@ def test_a_function_in_a_method_is_changed_for_existing_objects(module: Any) -> 
     assert counter.add() == 0
 
 
-@pytest.mark.parametrize("before", ["3", "1"])
-def test_what_runs_while_the_module_is_imported_cannot_be_changed(module: Any, before: str) -> None:
-    assert not put_in(module, "number + 1", before)
-    assert (module.LIMIT, module.Counter.first) == (3, 1)
+def test_a_constant_is_changed_also_where_it_was_imported(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    importer = ModuleType("importer")
+    vars(importer).update(LIMIT=module.LIMIT, OTHER=module.LIMIT)
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    assert put_in(module, "number + 1", "3")
+    assert (module.LIMIT, module.DOUBLE, importer.LIMIT, importer.OTHER) == (4, [8], 4, 3)
+
+
+def test_what_else_runs_while_the_module_is_imported_cannot_be_changed(module: Any) -> None:
+    assert not put_in(module, "number + 1", "1")
+    assert module.Counter.first == 1
 
 
 def test_the_other_nodes_of_a_changed_tree_keep_their_lines() -> None:

@@ -30,6 +30,13 @@ def test_fast_tests_of_the_module_come_first_then_those_that_found_bugs() -> Non
     assert reach().of("double.py", SOURCE, 3, files, Counter())[:3] == ["own", "other", "kills"]
 
 
+def test_a_constant_meets_the_tests_of_its_module() -> None:
+    measured = Reach(
+        {"double.py": {2: {"own"}, 3: {"other", "slow"}}}, dict.fromkeys(FILES, 0.1) | {"slow": 2.0}, set()
+    )
+    assert measured.of("double.py", f"{SOURCE}LIMIT = 3\n", 5, FILES, Counter()) == ["own", "other", "slow"]
+
+
 def test_reaches_of_several_files_are_added() -> None:
     both = reach()
     both.add(Reach({"double.py": {2: {"new"}}}, {"new": 0.2}, set()))

@@ -5,6 +5,7 @@ A mutant costs what its tests take until one of them fails, without a new interp
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import pickle
@@ -29,10 +30,9 @@ import pytest
 from attrs import frozen
 
 from tests.campaigns.mutation.code_swap import functions_by_file, swap
-from tests.campaigns.mutation.operators import Mutant, tree_of
 from tests.campaigns.mutation.reach import LineTrace, Reach
 
-__all__ = ("Result", "Room", "Warm")
+__all__ = ("Bug", "Result", "Room", "Warm")
 
 ROOT = Path(__file__).parents[3]
 _KEPT = ROOT / ".pytest_cache" / "reach"
@@ -45,29 +45,46 @@ _PATIENCE = 3.0
 
 
 @frozen
+class Bug:
+    """A change of one module.
+
+    Attributes:
+        name: what is changed.
+        module: path of the module below the package.
+        line: where.
+        tree: returns the changed module.
+    """
+
+    name: str
+    module: str
+    line: int
+    tree: Callable[[], ast.Module]
+
+
+@frozen
 class Room:
-    """A folder of the package, and what is put into it.
+    """A folder or module of the package, and what is put into it.
 
     Attributes:
         name: path below the package.
         tests: folders and files of the tests that have to find its bugs.
         sources: path of a module below the package -> its source.
-        mutants: what is put in.
+        bugs: what is put in.
     """
 
     name: str
     tests: tuple[str, ...]
     sources: dict[str, str]
-    mutants: list[Mutant]
+    bugs: list[Bug]
 
 
 @frozen
 class Result:
-    """What happened to a mutant.
+    """What happened to a bug.
 
     Attributes:
         room: name of its room.
-        mutant: what was put in.
+        bug: what was put in.
         found: the test that failed twice, or None.
         timed_out: whether this test reached its time limit.
         seconds: how long it took.
@@ -76,7 +93,7 @@ class Result:
     """
 
     room: str
-    mutant: Mutant
+    bug: Bug
     found: str | None
     timed_out: bool
     seconds: float
@@ -118,11 +135,11 @@ class Warm:
         self._items = {item.nodeid: item for item in session.items if _suits(item)}
         self._files = {name: str(item.path.relative_to(ROOT)) for name, item in self._items.items()}
         for room in self._rooms:
-            for module in room.sources if room.mutants else ():
+            for module in room.sources if room.bugs else ():
                 import_module(_name_of(module))  # some are imported when they are used
         self._functions = functions_by_file()
         for room in self._rooms:
-            if room.mutants:
+            if room.bugs:
                 self._run_room(room)
         return True
 
@@ -147,9 +164,9 @@ class Warm:
         kills: Counter[str] = Counter()
 
         def parts() -> Iterator[tuple[object, ...]]:
-            for mutant in room.mutants:
-                ordered = reach.of(mutant.module, room.sources[mutant.module], mutant.line, self._files, kills)
-                yield room, mutant, ordered, reach.seconds
+            for bug in room.bugs:
+                ordered = reach.of(bug.module, room.sources[bug.module], bug.line, self._files, kills)
+                yield room, bug, ordered, reach.seconds
 
         for result, test in self._forks(self._try, parts()):
             kills[test] += 1
@@ -183,7 +200,7 @@ class Warm:
     def _measure(self, room: Room, file: str, tests: list[str]) -> tuple[Reach, str]:
         """Run the tests of a file without a bug."""
         reach, begun = Reach(), 0.0
-        trace = LineTrace(f"{ROOT}/nsqext/{room.name}/")
+        trace = LineTrace(f"{ROOT}/nsqext/{room.name}")
         with trace:
             for event, test in self._events(tests, lambda test: trace.ran.clear(), stop=False):
                 if event == "begin":
@@ -197,14 +214,12 @@ class Warm:
                         reach.tests.setdefault(module, {}).setdefault(line, set()).add(test)
         return reach, file
 
-    def _try(
-        self, room: Room, mutant: Mutant, tests: list[str], seconds: dict[str, float]
-    ) -> tuple[Result, str | None]:
-        """Put a mutant in, and run tests until one of them fails twice."""
+    def _try(self, room: Room, bug: Bug, tests: list[str], seconds: dict[str, float]) -> tuple[Result, str | None]:
+        """Put a bug in, and run tests until one of them fails twice."""
         began = time.monotonic()
-        file, source = str(ROOT / "nsqext" / mutant.module), room.sources[mutant.module]
-        if not swap(self._functions[file], file, source, tree_of(mutant, source)):
-            return Result(room.name, mutant, None, False, 0.0, len(tests), swapped=False), None
+        file, source = str(ROOT / "nsqext" / bug.module), room.sources[bug.module]
+        if not swap(self._functions[file], file, source, bug.tree()):
+            return Result(room.name, bug, None, False, 0.0, len(tests), swapped=False), None
         left, found, timed_out = deque(tests), None, False
         while left and found is None and time.monotonic() - began < self._limit:
             failed, _ = self._fails(list(left), seconds, 1, began + self._limit)
@@ -214,7 +229,7 @@ class Warm:
                 pass
             again, timed_out = self._fails([failed], seconds, 2, inf)
             found = failed if again is not None else None
-        return Result(room.name, mutant, found, timed_out, time.monotonic() - began, len(tests)), found
+        return Result(room.name, bug, found, timed_out, time.monotonic() - began, len(tests)), found
 
     def _fails(self, tests: list[str], seconds: dict[str, float], patience: int, end: float) -> tuple[str | None, bool]:
         """Return the first test that fails in a new process until a time, and whether it reached its time limit."""

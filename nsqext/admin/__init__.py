@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from nsqext.admin.admin import Admin
 from nsqext.admin.options import NewTopicSettings, TopicSettings
-from nsqext.admin.results import (
-    ChannelStats,
-    ClientStats,
-    KeyRange,
-    NodeStatus,
-    PartitionChannelStats,
-    PartitionStats,
-    StoredMessage,
-    TopicInfo,
-    TopicStats,
-)
+from nsqext.admin.results import NodeStatus, StoredMessage, TopicInfo, TopicStats
+from nsqext.lookup.node_stats import ChannelStats, ClientStats, KeyRange, PartitionChannelStats, PartitionStats
 
 __all__ = (
     "Admin",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nsqext.admin.requests import ClusterRequests
-    from nsqext.admin.results import PartitionStats, TopicStats
+    from nsqext.admin.results import TopicStats
+    from nsqext.lookup.node_stats import PartitionStats
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import Address
 

@@ -8,121 +8,15 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from nsqext.admin.requests import ask_all, cluster_generation, generation_of, http_address, http_of
-from nsqext.admin.results import (
-    ChannelStats,
-    ClientStats,
-    Generation,
-    KeyRange,
-    NodeStatus,
-    PartitionChannelStats,
-    PartitionStats,
-    TopicStats,
-)
-from nsqext.errors import ConnectionFailed, ProtocolError
+from nsqext.admin.results import Generation, NodeStatus, TopicStats
+from nsqext.errors import ConnectionFailed
 from nsqext.errors.outside_text import outside_text
+from nsqext.lookup.node_stats import ChannelStats, PartitionChannelStats, PartitionStats, read_stats
 from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
     from nsqext.lookup.partition_map import PartitionMap
-
-
-def _text(value: object) -> str:
-    """Return a name or another text of a node, for errors, logs and terminals."""
-    return outside_text(str(value))
-
-
-def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
-    """Parse a node's statistics: its led partitions, by topic."""
-    found: dict[str, list[PartitionStats]] = {}
-    try:
-        for topic in data.get("topics") or ():
-            if topic.get("is_leader", True):
-                found.setdefault(_text(topic["topic_name"]), []).append(_read_partition(topic, node))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"invalid response to /stats: {outside_text(repr(error))}", node=str(node)) from error
-    return found
-
-
-def _read_partition(data: Mapping[str, Any], node: Address) -> PartitionStats:
-    partition = int(data["topic_partition"]) if "topic_partition" in data else None
-    channels = {_text(channel["channel_name"]): channel for channel in data.get("channels") or ()}
-    original = partition is None
-    start, end = (0, None) if original else (int(data["backend_start"]), int(data["backend_depth"]))
-    size = data.get("message_bytes") if end is None else end - start
-    return PartitionStats(
-        partition=partition,
-        node=node,
-        replicas=(),
-        messages=int(data["message_count"]),
-        bytes=None if size is None else int(size),
-        depth=int(data.get("depth", 0)) if original else 0,
-        paused=bool(data.get("paused", False)),
-        channels={name: _read_channel(name, channel, node, partition) for name, channel in sorted(channels.items())},
-        start=start,
-        end=end,
-    )
-
-
-def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: int | None) -> PartitionChannelStats:
-    depth = int(data.get("depth", 0))
-    in_flight = int(data.get("in_flight_count", 0))
-    on_disk = int(data.get("delayed_queue_count", 0))
-    deferred = int(data.get("deferred_count", 0)) + on_disk
-    # the original generation's depth excludes messages in flight and deferred messages; the redesigned generation's is
-    # the number of messages after the confirmed position, without the delayed queue
-    lag = depth + in_flight + deferred if partition is None else depth + on_disk
-    return PartitionChannelStats(
-        name=name,
-        depth=depth,
-        in_flight=in_flight,
-        deferred=deferred,
-        messages=int(data.get("message_count", 0)),
-        requeued=int(data.get("requeue_count", 0)),
-        timed_out=int(data.get("timeout_count", 0)),
-        paused=bool(data.get("paused", False)),
-        skipped=bool(data.get("skipped", False)),
-        lag=lag,
-        lag_bytes=int(data["depth_size"]) if "depth_size" in data else None,
-        clients=tuple(_read_client(client, node, partition) for client in data.get("clients") or ()),
-        dispatch=_text(data.get("dispatch") or ""),
-        key_ranges=tuple(_read_range(found) for found in data.get("key_ranges") or ()),
-        replay=int(data.get("replay_count", 0)),
-        held_keys=int(data.get("held_keys", 0)),
-        connections=int(data.get("client_num") or data.get("client_count") or len(data.get("clients") or ())),
-        # each finished message is counted in its class of latency
-        finished=sum(map(int, data.get("msg_delivery_latency_stats") or ())),
-    )
-
-
-def _read_range(data: Mapping[str, Any]) -> KeyRange:
-    return KeyRange(
-        low=float(data["low"]),
-        high=float(data["high"]),
-        client=_text(data["remote_address"]),
-        tag=_text(data["tag"]) if data.get("tag") else None,
-        rate=float(data["rate"]),
-        waiting=int(data["waiting"]),
-    )
-
-
-def _read_client(data: Mapping[str, Any], node: Address, partition: int | None) -> ClientStats:
-    return ClientStats(
-        client_id=_text(data.get("client_id", "")),
-        hostname=_text(data.get("hostname", "")),
-        address=_text(data.get("remote_address", "")),
-        user_agent=_text(data.get("user_agent", "")),
-        node=node,
-        partition=partition,
-        ready=int(data.get("ready_count", 0)),
-        in_flight=int(data.get("in_flight_count", 0)),
-        messages=int(data.get("message_count", 0)),
-        finished=int(data.get("finish_count", 0)),
-        requeued=int(data.get("requeue_count", 0)),
-        connected_at=int(data.get("connect_ts", 0)),
-        tag=_text(data["desired_tag"]) if data.get("desired_tag") else None,
-        tls=bool(data.get("tls", False)),
-    )
 
 
 def sum_up(
@@ -231,7 +125,7 @@ def _read_replicas(data: Any, leader: Address) -> tuple[str, ...]:
     """Parse the in-sync replicas in ``/coordinator/stats``; a node id is ``host:rpc_port:tcp_port:number``."""
     try:
         members: list[Mapping[str, Any]] = data["topic_coord_stats"][0].get("isr_stats") or []
-        parts = [_text(member["node_id"]).rsplit(":", 3) for member in members]
+        parts = [outside_text(str(member["node_id"])).rsplit(":", 3) for member in members]
         found = [str(Address(host, int(port))) for host, _, port, _ in parts]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         reason = f"invalid response to /coordinator/stats: {outside_text(repr(error))}"

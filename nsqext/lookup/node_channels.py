@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from attrs import frozen
-
-from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable
+from nsqext.errors import LookupFailed, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.errors.server import ChannelNotRegistered
+from nsqext.lookup.node_stats import read_stats
 from nsqext.lookup.responses import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nsqext.lookup.node_stats import PartitionChannelStats, PartitionStats
     from nsqext.lookup.responses import LookupHttp
     from nsqext.types import Address
 
 _EMPTY = "commit log end of file"
 _SHOWN = 200
-
-
-class ChannelClient(NamedTuple):
-    """A connection that is subscribed to a channel."""
-
-    client_id: str  # as it identified
-    tag: str  # dispatch tag
-    ready: int = 0  # RDY count
-    delivered: int = 0  # messages sent to it
-    in_flight: int = 0  # messages that it has not answered
-
-
-@frozen
-class ChannelConnections:
-    """Who is subscribed to a channel at a partition, and what waits there."""
-
-    clients: tuple[ChannelClient, ...] = ()
-    depth: int = 0  # messages behind the last message up to which all are finished
-    in_flight: int = 0  # messages in flight, and requeued messages that are not due
-    paused: bool = False  # an administrator paused it: it delivers nothing
-    unread: int = 0  # messages that the server has not read from the log for this channel
-    read: int = 0  # messages read from the log's start; fewer after the channel moved back
-
-    @property
-    def unconfirmed(self) -> int:
-        """Most messages that the server may redeliver, because it has read and not confirmed them."""
-        return max(0, self.depth - self.unread)
 
 
 class LogBounds(NamedTuple):
@@ -64,62 +37,42 @@ class NodeChannels:
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
         """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
-        return bool(await self._channel(node, topic, partition, channel))
+        return await self.channel(node, topic, partition, channel) is not None
 
     async def has_topic(self, node: Address, topic: str) -> bool:
         """Return whether a node of the original NSQ has a topic; raises PartitionUnavailable."""
         return bool(await self._partitions(node, topic, None))
 
-    async def _channel(self, node: Address, topic: str, partition: int | None, channel: str) -> dict[str, Any]:
-        """Return the statistics of a channel; empty if it does not exist."""
-        entries = await self._partitions(node, topic, partition)
-        found = (one for entry in entries for one in entry["channels"] if one.get("channel_name") == channel)
-        return next(found, {})
+    async def channel(
+        self, node: Address, topic: str, partition: int | None, channel: str
+    ) -> PartitionChannelStats | None:
+        """Return the statistics of a channel at a partition; None for an unknown channel.
 
-    async def _partitions(self, node: Address, topic: str, partition: int | None) -> list[dict[str, Any]]:
-        body = await ask_node(self._http, "GET", node, "/stats", topic, partition, {"format": "json"})
-        try:
-            return [
-                {**entry, "channels": [dict(found) for found in entry.get("channels") or ()]}
-                for entry in unwrap(200, body, node).get("topics") or ()
-                if entry.get("topic_name") == topic and str(entry.get("topic_partition", partition)) == str(partition)
-            ]
-        except (AttributeError, TypeError, ValueError, LookupFailed) as error:
-            text = f"the node's statistics cannot be read: {body[:_SHOWN]!r}"
-            raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node)) from error
+        ``partition`` is None at the original NSQ. Raises PartitionUnavailable.
+        """
+        found = (part.channels.get(channel) for part in await self._partitions(node, topic, partition))
+        return next(found, None)
+
+    async def _partitions(self, node: Address, topic: str, partition: int | None) -> list[PartitionStats]:
+        """Return the partition that the node leads, or its share of an original topic; empty for an unknown topic."""
+        found = await ask_stats(self._http, node, topic, partition)
+        return [part for part in found.get(topic, ()) if part.partition == partition]
 
     async def clients(self, node: Address, topic: str, partition: int | None, channel: str) -> int:
-        """Return how many connections are subscribed to a channel at a partition, None at the original NSQ.
-
-        0 for an unknown channel. Raises PartitionUnavailable.
-        """
-        found = await self._channel(node, topic, partition, channel)
-        return int(found.get("client_num") or found.get("client_count") or len(found.get("clients") or ()))
-
-    async def connections(self, node: Address, topic: str, partition: int | None, channel: str) -> ChannelConnections:
-        """Return the connections of a channel; see `clients`."""
-        found = await self._channel(node, topic, partition, channel)
-        deferred = int(found.get("deferred_count") or 0)
-        unread = max(0, int(found.get("backlogs") or 0) - deferred)
-        return ChannelConnections(
-            tuple(map(_client, found.get("clients") or ())),
-            int(found.get("depth") or 0),
-            int(found.get("in_flight_count") or 0) + deferred,
-            bool(found.get("paused")),
-            unread,
-            int(found.get("message_count") or 0) - unread,
-        )
+        """Return how many connections are subscribed to a channel; see `channel`. 0 for an unknown channel."""
+        found = await self.channel(node, topic, partition, channel)
+        return 0 if found is None else found.connections
 
     async def log_bounds(self, node: Address, topic: str, partition: int, channel: str = "") -> LogBounds:
         """Return where a partition's log begins and ends, and where a channel is, if it exists.
 
         Raises PartitionUnavailable.
         """
-        for found in await self._partitions(node, topic, partition):
-            start, end = found.get("backend_start"), found.get("backend_depth")
-            if found.get("is_leader") and isinstance(start, int) and isinstance(end, int):
-                sizes = [one.get("depth_size") for one in found["channels"] if one.get("channel_name") == channel]
-                return LogBounds(start, end, end - sizes[0] if sizes and isinstance(sizes[0], int) else None)
+        for part in await self._partitions(node, topic, partition):
+            if part.end is not None:
+                found = part.channels.get(channel)
+                behind = None if found is None else found.lag_bytes
+                return LogBounds(part.start, part.end, None if behind is None else part.end - behind)
         text = "the node does not lead the partition"
         raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 
@@ -139,12 +92,6 @@ class NodeChannels:
             # an empty queue has only one position, and the real server refuses the move
             if _EMPTY not in error.message:
                 raise
-
-
-def _client(found: Mapping[str, Any]) -> ChannelClient:
-    tag = str(found.get("desired_tag") or "")
-    ready, delivered = int(found.get("ready_count") or 0), int(found.get("message_count") or 0)
-    return ChannelClient(str(found.get("client_id")), tag, ready, delivered, int(found.get("in_flight_count") or 0))
 
 
 async def ask_node(
@@ -181,3 +128,33 @@ async def ask_node(
         if status == 403
         else PartitionUnavailable(f"{path} was refused with {status}: {shown}")
     ).at(topic=topic, partition=partition, node=str(node))
+
+
+async def ask_stats(
+    http: LookupHttp,
+    node: Address,
+    topic: str | None,
+    partition: int | None,
+    *,
+    tcp: Address | None = None,
+    clients: bool = True,
+) -> dict[str, list[PartitionStats]]:
+    """Request the statistics of partitions that a node leads, by topic; see `ask_node`.
+
+    Args:
+        tcp: the node's TCP address in the results; by default its HTTP address, which is asked.
+        clients: whether consumers' connections are listed.
+    """
+    params = {"format": "json"} if clients else {"format": "json", "needClients": "false"}
+    body = await ask_node(http, "GET", node, "/stats", topic, partition, params)
+    try:
+        return read_stats(unwrap(200, body, node), tcp or node)
+    except (LookupFailed, ProtocolError) as error:
+        raise unreadable("the statistics", body, node, topic, partition) from error
+
+
+def unreadable(what: str, body: bytes, node: Address, topic: str | None, partition: int | None) -> PartitionUnavailable:
+    """Return the error for a response that cannot be parsed."""
+    return PartitionUnavailable(
+        f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(node)
+    )

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 import orjson
 from attrs import frozen
 
-from nsqext.admin.stats import read_stats
 from nsqext.client.consumer.position import Position
-from nsqext.errors import LookupFailed, PartitionUnavailable, ProtocolError
-from nsqext.lookup.node_channels import NodeChannels, ask_node
-from nsqext.lookup.responses import unwrap
+from nsqext.errors import PartitionUnavailable
+from nsqext.lookup.node_channels import NodeChannels, ask_node, ask_stats, unreadable
 
 if TYPE_CHECKING:
-    from nsqext.admin import PartitionStats
     from nsqext.lookup.leaders import Leader
+    from nsqext.lookup.node_stats import PartitionStats
     from nsqext.lookup.responses import LookupHttp
 
-_SHOWN = 200
 _POSITION = r"&\{\{\{\d+ \d+\} (\d+)\} (\d+)\}"
 _POSITIONS = re.compile(rf"channel end : {_POSITION},current read:.*?, current confirm {_POSITION},", re.DOTALL)
 
@@ -77,11 +74,7 @@ class PartitionNodes:
 
         Of one topic, or with None of all topics.
         """
-        body = await self._ask("GET", leader, "/stats", topic, partition, format="json", needClients="false")
-        try:
-            found = read_stats(unwrap(200, body, leader.http), leader.tcp)
-        except (LookupFailed, ProtocolError) as error:
-            raise _unreadable("the statistics", body, leader, topic, partition) from error
+        found = await ask_stats(self._http, leader.http, topic, partition, tcp=leader.tcp, clients=False)
         return {(name, part.partition or 0): part for name, parts in found.items() for part in parts}
 
     async def position(self, leader: Leader, topic: str, partition: int, channel: str) -> ChannelPosition | None:
@@ -90,7 +83,7 @@ class PartitionNodes:
         try:
             return read_position(body.decode("utf-8", "replace"))
         except ValueError as error:
-            raise _unreadable("the channel's positions", body, leader, topic, partition) from error
+            raise unreadable("the channel's positions", body, leader.http, topic, partition) from error
 
     async def message(self, leader: Leader, topic: str, partition: int, mode: str, number: int) -> MessagePosition:
         """Look a message up by ``count`` (from 1) or ``virtual_offset``, or the first retained message after it.
@@ -104,7 +97,7 @@ class PartitionNodes:
                 int(found["queue_cnt_index"]) - 1, int(found["id"]), int(found["offset"]), int(found["timestamp"])
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable("a message's position", body, leader, topic, partition) from error
+            raise unreadable("a message's position", body, leader.http, topic, partition) from error
 
     async def change_channel(self, leader: Leader, topic: str, partition: int, action: str, channel: str) -> None:
         """``create`` a channel at the end of the partition if it is missing, or ``delete`` it."""
@@ -118,11 +111,3 @@ class PartitionNodes:
         self, method: str, leader: Leader, path: str, topic: str | None, partition: int | None, **params: str | int
     ) -> bytes:
         return await ask_node(self._http, method, leader.http, path, topic, partition, params)
-
-
-def _unreadable(
-    what: str, body: bytes, leader: Leader, topic: str | None, partition: int | None
-) -> PartitionUnavailable:
-    return PartitionUnavailable(
-        f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(leader.http)
-    )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nsqext import Admin
 from nsqext.admin.requests import ClusterRequests
-from nsqext.admin.stats import read_stats
 from nsqext.errors import (
     InvalidInput,
     LookupFailed,
@@ -22,6 +21,7 @@ from nsqext.errors import (
     UnknownSetting,
 )
 from nsqext.lookup.client import LookupClient
+from nsqext.lookup.node_stats import read_stats
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found
 

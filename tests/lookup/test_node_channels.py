@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nsqext.errors import PartitionUnavailable
-from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, LogBounds, NodeChannels, ask_node
+from nsqext.lookup.node_channels import LogBounds, NodeChannels, ask_node
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import LookupHttp
 from nsqext.types import Address
 from tests.support.fake_nsqd import scripted_lookup
+from tests.support.stats import client_entry, topic_entry
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +36,7 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
         node.set_response("/stats", [1, 2])
         with pytest.raises(PartitionUnavailable, match="cannot be read"):
             await channels.exists(node.address, "t", 3, "ch")
-        topics = [{"topic_name": "t", "topic_partition": "3", "channels": [{"channel_name": "ch"}]}]
+        topics = [topic_entry("t", {"channel_name": "ch"})]
         for wrapped in ({"topics": topics}, {"status_code": 200, "data": {"topics": topics}}):
             node.set_response("/stats", wrapped)
             assert await channels.exists(node.address, "t", 3, "ch")
@@ -46,40 +47,46 @@ async def test_refusals_and_invalid_responses_of_nodes() -> None:
 
 
 async def test_what_the_statistics_of_a_channel_say() -> None:
-    one = {"client_id": "one", "desired_tag": "red", "ready_count": 9, "message_count": 40, "in_flight_count": 6}
+    one = client_entry("one", "red", ready_count=9, message_count=40, in_flight_count=6)
     clients = [one, {"client_id": "two"}]
     full = {"channel_name": "full", "clients": clients, "client_num": 7, "depth": 5, "in_flight_count": 3}
-    full |= {"deferred_count": 1, "paused": True, "backlogs": 3, "message_count": 20}
+    full |= {"deferred_count": 1, "paused": True, "backlogs": 3, "message_count": 20, "delayed_queue_count": 2}
     listed = {"channel_name": "listed", "clients": clients, "depth_size": 40}
     counted = {"channel_name": "counted", "client_count": 4}
     bare = {"channel_name": "bare"}
-    led = {"backend_start": 10, "backend_depth": 100, "is_leader": True, "channels": [full, listed, counted, bare]}
-    followed = {"backend_start": 0, "backend_depth": 1, "is_leader": False}
+    led = topic_entry("t", full, listed, counted, bare)
+    followed = topic_entry("t", is_leader=False, backend_start=0, backend_depth=1)
     async with scripted_lookup() as node, _channels() as channels:
-        topics = [{"topic_name": "t", "topic_partition": "3", **found} for found in (followed, led)]
-        node.set_response("/stats", {"topics": topics})
+        node.set_response("/stats", {"topics": [followed, led]})
         where = node.address, "t", 3
         names = ("full", "listed", "counted", "bare", "none")
         assert [await channels.clients(*where, name) for name in names] == [7, 2, 4, 0, 0]
-        found = (ChannelClient("one", "red", 9, 40, 6), ChannelClient("two", ""))
-        assert [await channels.connections(*where, name) for name in names] == [
-            ChannelConnections(found, 5, 4, True, unread=2, read=18),
-            ChannelConnections(found, 0, 0),
-            ChannelConnections((), 0, 0),
-            ChannelConnections((), 0, 0),
-            ChannelConnections(),
+        found = [await channels.channel(*where, name) for name in names]
+        assert [stats and (stats.depth, stats.in_flight, stats.deferred, stats.on_disk) for stats in found] == [
+            (5, 3, 3, 2),
+            *[(0, 0, 0, 0)] * 3,
+            None,
         ]
-        unconfirmed = [(await channels.connections(*where, name)).unconfirmed for name in names]
-        assert unconfirmed == [3, 0, 0, 0, 0]
+        assert [stats and (stats.paused, stats.unread, stats.read, stats.unconfirmed) for stats in found] == [
+            (True, 2, 18, 3),
+            *[(False, 0, 0, 0)] * 3,
+            None,
+        ]
+        clients_of = [client for stats in found if stats for client in stats.clients]
+        shown = [(one.client_id, one.tag, one.ready, one.messages, one.in_flight) for one in clients_of]
+        assert shown == [("one", "red", 9, 40, 6), ("two", None, 0, 0, 0)] * 2
         assert [await channels.log_bounds(*where, name) for name in ("listed", "bare", "none", "")] == [
             LogBounds(10, 100, 60),
             LogBounds(10, 100, None),
             LogBounds(10, 100, None),
             LogBounds(10, 100, None),
         ]
-        for wrong in ({"is_leader": False}, {"backend_start": None}, {"backend_depth": "1"}):
-            node.set_response("/stats", {"topics": [{**topics[1], **wrong}]})
-            with pytest.raises(PartitionUnavailable, match="does not lead the partition"):
+        node.set_response("/stats", {"topics": [followed]})
+        with pytest.raises(PartitionUnavailable, match="does not lead the partition"):
+            await channels.log_bounds(*where)
+        for wrong in ({"backend_start": None}, {"backend_depth": "many"}):
+            node.set_response("/stats", {"topics": [{**led, **wrong}]})
+            with pytest.raises(PartitionUnavailable, match="the statistics cannot be read"):
                 await channels.log_bounds(*where)
 
 

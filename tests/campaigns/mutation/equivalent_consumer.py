@@ -201,7 +201,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/key_buckets.py",
         "number + 1",
-        "self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))",
+        "self._raise_ready(subscription, 0 if last is None or found is None else min(last.ready, found.unconfirmed))",
     ): "two messages are requested at least",
     (
         "client/consumer/subscriptions/key_buckets.py",

@@ -19,8 +19,8 @@ from attrs import define, evolve, field, frozen
 
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors.outside_text import outside_text
 from nsqext.key_ranges import bucket_tags, count_of_tag, plan_moves, shared_tag
-from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
 from nsqext.waits import chance
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
+    from nsqext.lookup.node_stats import ClientStats, PartitionChannelStats
     from nsqext.types import Address
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
@@ -65,12 +66,12 @@ class DeliveryWatch:
 
     tags: set[str]
     looks: int = 0  # how often it delivered
-    last: ChannelConnections = field(factory=ChannelConnections)
+    last: PartitionChannelStats | None = None
 
-    def note(self, found: ChannelConnections) -> None:
+    def note(self, found: PartitionChannelStats) -> None:
         """Count a look."""
-        able = {client.tag for client in found.clients if client.in_flight < client.ready}
-        reads = bool(self.last.clients) and found.read > self.last.read
+        able = {client.tag or "" for client in found.clients if client.in_flight < client.ready}
+        reads = self.last is not None and bool(self.last.clients) and found.read > self.last.read
         self.looks += not found.paused and (reads or able >= self.tags)
         self.last = found
 
@@ -98,7 +99,8 @@ class KeyBuckets:
         self._owned: dict[str, _Bucket] = {}
         self._claiming: set[str] = set()
         self._looked = 0.0
-        self._last_owners: dict[str, ChannelClient] = {}  # other consumers, by tag
+        self._me = outside_text(self._request.client_id)  # as the statistics show it
+        self._last_owners: dict[str | None, ClientStats] = {}  # other consumers, by tag
         self._delivery = DeliveryWatch({*self._tags, shared_tag(count)})
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
@@ -140,27 +142,28 @@ class KeyBuckets:
                 tasks.cancel_scope.cancel()
             await anyio.sleep(_POLL * chance.uniform(0.5, 1.5))
 
-    async def _look(self) -> ChannelConnections | None:
+    async def _look(self) -> PartitionChannelStats | None:
         """Return the connections of the channel; None if the node does not respond."""
         request = self._request
         self._looked = _clock()
         try:
-            found = await self._context.metadata.channels.connections(
+            found = await self._context.metadata.channels.channel(
                 self._node, request.topic, request.partition, request.channel
             )
         except NsqError as error:
             self._log(f"the other consumers are not known: {error}")
             return None
-        mine = request.client_id
-        self._last_owners |= {client.tag: client for client in found.clients if client.client_id != mine}
+        if found is None:  # the channel was deleted
+            return None
+        self._last_owners |= {client.tag: client for client in found.clients if client.client_id != self._me}
         self._delivery.note(found)
         return found
 
-    def _move(self, tasks: TaskGroup, found: ChannelConnections) -> None:
+    def _move(self, tasks: TaskGroup, found: PartitionChannelStats) -> None:
         owners = {tag: {one.client_id for one in found.clients if one.tag == tag} for tag in self._tags}
         members = {one.client_id for one in found.clients if one.tag in self._delivery.tags}
         releasing = sum(bucket.release.is_set() for bucket in self._owned.values())
-        moves = plan_moves(self._request.client_id, self._tags, owners, members, releasing)
+        moves = plan_moves(self._me, self._tags, owners, members, releasing)
         for tag in moves.release:
             if tag in self._owned:
                 self._owned[tag].release.set()
@@ -169,7 +172,7 @@ class KeyBuckets:
                 self._claiming.add(tag)
                 tasks.start_soon(self._claim, tag)
 
-    def _watch(self, found: ChannelConnections) -> None:
+    def _watch(self, found: PartitionChannelStats) -> None:
         """Notice messages without a tag of these buckets, behind which the server delivers nothing of the partition.
 
         If no message of a bucket was ever delivered, producers lack the setting, and the consumer ends. Later it
@@ -177,9 +180,10 @@ class KeyBuckets:
         """
         watch, count = self._tags_watch, len(self._tags)
         buckets = [client for client in found.clients if client.tag in self._tags]
-        watch.worked = watch.worked or any(client.delivered for client in buckets)
+        watch.worked = watch.worked or any(client.messages for client in buckets)
         all_ready = {client.tag for client in buckets if client.ready} >= set(self._tags)
-        idle = all_ready and found.depth > 0 and not found.in_flight and not found.paused
+        in_memory = found.in_flight + found.deferred - found.on_disk
+        idle = all_ready and found.depth > 0 and not in_memory and not found.paused
         self._blocked = self._blocked + 1 if idle else 0
         if self._blocked == _BLOCKED and not watch.worked:
             self._refusal = InvalidSetting(
@@ -195,7 +199,7 @@ class KeyBuckets:
                 f"no message is delivered, and {found.depth} wait: the next one has no tag of key_tags={count}; give "
                 "all producers of the topic this setting, and consume what is left of others without dispatch"
             )
-        others = {count_of_tag(client.tag) for client in found.clients} - {0, count} - watch.others
+        others = {count_of_tag(client.tag or "") for client in found.clients} - {0, count} - watch.others
         for other in others:
             watch.others.add(other)
             self._log(
@@ -244,9 +248,7 @@ class KeyBuckets:
     async def _is_alone(self, tag: str) -> bool:
         """Return whether no other connection has the tag."""
         found = await self._look()
-        return found is not None and [one.client_id for one in found.clients if one.tag == tag] == [
-            self._request.client_id
-        ]
+        return found is not None and [one.client_id for one in found.clients if one.tag == tag] == [self._me]
 
     async def _own(self, bucket: _Bucket) -> None:
         """Receive the messages of a bucket; raises why the connection ended."""
@@ -260,8 +262,8 @@ class KeyBuckets:
     async def _request_messages(self, bucket: _Bucket, tasks: TaskGroup) -> None:
         """Take over a bucket, request its messages, and give it away on release."""
         subscription, group = bucket.subscription, self._context.group
-        last = self._last_owners.get(subscription.request.tag or "")
-        self._raise_ready(subscription, 0 if last is None else min(last.ready, self._delivery.last.unconfirmed))
+        last, found = self._last_owners.get(subscription.request.tag), self._delivery.last
+        self._raise_ready(subscription, 0 if last is None or found is None else min(last.ready, found.unconfirmed))
         await self._take_over(bucket)
         if subscription.taking_over:  # released unhandled: the next owner sorts the messages
             await subscription.close()

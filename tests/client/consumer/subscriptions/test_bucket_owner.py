@@ -15,14 +15,15 @@ from attrs import evolve, frozen
 from nsqext.client.consumer.subscriptions import key_buckets as module
 from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
 from nsqext.errors import ConnectionLost, InvalidSetting, NsqError, PartitionUnavailable
-from nsqext.lookup.node_channels import ChannelClient, ChannelConnections
 from nsqext.types import Address
+from tests.support.stats import channel_stats, client_entry
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
     from nsqext.client.consumer.subscriptions.subscription import Subscription
+    from nsqext.lookup.node_stats import PartitionChannelStats
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +92,7 @@ class Scene:
         self.member = Connection()
         self.member.ready = 1
         self.opened: dict[str, Connection] = {}
-        self.others: list[ChannelClient] = []
+        self.others: list[dict[str, Any]] = []
         self.changes: dict[str, Any] = changes
         self.refusals: list[NsqError] = []
         self.places: set[tuple[object, ...]] = set()
@@ -115,14 +116,17 @@ class Scene:
         for name in ("_POLL", "_TAKEOVER_POLL", "_ANSWER_POLL"):
             monkeypatch.setattr(module, name, 0.001)
 
-    async def connections(self, *place: object) -> ChannelConnections:
+    async def channel(self, *place: object) -> PartitionChannelStats:
         """Return the statistics of the channel: the connections of this consumer, and those of others."""
         self.looks += 1
         self.places.add(place)
         if self.refusals:
             raise self.refusals.pop(0)
-        mine = (ChannelClient("me", one.request.tag, one.ready, 0, one.in_flight) for one in self.all_open())
-        return evolve(ChannelConnections((*mine, *self.others)), **self.changes)
+        mine = (
+            client_entry("me", one.request.tag, ready_count=one.ready, in_flight_count=one.in_flight)
+            for one in self.all_open()
+        )
+        return evolve(channel_stats(*mine, *self.others), **self.changes)
 
     def all_open(self) -> list[Connection]:
         return [one for one in (self.member, *self.opened.values()) if not one.over.is_set()]
@@ -171,8 +175,8 @@ async def _reading(scene: Scene) -> AsyncIterator[list[NsqError]]:
         tasks.cancel_scope.cancel()
 
 
-def _other(tag: str, ready: int = 1, in_flight: int = 0, delivered: int = 0) -> ChannelClient:
-    return ChannelClient("other", tag, ready, delivered, in_flight)
+def _other(tag: str, ready: int = 1, in_flight: int = 0, delivered: int = 0) -> dict[str, Any]:
+    return client_entry("other", tag, ready_count=ready, message_count=delivered, in_flight_count=in_flight)
 
 
 async def test_a_lone_consumer_takes_all_buckets_over_and_has_them_until_its_connection_ends(
@@ -276,7 +280,7 @@ async def test_a_bucket_that_cannot_be_looked_at_is_not_claimed(
     assert await scene.subject._is_alone(_SHARED)
     scene.others = [_other(_SHARED)]
     assert not await scene.subject._is_alone(_SHARED)
-    assert scene.subject._last_owners == {_SHARED: _other(_SHARED)}
+    assert scene.subject._last_owners == {_SHARED: channel_stats(_other(_SHARED)).clients[0]}
 
 
 async def test_a_bucket_is_given_away_after_its_messages_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,26 +393,28 @@ _READY = (_other(_A), _other(_B))
 @pytest.mark.parametrize(
     ("found", "blocked"),
     [
-        (ChannelConnections(_READY, depth=1), True),
-        (ChannelConnections(_READY, depth=0), False),
-        (ChannelConnections(_READY, depth=1, in_flight=1), False),
-        (ChannelConnections(_READY, depth=1, paused=True), False),
-        (ChannelConnections((_other(_A), _other(_B, ready=0)), depth=1), False),
-        (ChannelConnections((_other(_A), _other(_SHARED)), depth=1), False),
+        (channel_stats(*_READY, depth=1), True),
+        (channel_stats(*_READY, depth=1, delayed_queue_count=1), True),
+        (channel_stats(*_READY, depth=0), False),
+        (channel_stats(*_READY, depth=1, in_flight_count=1), False),
+        (channel_stats(*_READY, depth=1, deferred_count=1), False),
+        (channel_stats(*_READY, depth=1, paused=True), False),
+        (channel_stats(_other(_A), _other(_B, ready=0), depth=1), False),
+        (channel_stats(_other(_A), _other(_SHARED), depth=1), False),
     ],
 )
 def test_a_partition_that_delivers_nothing_ends_a_consumer_whose_buckets_never_worked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: ChannelConnections, blocked: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: PartitionChannelStats, blocked: bool
 ) -> None:
     for interrupted in (False, True):
         scene = Scene(monkeypatch)
         for look in range(5):
             assert scene.subject._refusal is None
-            scene.subject._watch(ChannelConnections() if interrupted and look == 3 else found)
+            scene.subject._watch(channel_stats() if interrupted and look == 3 else found)
         assert (scene.subject._refusal is not None) is (blocked and not interrupted)
     assert not caplog.text
     worked = Scene(monkeypatch)
-    worked.subject._watch(ChannelConnections((_other(_A, delivered=1),)))
+    worked.subject._watch(channel_stats(_other(_A, delivered=1)))
     assert worked.watch.worked
     for look in range(1, 66):
         worked.subject._watch(found)
@@ -431,7 +437,7 @@ def test_other_numbers_of_buckets_are_logged_once(
 ) -> None:
     scene = Scene(monkeypatch)
     for _ in range(2):
-        scene.subject._watch(ChannelConnections((*_READY, _other("keys-4-1"), _other("blue"), _other(""))))
+        scene.subject._watch(channel_stats(*_READY, _other("keys-4-1"), _other("blue"), _other("")))
     assert caplog.text.count("other consumers have key_tags=4, and this one 2") == 1
     assert caplog.text.count("other consumers have") == 1
 

@@ -19,14 +19,17 @@ from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch, KeyB
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.lookup.node_channels import ChannelClient, ChannelConnections, NodeChannels
+from nsqext.lookup.node_channels import NodeChannels
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
 from tests.support.consumers import QUICK, eventually
+from tests.support.stats import channel_stats, client_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nsqext.lookup.node_stats import PartitionChannelStats
 
 TAGS: dict[str, Any] = {"dispatch": "key_failover", "key_tags": 4}
 
@@ -247,7 +250,7 @@ async def test_a_paused_consumer_is_no_reason_to_end(
     consumer = Consumer("paused", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
     got = _recorded(consumer)
 
-    def count(self: KeyBuckets, found: ChannelConnections) -> None:
+    def count(self: KeyBuckets, found: PartitionChannelStats) -> None:
         nonlocal looks
         looks += found.depth > 0
         watch(self, found)
@@ -287,9 +290,11 @@ async def test_consumers_with_different_numbers_are_logged(
     assert "other consumers have key_tags=4, and this one 8" in caplog.text
 
 
-def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> ChannelConnections:
-    connections = (ChannelClient("me", tag, ready, 0, in_flight) for tag, in_flight, ready in clients)
-    return ChannelConnections(tuple(connections), paused=paused, read=read)
+def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> PartitionChannelStats:
+    entries = (
+        client_entry("me", tag, ready_count=ready, in_flight_count=in_flight) for tag, in_flight, ready in clients
+    )
+    return channel_stats(*entries, paused=paused, message_count=read)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +311,7 @@ def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> C
         ([_found(9, ("a", 0, 1), ("b", 0, 1), paused=True)] * 2, 0),
     ],
 )
-def test_when_the_server_has_redelivered_what_was_requeued(looks: list[ChannelConnections], delivers: int) -> None:
+def test_when_the_server_has_redelivered_what_was_requeued(looks: list[PartitionChannelStats], delivers: int) -> None:
     watch = DeliveryWatch({"a", "b"})
     for found in looks:
         watch.note(found)
@@ -318,22 +323,24 @@ class Nodes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.changes: dict[str, Any] = {}
-        """Members of `ChannelConnections` that are replaced."""
+        """Members of the statistics that are replaced."""
         self.hidden: set[str] = set()
         """Consumers that have died as far as the nodes say."""
         self.looks = 0
         self.owned: Counter[str] = Counter()
         """Connections of each consumer."""
-        connections = NodeChannels.connections
+        channel = NodeChannels.channel
 
-        async def changed(channels: NodeChannels, *where: Any) -> ChannelConnections:
-            found = await connections(channels, *where)
+        async def changed(channels: NodeChannels, *where: Any) -> PartitionChannelStats | None:
+            found = await channel(channels, *where)
+            if found is None:
+                return None
             self.looks += 1
             self.owned = Counter(client.client_id for client in found.clients)
             clients = tuple(client for client in found.clients if client.client_id not in self.hidden)
             return evolve(found, clients=clients, **self.changes)
 
-        monkeypatch.setattr(NodeChannels, "connections", changed)
+        monkeypatch.setattr(NodeChannels, "channel", changed)
         monkeypatch.setattr(key_buckets, "_POLL", 0.05)
         monkeypatch.setattr(key_buckets, "_TAKEOVER_POLL", 0.05)
 

@@ -39,15 +39,19 @@ class Mistake:
         same += len(left) - len(left.lstrip())
         return source.count("\n", 0, source.index(self.before) + same) + 1
 
-    def tree(self, source: str) -> ast.Module:
-        """Return the changed module.
+    def changed(self, source: str) -> str:
+        """Return the source of the changed module.
 
         Raises:
             LookupError: the right text does not occur once.
         """
         if source.count(self.before) != 1:
             raise LookupError(f"{self.name}: {self.module} has not once {self.before!r}")
-        return ast.parse(source.replace(self.before, self.after))
+        return source.replace(self.before, self.after)
+
+    def tree(self, source: str) -> ast.Module:
+        """Return the changed module; raise as `changed` does."""
+        return ast.parse(self.changed(source))
 
 
 def mistakes_of(room: str) -> tuple[Mistake, ...]:

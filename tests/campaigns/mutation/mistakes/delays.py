@@ -1,0 +1,443 @@
+"""Mistakes in the relay of delayed messages and its store."""
+
+from __future__ import annotations
+
+from tests.campaigns.mutation.mistake import Mistake
+
+__all__ = ("MISTAKES",)
+
+MISTAKES = (
+    Mistake(
+        "a cancelled message comes back after a failure",
+        "delays/relay.py",
+        "            run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity=? AND "
+        'state=?", (identity, _ENDING))\n',
+        "",
+    ),
+    Mistake(
+        "a cancellation of a message that is published is forgotten",
+        "delays/relay.py",
+        '            run.execute("UPDATE delayed SET state=? WHERE identity=?", (_ENDING, identity))\n',
+        "",
+    ),
+    Mistake(
+        "cancel says cancelled of a message that is published",
+        "delays/relay.py",
+        "        if found[0] != _WAITING:\n",
+        "        if found[0] == _ENDING:\n",
+    ),
+    Mistake(
+        "cancel says unknown of a message that is published",
+        "delays/relay.py",
+        "            return Cancellation.TOO_LATE\n",
+        "            return Cancellation.UNKNOWN\n",
+    ),
+    Mistake(
+        "a cancellation that comes before its message is dropped",
+        "delays/relay.py",
+        "            run.execute(\n"
+        "                \"INSERT INTO delayed (identity, topic, due, record) VALUES (?, '', ?, '') ON "
+        'CONFLICT DO NOTHING",\n'
+        "                (identity, now),\n"
+        "            )\n",
+        "",
+    ),
+    Mistake(
+        "a cancelled message keeps its record",
+        "delays/relay.py",
+        "SET next=NULL, record='' WHERE identity=?\", (identity,))",
+        'SET next=NULL WHERE identity=?", (identity,))',
+    ),
+    Mistake(
+        "every message is cancelled",
+        "delays/relay.py",
+        "        run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity=?\", (identity,))",
+        "        run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity>=?\", (identity,))",
+    ),
+    Mistake(
+        "the partition of a message is dropped",
+        "delays/relay.py",
+        "        partition=record.partition,\n",
+        "        partition=None,\n",
+    ),
+    Mistake(
+        "the key of a message is dropped",
+        "delays/relay.py",
+        "        key=record.key,\n",
+        "",
+    ),
+    Mistake(
+        "the tag of a message is dropped",
+        "delays/relay.py",
+        "        tag=record.tag,\n",
+        "",
+    ),
+    Mistake(
+        "the trace id of a message is dropped",
+        "delays/relay.py",
+        "        trace_id=record.trace_id,\n",
+        "",
+    ),
+    Mistake(
+        "the raw header of a message is dropped",
+        "delays/relay.py",
+        "        header=record.header,\n",
+        "",
+    ),
+    Mistake(
+        "the identity is not sent",
+        "delays/relay.py",
+        "{IDENTITY_HEADER: record.identity, **(headers or {})}",
+        "dict(headers or {})",
+    ),
+    Mistake(
+        "a header of the program gives way to the identity",
+        "delays/relay.py",
+        "{IDENTITY_HEADER: record.identity, **(headers or {})}",
+        "{**(headers or {}), IDENTITY_HEADER: record.identity}",
+    ),
+    Mistake(
+        "headers are sent to topics without extend support",
+        "delays/relay.py",
+        "if record.header is None and (await producer.meta(record.topic)).extend_support:",
+        "if record.header is None:",
+    ),
+    Mistake(
+        "the store is not synchronous",
+        "delays/relay.py",
+        "PRAGMA synchronous=FULL",
+        "PRAGMA synchronous=NORMAL",
+    ),
+    Mistake(
+        "the store has no log before writes",
+        "delays/relay.py",
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA journal_mode=DELETE",
+    ),
+    Mistake(
+        "a store waits for no other process",
+        "delays/relay.py",
+        "path, timeout=_BUSY, isolation",
+        "path, timeout=0, isolation",
+    ),
+    Mistake(
+        "a transaction takes its lock late",
+        "delays/relay.py",
+        'self._database.execute("BEGIN IMMEDIATE")',
+        'self._database.execute("BEGIN")',
+    ),
+    Mistake(
+        "an error leaves the transaction open",
+        "delays/relay.py",
+        "            except BaseException:\n"
+        '                self._database.execute("ROLLBACK")\n'
+        "                raise\n",
+        "            except ZeroDivisionError:\n"
+        '                self._database.execute("ROLLBACK")\n'
+        "                raise\n",
+    ),
+    Mistake(
+        "an error commits the transaction",
+        "delays/relay.py",
+        '                self._database.execute("ROLLBACK")\n',
+        '                self._database.execute("COMMIT")\n',
+    ),
+    Mistake(
+        "threads share a transaction",
+        "delays/relay.py",
+        '        with self._lock:\n            try:\n                self._database.execute("BEGIN',
+        '        with threading.Lock():\n            try:\n                self._database.execute("BEGIN',
+    ),
+    Mistake(
+        "each start of a store has a new name",
+        "delays/relay.py",
+        "SELECT ? WHERE NOT EXISTS (SELECT * FROM store)",
+        "SELECT ? WHERE (SELECT count(*) FROM store) < 9",
+    ),
+    Mistake(
+        "a message that is received again replaces the first",
+        "delays/relay.py",
+        'VALUES (?, ?, ?, ?, ?) "\n                        "ON CONFLICT DO NOTHING",',
+        'VALUES (?, ?, ?, ?, ?) "\n'
+        '                        "ON CONFLICT DO UPDATE SET next=excluded.next, record=excluded.record",',
+    ),
+    Mistake(
+        "messages are due when they are stored",
+        "delays/relay.py",
+        "(record.identity, record.topic, record.due, record.due, encode",
+        "(record.identity, record.topic, record.due, 0, encode",
+    ),
+    Mistake(
+        "messages are published a second early",
+        "delays/relay.py",
+        "            due = int(now * 1000)\n",
+        "            due = int(now * 1000) + 1000\n",
+    ),
+    Mistake(
+        "messages are due in seconds",
+        "delays/relay.py",
+        "            due = int(now * 1000)\n",
+        "            due = int(now)\n",
+    ),
+    Mistake(
+        "the last due is published first",
+        "delays/relay.py",
+        "WHERE next<=? ORDER BY next LIMIT",
+        "WHERE next<=? ORDER BY next DESC LIMIT",
+    ),
+    Mistake(
+        "every message is taken",
+        "delays/relay.py",
+        "WHERE next<=? ORDER BY next LIMIT",
+        "WHERE next IS NOT NULL AND ? ORDER BY next LIMIT",
+    ),
+    Mistake(
+        "a taken message has no lease",
+        "delays/relay.py",
+        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
+        "(due, _PUBLISHING, due, count)",
+    ),
+    Mistake(
+        "a taken message is never taken again",
+        "delays/relay.py",
+        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
+        "(None, _PUBLISHING, due, count)",
+    ),
+    Mistake(
+        "a taken message seems to wait",
+        "delays/relay.py",
+        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
+        "(round((now + lease) * 1000), _WAITING, due, count)",
+    ),
+    Mistake(
+        "published messages are taken again",
+        "delays/relay.py",
+        "                \"UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?\",\n",
+        "                \"UPDATE delayed SET record='', error='', state=0 WHERE identity=?\",\n",
+    ),
+    Mistake(
+        "published messages are forgotten at once",
+        "delays/relay.py",
+        "                \"UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?\",\n",
+        '                "DELETE FROM delayed WHERE identity=?",\n',
+    ),
+    Mistake(
+        "a failed message is tried again at once",
+        "delays/relay.py",
+        "            values = (round(again * 1000), error, identity)\n",
+        "            values = (0, error, identity)\n",
+    ),
+    Mistake(
+        "a failure is counted in seconds",
+        "delays/relay.py",
+        "            values = (round(again * 1000), error, identity)\n",
+        "            values = (round(again), error, identity)\n",
+    ),
+    Mistake(
+        "a failed message has no reason",
+        "delays/relay.py",
+        "            values = (round(again * 1000), error, identity)\n",
+        "            values = (round(again * 1000), '', identity)\n",
+    ),
+    Mistake(
+        "a failed message stays with its relay",
+        "delays/relay.py",
+        "SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL",
+        "SET next=?, error=? WHERE identity=? AND next IS NOT NULL",
+    ),
+    Mistake(
+        "a failure brings an ended message back",
+        "delays/relay.py",
+        "SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL",
+        "SET next=?, error=?, state=0 WHERE identity=?",
+    ),
+    Mistake(
+        "a message that cannot be published delays its topic",
+        "delays/relay.py",
+        "            if not alone:\n",
+        "            if alone:\n",
+    ),
+    Mistake(
+        "every topic waits after a failure",
+        "delays/relay.py",
+        'WHERE next<? AND state=0 AND topic="\n                    "(SELECT topic FROM delayed WHERE identity=?)',
+        "WHERE next<? AND state=0 AND ''<>\"\n                    \"(SELECT topic FROM delayed WHERE identity=?)",
+    ),
+    Mistake(
+        "a failure delays messages that are published now",
+        "delays/relay.py",
+        "WHERE next<? AND state=0 AND topic=",
+        "WHERE next<? AND topic=",
+    ),
+    Mistake(
+        "a failure calls later messages back",
+        "delays/relay.py",
+        "WHERE next<? AND state=0 AND topic=",
+        "WHERE next IS NOT ? AND state=0 AND topic=",
+    ),
+    Mistake(
+        "waiting messages are forgotten",
+        "delays/relay.py",
+        "DELETE FROM delayed WHERE next IS NULL AND due<?",
+        "DELETE FROM delayed WHERE due<?",
+    ),
+    Mistake(
+        "identities are forgotten at once",
+        "delays/relay.py",
+        "store.forget, time.time() - self._keep",
+        "store.forget, time.time()",
+    ),
+    Mistake(
+        "the next due is the last",
+        "delays/relay.py",
+        "SELECT min(next) FROM delayed",
+        "SELECT max(next) FROM delayed",
+    ),
+    Mistake(
+        "the next due is in milliseconds",
+        "delays/relay.py",
+        "return None if found is None else found / 1000",
+        "return found",
+    ),
+    Mistake(
+        "ended messages are counted",
+        "delays/relay.py",
+        "SELECT count(*) FROM delayed WHERE next IS NOT NULL",
+        "SELECT count(*) FROM delayed",
+    ),
+    Mistake(
+        "ended messages are listed",
+        "delays/relay.py",
+        "WHERE next IS NOT NULL AND (? IS NULL OR topic=?)",
+        "WHERE (? IS NULL OR topic=?)",
+    ),
+    Mistake(
+        "messages of all topics are listed",
+        "delays/relay.py",
+        "AND (? IS NULL OR topic=?)",
+        "AND (? IS NULL OR ?<>'')",
+    ),
+    Mistake(
+        "every message seems to wait",
+        "delays/relay.py",
+        "error, state != _WAITING)",
+        "error, state == _ENDING)",
+    ),
+    Mistake(
+        "the oldest refused records are kept",
+        "delays/relay.py",
+        "WHERE number <= (SELECT max(number) FROM refused) - ?",
+        "WHERE number > (SELECT min(number) FROM refused) + ? - 1",
+    ),
+    Mistake(
+        "refused records are kept without a bound",
+        "delays/relay.py",
+        '            run.execute("DELETE FROM refused WHERE number <= (SELECT max(number) FROM refused) '
+        '- ?", (_MOST_REFUSED,))\n',
+        "",
+    ),
+    Mistake(
+        "refused records are listed oldest first",
+        "delays/relay.py",
+        "FROM refused ORDER BY number DESC LIMIT",
+        "FROM refused ORDER BY number LIMIT",
+    ),
+    Mistake(
+        "a relay handles cancellations of all channels as messages",
+        "delays/relay.py",
+        "            if isinstance(record[0], kind):\n",
+        "            if record:\n",
+    ),
+    Mistake(
+        "a bad record fails its batch",
+        "delays/relay.py",
+        "            except ProtocolError as error:\n",
+        "            except RuntimeError as error:\n",
+    ),
+    Mistake(
+        "bad records are dropped",
+        "delays/relay.py",
+        "            await to_thread.run_sync(self._store.refuse, refused)\n",
+        "",
+    ),
+    Mistake(
+        "a relay that waits is not woken",
+        "delays/relay.py",
+        "            await to_thread.run_sync(self._store.add, records)\n            self._changed.wake()\n",
+        "            await to_thread.run_sync(self._store.add, records)\n",
+    ),
+    Mistake(
+        "a full relay takes too many",
+        "delays/relay.py",
+        "            free = _AT_ONCE - self._publishing\n",
+        "            free = _AT_ONCE\n",
+    ),
+    Mistake(
+        "published messages are not recorded",
+        "delays/relay.py",
+        "            self._published.append(identity)\n",
+        "",
+    ),
+    Mistake(
+        "published messages are recorded before the publish",
+        "delays/relay.py",
+        "            await publish_record(producer, data)\n            self._published.append(identity)\n",
+        "            self._published.append(identity)\n            await publish_record(producer, data)\n",
+    ),
+    Mistake(
+        "failed messages are not recorded",
+        "delays/relay.py",
+        "            await to_thread.run_sync(partial(self._store.failed, identity, str(error), again, alone=alone))\n",
+        "",
+    ),
+    Mistake(
+        "an error of a publish ends the relay",
+        "delays/relay.py",
+        "        except NsqError as error:\n            logger",
+        "        except InvalidInput as error:\n            logger",
+    ),
+    Mistake(
+        "a relay that ends forgets what it published",
+        "delays/relay.py",
+        "            self._store.take(published, 0, 0.0, 0.0)\n",
+        "            pass\n",
+    ),
+    Mistake(
+        "the lease ignores the timeout of a publish",
+        "delays/relay.py",
+        "lease = lease_time(publish_timeout(producer))",
+        "lease = 5.0",
+    ),
+    Mistake(
+        "a finished publish frees no place",
+        "delays/relay.py",
+        "            self._publishing -= 1\n",
+        "            pass\n",
+    ),
+    Mistake(
+        "stores of machines share the channel of cancellations",
+        "delays/relay.py",
+        'check_channel(f"{channel}-cancel-{store.name}")',
+        'check_channel(f"{channel}-cancel")',
+    ),
+    Mistake(
+        "a relay waits for the next due without a bound",
+        "delays/relay.py",
+        "min(_POLL, max(0.0, due - time.time()))",
+        "max(0.0, due - time.time())",
+    ),
+    Mistake(
+        "a file without the state of messages is refused",
+        "delays/relay.py",
+        '            if "state" not in {column[1] for column in self._database.execute("PRAGMA '
+        'table_info(delayed)")}:\n'
+        "                self._database.execute(_STATE)  # a file of an earlier version\n",
+        "",
+    ),
+    Mistake(
+        "a store is created although it must exist",
+        "delays/relay.py",
+        "        if not create and not Path(path).is_file():\n",
+        "        if not create and Path(path).is_dir():\n",
+    ),
+)

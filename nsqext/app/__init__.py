@@ -8,6 +8,7 @@ receive: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Heade
 from __future__ import annotations
 
 from nsqext.app.app import App
+from nsqext.app.asyncapi import asyncapi_document
 from nsqext.app.health import Health, HealthEndpoint
 from nsqext.app.router import Router
 from nsqext.app.testing import AppTest
@@ -25,6 +26,7 @@ __all__ = (
     "Key",
     "Router",
     "Tag",
+    "asyncapi_document",
     "decode_body",
     "encode_body",
 )

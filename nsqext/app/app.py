@@ -171,6 +171,19 @@ class App(Router, Runnable):
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
         return build(ConsumerOptions, consumer_settings(), self._consumer_values(self._given.values, handler))
 
+    @property
+    def addresses(self) -> tuple[tuple[str, str], ...]:
+        """Addresses that the app was given, each with its program: nsqlookupd (HTTP) or nsqd (TCP)."""
+        shared = self._shared
+        if isinstance(shared.lookupd, Lookup):
+            return tuple(("nsqlookupd", str(address)) for address in shared.lookupd.addresses)
+        given = [shared.nsqd] if isinstance(shared.nsqd, str) else shared.nsqd
+        return tuple(("nsqd", address.strip()) for text in given for address in str(text).split(","))
+
+    def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
+        """Return the settings of a handler: its own, otherwise the app's."""
+        return self._consumer_options(spec.settings)
+
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
         """Return the consumers' message handler, which calls ``called`` inside its middleware.
 
@@ -440,14 +453,15 @@ class App(Router, Runnable):
             checked.add(topic)
 
     async def _check_published_topics(self) -> None:
-        """Warn about unwritable topics of publishers."""
+        """Warn about unwritable topics of publishers and declarations."""
         topics = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
+        topics |= {one.topic for one in self.published}
         with anyio.move_on_after(_CHECK_TIMEOUT):
             for topic in sorted(topics):
                 try:
                     await self._producer.meta(topic)
                 except (TopicNotFound, TopicNotReady) as error:
-                    logger.warning("results of handlers cannot be published: %s", error, extra={"topic": topic})
+                    logger.warning("the app cannot publish: %s", error, extra={"topic": topic})
                 except NsqError:
                     return  # the consumers report that lookup does not respond
 

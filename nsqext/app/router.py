@@ -49,12 +49,24 @@ class HandlerSpec:
         check_kinds(self)
 
 
+@frozen
+class PublishedTopic:
+    """A topic to which a service publishes, as `Router.publishes` declares it."""
+
+    topic: str
+    kind: Any  # type of the bodies; None if it is not known
+    headers: Mapping[str, type]
+    key: bool
+    tag: str | None
+
+
 class Router:
     """Collects the handlers of a part of a service; `App.include_router` adds them to an app."""
 
     def __init__(self) -> None:
         self.specs: list[HandlerSpec] = []
         self.publishers: dict[HandlerFunction, list[str]] = {}
+        self.published: list[PublishedTopic] = []
         self.lifespans: list[LifespanManager] = []
 
     def handler(
@@ -168,6 +180,45 @@ class Router:
 
         return add
 
+    def publishes(
+        self,
+        topic: str,
+        kind: Any = None,
+        *,
+        headers: Mapping[str, type] | None = None,
+        key: bool = False,
+        tag: str | None = None,
+    ) -> None:
+        """Declare a topic to which handlers, lifespans or an outbox publish.
+
+        The app checks at its start that it can be published to, and `asyncapi_document` describes its messages. The
+        topics of `publisher` need no declaration.
+
+        Args:
+            kind: type of the bodies, see `encode_body`; None if it is not known.
+            headers: names and types of the extend headers: str, int or float.
+            key: whether the messages have keys.
+            tag: tag of the messages.
+
+        Raises:
+            InvalidName: a topic or tag that servers refuse.
+            InvalidSetting: a type that bodies or headers cannot have.
+            InvalidState: the app is running.
+        """
+        self._check_changeable()
+        check_topic(topic)
+        if tag is not None:
+            check_tag(tag)
+        if kind is not None:
+            from nsqext.client.consumer.typed.body import body_decoder
+
+            body_decoder(kind)
+        found = dict(headers or {})
+        for name, one in found.items():
+            if one not in (str, int, float):
+                raise InvalidSetting(f"the header {name!r} cannot be a {one!r}", hint="headers are str, int or float")
+        self.published.append(PublishedTopic(topic, kind, found, key, tag))
+
     def lifespan(self, function: L) -> L:
         """Decorator: register an asynchronous generator function for startup and shutdown of the app.
 
@@ -187,7 +238,7 @@ class Router:
         return function
 
     def include_router(self, router: Router) -> None:
-        """Add the handlers, publishers and lifespans of a router.
+        """Add the handlers, publishers, declared topics and lifespans of a router.
 
         Raises:
             InvalidSetting: no router, or a router includes itself.
@@ -201,4 +252,5 @@ class Router:
             self._add(spec)
         for function, topics in router.publishers.items():
             self.publishers.setdefault(function, []).extend(topics)
+        self.published.extend(router.published)
         self.lifespans.extend(router.lifespans)

@@ -111,7 +111,7 @@ async def test_a_missing_topic_of_a_publisher_is_one_warning(
     with anyio.fail_after(25):
         async with app:
             pass
-    (found,) = warnings(caplog, "results of handlers cannot be published")
+    (found,) = warnings(caplog, "the app cannot publish")
     assert missing in found
 
 

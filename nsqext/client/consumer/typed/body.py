@@ -38,7 +38,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
         return bytes.decode
     if kind is Any or kind is object:
         return orjson.loads
-    if _uses_pydantic(kind):
+    if uses_pydantic(kind):
         return _pydantic_decoder(kind)
     try:
         described = msgspec.inspect.type_info(kind)
@@ -116,7 +116,8 @@ def _parts(kind: Any) -> Iterator[Any]:
         yield from _parts(argument)
 
 
-def _uses_pydantic(kind: Any) -> bool:
+def uses_pydantic(kind: Any) -> bool:
+    """Return whether a type contains a pydantic model."""
     pydantic = sys.modules.get("pydantic")  # types of pydantic exist only after its import
     if pydantic is None:
         return False

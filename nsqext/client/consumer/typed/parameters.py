@@ -131,6 +131,25 @@ class _Arguments:
         return function(*values[:first], **dict(zip(self.names, values[first:], strict=True)))
 
 
+@frozen
+class HeaderInput:
+    """An extend header that a handler reads."""
+
+    name: str
+    kind: type  # str, int or float
+    required: bool
+
+
+@frozen
+class Inputs:
+    """What a handler and its dependencies read of a message."""
+
+    body: Any = None  # annotation of the parameter; None if no parameter receives the decoded body
+    headers: tuple[HeaderInput, ...] = ()
+    key: bool = False
+    tag: bool = False
+
+
 class _Undecodable(Exception):
     """The message lacks what the parameters select."""
 
@@ -141,6 +160,7 @@ class CallPlan:
 
     _function: Callable[..., Awaitable[object]]
     _arguments: _Arguments
+    inputs: Inputs
 
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.
@@ -202,7 +222,9 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
     if takes_message(function):
         return None
     parameters = list(inspect.signature(function).parameters.values())
-    return CallPlan(function, _Planner(function).arguments(parameters, function))
+    planner = _Planner(function)
+    arguments = planner.arguments(parameters, function)
+    return CallPlan(function, arguments, planner.inputs)
 
 
 def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
@@ -220,6 +242,15 @@ class _Planner:
         self._locals = _local_names(inspect.currentframe())
         self._dependencies: dict[Callable[..., Any], _Dependency] = {}
         self._planning: set[Callable[..., Any]] = set()
+        self._kind: Any = None  # of the body
+        self._headers: dict[str, HeaderInput] = {}
+        self._fields: set[_Field] = set()
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the parameters planned so far read of a message."""
+        fields = self._fields
+        return Inputs(self._kind, tuple(self._headers.values()), _Field.KEY in fields, _Field.TAG in fields)
 
     def _check_annotated(self, parameters: list[inspect.Parameter]) -> None:
         """Refuse a parameter without annotation beside another that receives the message."""
@@ -276,9 +307,12 @@ class _Planner:
         base, *markers = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         for marker in markers:
             if isinstance(marker, _Field):
+                self._fields.add(marker)
                 return attrgetter(marker.value)
             if isinstance(marker, Header):
-                return _header(marker.name or parameter.name, base, parameter)
+                wanted = _header_input(marker.name or parameter.name, base, parameter)
+                self._headers.setdefault(wanted.name, wanted)
+                return _header(wanted, None if parameter.default is inspect.Parameter.empty else parameter.default)
             if isinstance(marker, Depends):
                 return self._dependency(marker.function)
         if not body:
@@ -293,7 +327,7 @@ class _Planner:
                 f"the handler {self._name} has two parameters for the body: {self._body!r} and {parameter.name!r}",
                 hint="annotate the other one with Header, Headers, Key, Tag, Depends or nsqext.Message",
             )
-        self._body = parameter.name
+        self._body, self._kind = parameter.name, annotation
         return _body(annotation)
 
     def _dependency(self, function: Callable[..., Any]) -> _Dependency:
@@ -342,17 +376,21 @@ def _body(annotation: Any) -> _Source:
 _NUMBERS: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
 
 
-def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
-    """Return a reader of a header, converted to the type of the parameter (str, int or float)."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+def _header_input(name: str, annotation: Any, parameter: inspect.Parameter) -> HeaderInput:
+    """Return the header that a parameter of type str, int or float receives; raises InvalidSetting."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     options = [one for one in kinds if one is not type(None)]
-    convert = _NUMBERS.get(options[0]) if len(options) == 1 else None
-    if convert is None:
-        raise InvalidSetting(f"the header {name!r} cannot be read as {kind!r}", hint="headers are str, int or float")
-    optional = type(None) in kinds
-    default = None if parameter.default is inspect.Parameter.empty else parameter.default
-    required = parameter.default is inspect.Parameter.empty and not optional
-    read = convert
+    if len(options) != 1 or options[0] not in _NUMBERS:
+        raise InvalidSetting(
+            f"the header {name!r} cannot be read as {annotation!r}", hint="headers are str, int or float"
+        )
+    required = parameter.default is inspect.Parameter.empty and type(None) not in kinds
+    return HeaderInput(name, options[0], required)
+
+
+def _header(wanted: HeaderInput, default: Any) -> _Source:
+    """Return a reader of a header, converted to the type of the parameter."""
+    name, required, convert = wanted.name, wanted.required, _NUMBERS[wanted.kind]
 
     def source(message: Message) -> Any:
         value = message.header_value(name)
@@ -361,7 +399,7 @@ def _header(name: str, kind: Any, parameter: inspect.Parameter) -> _Source:
                 raise _Undecodable(f"the header {name!r} is missing")
             return default
         try:
-            return read(value)
+            return convert(value)
         except ValueError as error:
             raise _Undecodable(f"the header {name!r} is not a number: {outside_text(str(error))}") from error
 

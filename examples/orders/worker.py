@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import orjson
+from attrs import frozen
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 import nsqext
 from examples.orders.database import address, sessions
-from nsqext.app import Depends
+from nsqext.app import Depends, Key
 from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 
 inbox, outbox = Inbox(sessions().begin), Outbox()
@@ -21,12 +21,23 @@ app = nsqext.App(middleware=[inbox], requeue_delay=0.2, msg_timeout=5.0, timeout
 OutboxRelay(OutboxStore(address())).attach(app)
 
 
+@frozen
+class Order:
+    """An order in the database."""
+
+    number: int
+
+
+# what the relay publishes: web.py adds the first, the handler of the first the second
+app.publishes("orders", Order, key=True)
+app.publishes("bills", Order, key=True)
+
+
 @app.handler("orders", "billing")
-async def bill(message: nsqext.Message, session: Session) -> None:
+async def bill(accepted: Order, customer: Key, session: Session) -> None:
     """Add the price of an order to the account of its customer: done twice, it would be wrong."""
-    number = orjson.loads(message.body)["number"]
     update = text("UPDATE orders SET state = 'billed' WHERE number = :number RETURNING customer, cents")
-    order = (await session.execute(update, {"number": number})).mappings().one()
+    order = (await session.execute(update, {"number": accepted.number})).mappings().one()
     await session.execute(
         text(
             "INSERT INTO accounts VALUES (:customer, :cents) "
@@ -34,11 +45,12 @@ async def bill(message: nsqext.Message, session: Session) -> None:
         ),
         dict(order),
     )
-    await outbox.add_async(session, "bills", message.body, key=order["customer"])
+    await outbox.add_async(session, "bills", accepted, key=customer)
 
 
 @app.handler("bills", "confirmation")
-async def confirm(message: nsqext.Message, session: Session) -> None:
+async def confirm(billed: Order, session: Session) -> None:
     """Confirm an order that was billed."""
-    number = orjson.loads(message.body)["number"]
-    await session.execute(text("UPDATE orders SET state = 'confirmed' WHERE number = :number"), {"number": number})
+    await session.execute(
+        text("UPDATE orders SET state = 'confirmed' WHERE number = :number"), {"number": billed.number}
+    )

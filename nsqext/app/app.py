@@ -173,7 +173,7 @@ class App(Router, Runnable):
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
-        """Addresses that the app was given, each with its program: nsqlookupd (HTTP) or nsqd (TCP)."""
+        """Addresses that the app was given, each with its program, nsqlookupd (HTTP) or nsqd (TCP)."""
         shared = self._shared
         if isinstance(shared.lookupd, Lookup):
             return tuple(("nsqlookupd", str(address)) for address in shared.lookupd.addresses)
@@ -181,7 +181,7 @@ class App(Router, Runnable):
         return tuple(("nsqd", address.strip()) for text in given for address in str(text).split(","))
 
     def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
-        """Return the settings of a handler: its own, otherwise the app's."""
+        """Return the settings of a handler, by default the app's."""
         return self._consumer_options(spec.settings)
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:

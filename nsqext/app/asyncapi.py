@@ -66,7 +66,7 @@ class _Operation:
 def asyncapi_document(
     app: App, *, title: str | None = None, version: str = "1.0.0", description: str = ""
 ) -> dict[str, Any]:
-    """Return the document of AsyncAPI 3.0 that describes an app: JSON values.
+    """Return the document of AsyncAPI 3.0 that describes an app, as JSON values.
 
     Handlers are operations that receive; publishers, topics of `Router.publishes` and dead letters are operations that
     send. Handlers of messages or batches, and functions without a return annotation, leave the bodies open. What is
@@ -117,7 +117,8 @@ def _servers(app: App) -> dict[str, Any]:
 
 def _operations(app: App) -> Iterator[_Operation]:
     for spec in app.specs:
-        name = _as_id(getattr(spec.function, "__qualname__", type(spec.function).__qualname__))
+        qualified = getattr(spec.function, "__qualname__", type(spec.function).__qualname__)
+        name = _as_id(qualified.rpartition("<locals>.")[2])
         inputs = Inputs() if spec.plan is None else spec.plan.inputs
         options = app.options_of(spec)
         key = options.key if isinstance(options.key, str) else None

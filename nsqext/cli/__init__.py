@@ -62,6 +62,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spark": ("nsqext.cli.admin.spark:run", "List and delete the anchor channels of Spark's streaming queries."),
     "broker": ("nsqext.cli.servers.broker:run", "Run an NSQ cluster in one process, of either generation."),
     "web": ("nsqext.cli.servers.web:run", "Serve pages of topics, channels, consumers and nodes."),
+    "app": (
+        "nsqext.cli.workers.schema:app",
+        "Describe what an app receives and sends, as AsyncAPI.",
+    ),
     "run": ("nsqext.cli.workers.run:run", "Run an app in worker processes, restarted when they end."),
 }
 """Function or group, and one-line description, of each command."""

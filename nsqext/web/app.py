@@ -136,6 +136,8 @@ class WebPage:
                 self._route("/topics/{topic}/channels/{channel}", pages.channel),
                 self._route("/nodes/{node}", pages.node),
                 *([self._route("/delayed", pages.delayed)] if self._options.delay_store else []),
+                *([self._route("/app", pages.app)] if self._options.app_document is not None else []),
+                *([Route("/app/asyncapi.json", self._document)] if self._options.app_document is not None else []),
                 Route("/topics/{topic}/messages", self._watch, methods=["POST"]),
                 Route("/actions/{name}", self._act, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -185,6 +187,7 @@ class WebPage:
             "token": self._security.token(user) if self._options.write else "",
             "embedded": self._cluster is not None,
             "delayed": self._options.delay_store is not None,
+            "described": self._options.app_document is not None,
             "path": request.url.path,
             "done": ACTIONS[done].done if (done := request.query_params.get("done")) in ACTIONS else "",
         }
@@ -192,6 +195,9 @@ class WebPage:
     def _render(self, request: Request, snapshot: Snapshot, page: Page, *, live: bool) -> str:
         template = self._environment.get_template(page.template)
         return template.render(self._values(request, snapshot), title=page.title, live=live, **page.values)
+
+    async def _document(self, request: Request) -> Response:
+        return Response(orjson.dumps(self._options.app_document), media_type="application/json")
 
     def _events(self, request: Request, build: _Build) -> Response:
         if self._streams >= _MOST_STREAMS:

@@ -17,6 +17,7 @@ from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.web.actions import ActionForm
+from nsqext.web.document import AppDocument
 from nsqext.web.topic_list import topic_list
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Pages:
         self._settings: ConsumerSettings = settings_for(consumer_settings(), options.settings)
         self._cluster = cluster
         self._delay_store = options.delay_store
+        self._document = None if options.app_document is None else AppDocument.read(options.app_document)
 
     def node_rows(self, snapshot: Snapshot) -> tuple[NodeRow, ...]:
         """Return the nodes of lookup and of an embedded cluster, sorted by name and address."""
@@ -122,6 +124,10 @@ class Pages:
         messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
         count = 0 if store is None else await to_thread.run_sync(store.count)
         return Page("delayed.html", "Delayed messages", {"messages": messages, "count": count})
+
+    async def app(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
+        """Return the page of what an app receives and sends."""
+        return Page("app.html", "App", {"app": self._document})
 
     async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         """Return the page of a topic."""

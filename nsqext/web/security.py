@@ -53,6 +53,8 @@ class WebOptions:
     #: request can bypass the proxy.
     proxy_header: str | None = None
     delay_store: DelayStore | None = None  #: store of a relay, to show its waiting messages
+    #: document of `nsqext.app.asyncapi_document`, to show what an app receives and sends
+    app_document: Mapping[str, Any] | None = field(default=None, repr=False)
     #: settings of connections and the lookup client, by name
     settings: Mapping[str, Any] = field(factory=dict, repr=False)
 

@@ -85,7 +85,7 @@ def test_a_handler_is_an_operation_that_receives() -> None:
     assert found["info"] == {"title": "Shop", "version": "2.1", "description": "Sells *things*."}
     (server,) = found["servers"].values()
     assert (server["host"], server["protocol"]) == (ADDRESS, "nsq")
-    operation = found["operations"]["test_a_handler_is_an_operation_that_receives._locals_.bill"]
+    operation = found["operations"]["bill"]
     assert operation["action"] == "receive"
     assert (operation["summary"], operation["description"]) == ("Bill an order.", "Twice would be wrong.")
     assert operation["bindings"]["x-nsq"] == {

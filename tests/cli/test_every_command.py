@@ -107,6 +107,7 @@ ENDING = {
 TABLES = {
     "demo": ("demo --nodes 1 --partitions 1", "no violations"),
     "outbox sql": ("outbox sql --dialect sqlite", "CREATE TABLE"),
+    "app schema": ("app schema service:app", '"asyncapi": "3.0.0"'),
 }
 """Arguments of commands that print text in pipes too."""
 
@@ -137,7 +138,7 @@ UNCONFIRMED = {
     *("topic list", "topic show", "topic create", "channel list", "channel create", "node list", "stats", "lag", "top"),
     *("doctor", "check", "lookup", "trace", "key-ranges", "pub", "tail", "record", "replay", "relay"),
     *("deadletters replay", "delay run", "delay list", "outbox relay", "outbox sql", "config list", "config use"),
-    *("bench", "demo", "broker", "web", "run"),
+    *("bench", "demo", "broker", "web", "run", "app schema"),
 }
 """Commands that read, add, publish, consume or serve. Every other command changes or deletes something."""
 
@@ -189,7 +190,7 @@ def place(request: pytest.FixtureRequest, clusters: tuple[Cluster, Cluster, Prod
     cluster, original, producer = clusters
     topic, other = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
     name = request.node.callspec.params["name"] if hasattr(request.node, "callspec") else "top"
-    text = (ENDING | TABLES | RUNNING)[name][0] + (SERVICE if name == "run" else "")
+    text = (ENDING | TABLES | RUNNING)[name][0] + (SERVICE if name in ("run", "app schema") else "")
     if "{topic" in text:
         cluster.create_topic(topic, extend=True, channels=["ch", "keyed"])
         producer.publish(topic, b"one", key="k", trace_id=7)
@@ -330,7 +331,7 @@ def test_at_a_terminal_a_change_that_cannot_be_undone_is_not_done_after_a_no(nam
 
 ALONE = {
     *("delay list", "delay cancel", "outbox sql", "outbox status", "config set", "config list", "config use"),
-    *("config delete", "demo", "broker", "web", "top"),
+    *("config delete", "demo", "broker", "web", "top", "app schema"),
 }
 """Commands that wait for no other server, here; `top` shows errors in its table."""
 

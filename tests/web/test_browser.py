@@ -12,13 +12,15 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import pytest
+from attrs import frozen
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from nsqext import sync
+from nsqext import App, sync
+from nsqext.app import Header, Key, asyncapi_document
 from nsqext.broker import Cluster
 from nsqext.types import Address
 from nsqext.web import WebOptions, WebPage
@@ -318,6 +320,35 @@ def _publish(producer: sync.Producer, ending: Event) -> None:
             producer.publish("payments", b"payment %d" % number, partition=number % 3)
 
 
+@frozen
+class Order:
+    number: int
+    customer: str
+    lines: list[str]
+
+
+@frozen
+class Bill:
+    order: int
+    cents: int
+
+
+def _app() -> App:
+    app = App("127.0.0.1:1")
+
+    @app.publisher("payments")
+    @app.handler("orders", "billing", tag="canary", concurrency=8, max_attempts=5, dead_letter="orders-dead")
+    async def bill(order: Order, key: Key, user: Annotated[str, Header()]) -> Bill:
+        """Bill an order."""
+        return Bill(order.number, 100)
+
+    @app.handler("clicks", "archive")
+    async def archive(click: dict[str, str]) -> None:
+        """Keep a click."""
+
+    return app
+
+
 @pytest.mark.skipif(not os.environ.get("NSQEXT_TEST_PICTURES"), reason="NSQEXT_TEST_PICTURES is not set")
 def test_draw_the_pictures_of_the_documentation(driver: Chrome) -> None:
     with ExitStack() as stack:
@@ -325,7 +356,8 @@ def test_draw_the_pictures_of_the_documentation(driver: Chrome) -> None:
         shown.create_topic("orders", partitions=2, replicas=3, extend=True, channels=["audit", "billing"])
         shown.create_topic("payments", partitions=3, ordered=True, channels=["ledger"])
         shown.create_topic("clicks", partitions=3, channels=["archive"])
-        page = WebPage(shown.lookupd, WebOptions(write=True, interval=0.2), cluster=shown)
+        options = WebOptions(write=True, interval=0.2, app_document=asyncapi_document(_app(), title="Shop"))
+        page = WebPage(shown.lookupd, options, cluster=shown)
         browser = Browser(driver, f"http://{stack.enter_context(served(page, Address('127.0.0.1', 0)))}")
         producer = stack.enter_context(sync.Producer(shown.lookupd))
         consumers = [
@@ -349,6 +381,7 @@ def test_draw_the_pictures_of_the_documentation(driver: Chrome) -> None:
             ("web-overview", "/", 1280, 760, "light"),
             ("web-topic", "/topics/orders", 1280, 980, "dark"),
             ("web-channel", "/topics/orders/channels/by-key", 1280, 900, "light"),
+            ("web-app", "/app", 1280, 1180, "light"),
             ("web-phone", "/topics/orders", 390, 844, "light"),
         ):
             browser.show_as(width=width, height=height, scheme=scheme)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import pytest
 
-from nsqext import Admin, Consumer, Producer
+from nsqext import Admin, App, Consumer, Producer
+from nsqext.app import Header, asyncapi_document
 from nsqext.broker import Cluster
 from nsqext.delays import DelayStore
+from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.web.document import AppDocument, type_text
+from tests.support.tables import table
 from tests.support.web_pages import browsing, page_with
 
 if TYPE_CHECKING:
@@ -265,3 +269,57 @@ async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(redesigned: C
     assert "2039-09-07 15:47:35.552" in text
     assert "no leader" in text
     assert "1 more are due later" in text
+
+
+def _described(topic: str) -> dict[str, Any]:
+    app = App("127.0.0.1:1")
+
+    @app.handler(topic, "billing", tag="new", max_attempts=3, dead_letter="dead")
+    async def bill(order: dict[str, int], user: Annotated[str, Header()]) -> None:
+        """Bill <an> order."""
+
+    app.publishes("other", str, key=True)
+    return asyncapi_document(app, title="The shop")
+
+
+async def test_an_app_shows_what_it_receives_and_sends_with_the_lag(redesigned: Cluster, topic: str) -> None:
+    document = _described(topic)
+    async with Producer(redesigned.lookupd) as producer, browsing(redesigned, app_document=document) as browser:
+        await producer.publish_many(topic, [b"1"] * 1234)
+        text = await page_with(browser, "/app", lambda text: '<td class="num" data-label="Lag">1\u202f234</td>' in text)
+        assert (await browser.get("/app/asyncapi.json")).json() == document
+        assert '<a href="/app">App</a>' in (await browser.get("/")).text
+    assert f'<a href="/topics/{topic}/channels/billing">billing</a>' in text
+    assert "Bill &lt;an&gt; order." in text and "The shop" in text
+    assert "deadLetter: dead" in text and "object of integer" in text and "dead-letter-error" in text
+    assert 'dead <span class="flag warn">missing</span>' in text
+
+
+async def test_without_an_app_its_page_does_not_exist(redesigned: Cluster) -> None:
+    async with browsing(redesigned) as browser:
+        assert (await browser.get("/app")).status_code == 404
+        assert (await browser.get("/app/asyncapi.json")).status_code == 404
+
+
+@table(
+    "schema, text",
+    [
+        ({}, "any"),
+        (True, "any"),
+        ({"type": "string", "format": "date-time"}, "string (date-time)"),
+        ({"type": ["string", "null"]}, "string or null"),
+        ({"anyOf": [{"$ref": "#/components/schemas/Item"}, {"type": "null"}]}, "Item or null"),
+        ({"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}, "array of integer, string"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, "object of number"),
+        ({"enum": list(range(8))}, "0 or 1 or 2 or 3 or 4 or 5 or …"),
+        ({"const": "a"}, "'a'"),
+    ],
+)
+def test_a_schema_is_a_few_words(schema: Any, text: str) -> None:
+    assert type_text(schema) == text
+
+
+def test_a_document_without_its_parts_is_refused() -> None:
+    broken = {"asyncapi": "3.0.0", "info": {"title": "x", "version": "1"}, "operations": {"a": {"channel": {}}}}
+    with pytest.raises(InvalidSetting, match="cannot be read"):
+        AppDocument.read(broken)

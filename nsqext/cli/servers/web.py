@@ -54,6 +54,10 @@ def run(
     delay_store: Annotated[
         Path | None, typer.Option(help="Store of `nsqext delay run` on this machine, whose messages are shown.")
     ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(help="MODULE:APP, or a file of `nsqext app schema`, whose page is shown."),
+    ] = None,
 ) -> None:
     """Serve the web page of a cluster: topics, channels, consumers and nodes with live numbers.
 
@@ -65,6 +69,11 @@ def run(
         from nsqext.delays import DelayStore
 
         store = DelayStore(delay_store, create=False)
+    document = None
+    if app is not None:
+        from nsqext.cli.apps import described
+
+        document = described(app)
     options = web_options(
         host,
         basic_auth_file,
@@ -73,6 +82,7 @@ def run(
         proxy_header=proxy_header,
         interval=interval,
         delay_store=store,
+        app_document=document,
         settings=given.values,
     )
     anyio.run(_serve_until_signal, given.lookupd or _USUAL, options, Address(host, port))

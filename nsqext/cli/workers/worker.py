@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 from importlib.util import find_spec
 
 import anyio
 import orjson
 
 from nsqext import App, Consumer, Producer
+from nsqext.cli.apps import load_app
 from nsqext.cli.waiting import wait_of_app, waits
 from nsqext.client.tasks import first_error, stop_on_signals
 from nsqext.errors import InvalidSetting, NsqError
@@ -27,22 +27,6 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 CANNOT_START = 3  # exit status of a worker that must not be restarted
 _START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the app's health
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
-
-
-def load_app(place: str) -> App:
-    """Import an app from ``module:name``; the name may have dots, and is by default ``app``."""
-    module, _, name = place.partition(":")
-    try:
-        found: object = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import of the app's module failed
-        raise InvalidSetting(f"{place}: no module {error.name!r}", hint="run it in the folder of the module") from None
-    for part in (name or "app").split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, App):
-        raise InvalidSetting(f"{place} is not an nsqext.App", hint="write module:app")
-    return found
 
 
 async def _serve(app: App, status: int) -> None:

@@ -20,8 +20,9 @@ import pytest
 
 import nsqext
 from nsqext import sync
+from nsqext.cli.apps import load_app
 from nsqext.cli.workers.run import Supervisor
-from nsqext.cli.workers.worker import CANNOT_START, check_order, load_app
+from nsqext.cli.workers.worker import CANNOT_START, check_order
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
 from tests.support.command_line import started

@@ -66,9 +66,15 @@ def _server(*modules: str) -> socket.socket:
                 listener.set_inheritable(True)
                 words = ["-W", "error", "-m", "tests.support.command_server", str(listener.fileno()), *modules]
                 nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-                # not a subprocess of Python, which would warn when this worker ends before others
+                # not a subprocess of Python, which would warn when this worker ends before others; Ctrl+C has to work
+                # in it, although a shell starts its background jobs with SIGINT ignored
                 os.posix_spawn(
-                    sys.executable, [sys.executable, *words], environment(), file_actions=[nothing], setsid=True
+                    sys.executable,
+                    [sys.executable, *words],
+                    environment(),
+                    file_actions=[nothing],
+                    setsid=True,
+                    setsigdef=[signal.SIGINT],
                 )
                 control.connect(address)
     atexit.register(control.close)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
-from tests.support.command_line import ROOT, lines, run, unexpected
+from tests.support.command_line import ROOT, lines, run, started, unexpected
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -67,9 +67,7 @@ def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
 def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
     topic, address = f"t_{token_hex(4)}", cluster.lookupd[0]
     cluster.create_topic(topic)
-    program = [sys.executable, "-m", "nsqext", "tail", topic, "--channel", "tail", "--count", "1", "--lookupd", address]
-    environment = {**os.environ, "PYTHONPATH": ROOT}
-    with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+    with started("tail", topic, "--channel", "tail", "--count", "1", "--lookupd", address) as tail:
         eventually(lambda: clients(cluster, topic, "tail") == 1, seconds=_PATIENCE)
         tail.send_signal(signal.SIGSTOP)
         time.sleep(1.6)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.request import Publishing
 
-_PROGRAMS = settings(max_examples=25, deadline=None)
+_PROGRAMS = settings(max_examples=40, deadline=None)
 _KEY = st.sampled_from("ab")
 _CALL = st.one_of(
     st.tuples(st.just("publish"), st.lists(_KEY, min_size=1, max_size=1)),
@@ -40,11 +40,11 @@ class _Preparing(Middleware):
         return await send_next(publishing)
 
 
-@pytest.mark.parametrize("middleware", [(), (_Preparing(),)], ids=["plain", "middleware"])
-@pytest.mark.parametrize("extend", [False, True], ids=["plain topic", "extend topic"])
 @pytest.mark.parametrize("backend", _BACKENDS)
 @_PROGRAMS
 @given(
+    extend=st.booleans(),
+    middleware=st.sampled_from([(), (_Preparing(),)]),
     program=st.lists(_CALL, min_size=2, max_size=12),
     forgotten=st.sets(st.integers(0, 12), max_size=2),
     moved=st.none() | st.integers(0, 12),

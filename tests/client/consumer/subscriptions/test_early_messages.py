@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqext.client.consumer.subscriptions import early_messages
@@ -111,6 +111,7 @@ def test_deliveries_of_a_refused_requeue_are_not_counted() -> None:
     assert handled(server, early).attempts == 2
 
 
+@settings(max_examples=25)
 @given(
     delays=st.lists(st.floats(0.01, 20 * DAY), max_size=4),
     longest=st.sampled_from([900.0, 3600.0, DAY, 3 * DAY]),

@@ -245,6 +245,7 @@ def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> 
             assert any(shares.values()), "one of them gets a share"
 
 
+@settings(max_examples=20)
 @given(st.integers(1, 5), st.integers(6, 30))
 def test_no_consumer_starves(total: int, count: int) -> None:
     flow = make(total, *[2500] * count)

@@ -12,9 +12,9 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import App, Message, MessageBatch
+from nsqext import App, Consumer, Message, MessageBatch
 from nsqext.app import Health
-from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed
+from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -80,6 +80,23 @@ async def test_a_consumer_that_cannot_continue_ends_the_app(cluster: Cluster, to
 
     with anyio.fail_after(25), pytest.raises(InvalidPartition, match="partition"):
         await app.serve()
+
+
+async def test_the_first_of_two_errors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App("127.0.0.1:1")
+    app.handler("orders", "early")(nothing)
+    app.handler("orders", "late")(nothing)
+
+    async def start(consumer: Consumer) -> None:
+        if consumer.channel == "late":
+            while app.health().live:  # noqa: ASYNC110 - it has no event for this
+                await anyio.sleep(0.01)
+        raise TopicNotFound(f"no topic for {consumer.channel}")
+
+    monkeypatch.setattr(Consumer, "start", start)
+    with anyio.fail_after(25), pytest.raises(TopicNotFound, match="no topic for early"):
+        await app.serve()
+    assert app.health().reasons == ("a consumer cannot continue: no topic for early",)
 
 
 async def test_a_missing_lookup_service_is_one_error() -> None:
@@ -361,6 +378,24 @@ async def test_options_that_would_be_ignored_are_refused() -> None:
         app.handler("orders", "other", deflate_level=3)(nothing)  # type: ignore[call-arg]
     with pytest.raises(InvalidSetting, match="did you mean max_in_flight"):
         App("nsq://h", max_inflight=3)  # type: ignore[call-arg]
+
+
+async def test_an_app_that_drains_is_live_but_not_ready(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    begun, release = anyio.Event(), anyio.Event()
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        begun.set()
+        await release.wait()
+
+    with anyio.fail_after(25):
+        async with app:
+            await app.publish(topics[0], b"one")
+            await begun.wait()
+            app.stop()
+            assert app.health() == Health(live=True, ready=False, reasons=("the app is stopping",))
+            release.set()
 
 
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:

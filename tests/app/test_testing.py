@@ -111,6 +111,29 @@ async def test_a_publish_is_recorded_with_all_that_was_given() -> None:
     assert (two.key, three.key) == ("all", "own")
 
 
+async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> None:
+    app = App(NOWHERE)
+    results = [
+        OutgoingMessage(b"one", headers={"user": "42"}, tag="canary", trace_id=7, key="k"),
+        OutgoingMessage(b"two", header=b'{"user":"43"}'),
+        [],
+        None,
+    ]
+
+    @app.publisher("bills")
+    @app.handler("orders", "ch")
+    async def bill(number: int) -> object:
+        return results[number]
+
+    async with app.test() as test:
+        for number in range(len(results)):
+            await test.deliver("orders", number)
+    full, raw, empty = (published.message for published in test.published)
+    assert (full.body, full.headers, full.tag, full.trace_id, full.key) == (b"one", {"user": "42"}, "canary", 7, "k")
+    assert (raw.body, raw.header) == (b"two", b'{"user":"43"}')
+    assert empty.body == b"[]"
+
+
 async def test_a_topic_or_channel_without_a_handler_names_the_likely_one() -> None:
     app = App(NOWHERE)
 

@@ -145,6 +145,27 @@ async def test_channels_are_created_skipped_and_deleted(redesigned: Cluster) -> 
         await admin.delete_channel(topic, "ch", missing_ok=True)
 
 
+async def test_a_channel_of_a_silent_node_does_not_count_as_missing() -> None:
+    topic = fresh()
+    with Cluster(2) as frozen:
+        frozen.create_topic(topic, partitions=2, channels=["other"])
+        async with Admin(frozen.lookupd, lookup_request_timeout=0.5) as admin:
+            frozen.faults.freeze("n2")
+            with pytest.raises((PartitionUnavailable, ConnectionFailed)):
+                await admin.delete_channel(topic, "ch", missing_ok=True)
+            frozen.faults.thaw("n2")
+
+
+async def test_a_channel_that_lookup_lists_is_not_missing(redesigned: Cluster) -> None:
+    """The answer is the server's: it does not delete registered channels."""
+    topic = fresh()
+    redesigned.create_topic(topic, channels=["ch"], register_channels=True)
+    async with Admin(redesigned.lookupd) as admin:
+        await admin.deliver_delayed(topic, "ch", within_hours=0)
+        with pytest.raises(InvalidInput, match="channel auto create disabled"):
+            await admin.delete_channel(topic, "ch")
+
+
 async def test_a_channel_moves_back_to_the_start(redesigned: Cluster) -> None:
     topic = fresh()
     async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:

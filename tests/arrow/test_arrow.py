@@ -110,7 +110,7 @@ def test_times_choose_messages(servers: Servers) -> None:
     servers.publish(topic, [b"early"])
     (stored,) = collect(servers, topic, 1)
     now = datetime.fromtimestamp(stored.timestamp / 1e9, UTC)
-    for since, until, count in ((-1, 1, 1), (1, 2, 0), (-2, -1, 0)):
+    for since, until, count in ((-1, 1, 1), (1, 2, 0), (-2, -1, 0), (-0.02, 0.02, 1)):
         reader = nsqext.arrow.read(
             topic,
             servers.lookupd,
@@ -188,9 +188,19 @@ def test_a_channel_is_consumed_at_least_once(servers: Servers) -> None:
     found = [body for batch in rest for body in values(batch)]
     expected = {b"%d-%d" % (partition, number) for partition in (0, 1) for number in range(20)}
     assert {body for part in first for body in part} | set(found) == expected
+    assert max(map(len, first)) <= 5
     assert set(first[-1]) <= set(found), "the batch before the close was not finished"
     again = nsqext.arrow.consume(topic, servers.channel, servers.lookupd, until_empty=True)
     assert list(again) == [], "the others were"
+
+
+def test_messages_published_after_the_call_are_left_in_the_channel(servers: Servers) -> None:
+    topic = servers.make_topic("t", 1)
+    servers.publish(topic, [b"1", b"2"], 0)
+    batches = nsqext.arrow.consume(topic, servers.channel, servers.lookupd, until_empty=True, max_messages=1)
+    assert values(next(batches)) == [b"1"]
+    servers.publish(topic, [b"late"], 0)
+    assert [values(batch) for batch in batches] == [[b"2"]]
 
 
 @pytest.mark.parametrize(

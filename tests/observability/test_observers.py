@@ -335,6 +335,28 @@ async def test_contexts_are_not_propagated_with_never(cluster: Cluster, topic: s
     assert [(span.parent, list(span.links)) for span in telemetry.spans(f"process {topic}")] == [(None, [])] * 5
 
 
+async def test_headers_stay_beside_the_context(cluster: Cluster, topic: str) -> None:
+    """Headers that are given as bytes stay as they are; values that are no text are none of the propagator's."""
+    sending, receiving = Telemetry(), Telemetry()
+    async with Producer(cluster.lookupd, middleware=[sending.observer]) as producer:
+        await producer.publish(topic, b"own", headers={"user": "42"})
+        await producer.publish(topic, b"given", header=b'{"traceparent":7}')
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=[receiving.observer], **CALM)
+    seen: dict[bytes, Message] = {}
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen[message.body] = message
+        if len(seen) == 2:
+            consumer.stop()
+
+    with anyio.fail_after(25):
+        await consumer.serve()
+    assert seen[b"own"].headers.keys() == {"user", "traceparent"}
+    assert seen[b"given"].header == b'{"traceparent":7}'
+    assert sorted(len(span.links) for span in receiving.spans(f"process {topic}")) == [0, 1]
+
+
 async def test_prometheus(cluster: Cluster, topic: str) -> None:
     registry = CollectorRegistry()
     await journey(cluster, topic, [Prometheus(registry)])

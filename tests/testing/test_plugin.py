@@ -76,11 +76,11 @@ def test_one(nsq_cluster, nsq_topic):
         assert next(consumer).body == b"hi"
     assert nsq_topic.startswith("test_one_")
 
-@pytest.mark.nsq_topic(extend=True)
+@pytest.mark.nsq_topic(extend=True, partitions=3)
 @pytest.mark.parametrize("letter", ["a/b" * 30])
 def test_two(nsq_cluster, nsq_topic, letter):
     with sync.Producer(nsq_cluster.lookupd) as producer:
-        producer.publish(nsq_topic, b"hi", tag="canary", partition=1)
+        producer.publish(nsq_topic, b"hi", tag="canary", partition=2)
         with pytest.raises(Exception, match="does not know|not stored"):
             sync.Producer.publish(producer, seen[0], b"gone")
     nsq_cluster.delete_topic(nsq_topic)
@@ -136,13 +136,18 @@ def test_without_channels(nsq_cluster, nsq_topic):
 def test_the_original_generation(run: Callable[..., str]) -> None:
     output = run(
         """
+import re
 from nsqext import sync
 
 def test_it(nsq_cluster, nsq_topic):
     with sync.Producer(nsq_cluster.lookupd) as producer:
         assert producer.publish(nsq_topic, b"hi").partition is None
+    with sync.Admin(nsq_cluster.lookupd) as admin:
+        assert admin.channels(nsq_topic) == ()
+    assert len(nsq_cluster.lookupd) == 2
+    assert re.fullmatch("test_it_[0-9a-f]{8}", nsq_topic)
 """,
-        ini="nsqext_generation = original\nnsqext_nodes = 1\n",
+        ini="nsqext_generation = original\nnsqext_nodes = 1\nnsqext_lookupds = 2\n",
     )
     assert outcome(output) == {"passed": 1}, output
 

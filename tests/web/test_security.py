@@ -93,6 +93,12 @@ async def test_basic_auth(cluster: Cluster) -> None:
     assert refused.headers["www-authenticate"].startswith("Basic ")
 
 
+async def test_the_user_of_the_proxy_is_the_user_of_the_page(cluster: Cluster) -> None:
+    async with browsing(cluster, proxy_header="X-User", basic_auth="page:secret") as browser:
+        answer = await browser.get("/", headers={"x-user": "maria"}, auth=("page", "secret"))
+    assert "maria" in answer.text
+
+
 async def test_a_proxy_names_the_user(cluster: Cluster) -> None:
     async with browsing(cluster, proxy_header="X-Forwarded-User") as browser:
         assert (await browser.get("/")).status_code == 403
@@ -102,7 +108,8 @@ async def test_a_proxy_names_the_user(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"basic_auth": "nocolon"}, {"basic_auth": ":x"}, {"interval": 0}, {"proxy_header": "X: y"}]
+    "options",
+    [{"basic_auth": "nocolon"}, {"basic_auth": ":x"}, {"basic_auth": "x:"}, {"interval": 0}, {"proxy_header": "X: y"}],
 )
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):

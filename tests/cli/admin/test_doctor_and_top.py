@@ -9,6 +9,7 @@ from secrets import token_hex
 import httpx
 import pytest
 
+from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.cli.admin.doctor import _examine_lookup
 from nsqext.cli.admin.stats import View
@@ -99,6 +100,16 @@ def test_check_of_a_channel(cluster: Cluster) -> None:
     assert (missing.returncode, b"no channel nothing" in missing.stdout) == (1, True)
     refused = run("check", topic, "--max-lag", "1", *where)
     assert (refused.returncode, b"need a channel" in refused.stderr) == (2, True)
+
+
+def test_check_counts_a_consumer_of_several_partitions_once(cluster: Cluster) -> None:
+    topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, partitions=2, channels=["billing"])
+    with sync.Consumer(topic, "billing", lookupd=cluster.lookupd) as consumer:
+        assert len(consumer.connections) == 2
+        assert lines("check", topic, "billing", "--min-consumers", "1", *where) == [{"healthy": True, "problems": []}]
+        few = run("check", topic, "billing", "--min-consumers", "2", *where)
+    assert (few.returncode, b"1 consumers; at least 2 are required" in few.stdout) == (1, True)
 
 
 @pytest.fixture

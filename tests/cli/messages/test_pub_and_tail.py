@@ -48,6 +48,14 @@ def test_messages_survive_tail_and_pub(cluster: Cluster, topic: str) -> None:
     assert plain["body_base64"] == "/w=="
 
 
+def test_options_win_over_the_headers_of_a_record(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    record = b'{"body": "a", "headers": {"user": "42", "own": "1"}}\n'
+    lines("pub", topic, "--format", "json", "--header", "user=43", *where, stdin=record)
+    (found,) = lines("tail", topic, *END, *where)
+    assert found["headers"] == {"user": "43", "own": "1"}
+
+
 def test_tags_are_filtered(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "tagged", "--tag", "canary", *where)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import os
 import socket
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kombu
@@ -128,12 +132,60 @@ def test_prefetch_bounds_unacknowledged_messages_and_close_returns_them(connect:
     receiver = Receiver(connection, queue, prefetch=2, ack=False)
     receiver.wait(2)
     assert receiver.idle()
+    assert queue(receiver.channel).queue_declare().message_count == 3, "messages in flight do not wait"
     receiver.messages[0].ack()
     receiver.wait(3)
+    assert receiver.idle()
+    receiver.consumer.qos(prefetch_count=3)
+    receiver.wait(4)
     assert receiver.idle()
     receiver.channel.close()
     rest = Receiver(connect(), queue)
     assert sorted(rest.wait(4)) == sorted(set(range(5)) - {receiver.bodies[0]})
+
+
+def test_deleting_a_queue_keeps_what_was_received_from_others(connect: Connect, cluster: Cluster, name: str) -> None:
+    connection = connect()
+    first, second = (kombu.Queue(f"{name}_{number}") for number in range(2))
+    for queue in (first, second):
+        publish(connection, queue.name, queue, routing_key=queue.name)
+    receiver = Receiver(connection, first, second)
+    with sync.Admin(cluster.lookupd) as admin:
+        for queue in (first, second):
+            eventually(lambda queue=queue: any(one.in_flight for one in admin.stats(queue.name).channels.values()))  # type: ignore[misc]
+    receiver.channel.queue_delete(first.name)
+    assert receiver.wait(1) == [second.name]
+    assert not receiver.messages[0].delivery_info.get("redelivered")
+
+
+def test_messages_of_a_removed_binding_are_dropped(connect: Connect, name: str) -> None:
+    exchange = kombu.Exchange(name, "topic")
+    queue = kombu.Queue(name, bindings=[kombu.binding(exchange, "a"), kombu.binding(exchange, "b")])
+    connection = connect()
+    receiver = Receiver(connection, queue)
+    receiver.channel.queue_unbind(name, name, "a")
+    for key in ("a", "b"):
+        publish(connection, key, exchange, exchange=exchange, routing_key=key)
+    assert receiver.wait(1) == ["b"]
+    assert receiver.idle()
+
+
+def test_an_expired_message_is_not_delivered(connect: Connect, name: str) -> None:
+    with connect().channel() as channel:
+        channel.deliver(SimpleNamespace(queue=name), {}, SimpleNamespace(expired=True))  # nothing else is used of it
+
+
+def test_the_pipe_that_wakes_the_loop_of_celery_is_closed(connect: Connect) -> None:
+    connection = connect()
+    added: list[int] = []
+    loop = SimpleNamespace(add_reader=lambda end, *_: added.append(end))
+    connection.connect()
+    connection.transport.register_with_event_loop(connection.connection, loop)
+    assert stat.S_ISFIFO(os.fstat(added[0]).st_mode)
+    pipe = os.fstat(added[0]).st_ino
+    connection.release()
+    with suppress(OSError):  # another thread may have opened a file with this number
+        assert os.fstat(added[0]).st_ino != pipe
 
 
 def test_a_transient_queue_ends_with_its_last_consumer(connect: Connect, cluster: Cluster, name: str) -> None:
@@ -172,10 +224,14 @@ def test_count_purge_get_and_delete(connect: Connect, cluster: Cluster, name: st
         assert queue.queue_declare().message_count == 0
         for number in range(3):
             publish(connection, number, routing_key=name)
+        channel.queue_delete(name, if_empty=True)
         assert queue.queue_declare().message_count == 3
-        message = queue.get()
+        found = connection.transport
+        assert found.clients.waiting([f"{name}_gone", name], found.queues[name].channel) == 3
+        message = queue.get(no_ack=True)
         assert message is not None
-        message.ack()
+        with sync.Admin(cluster.lookupd) as admin:
+            eventually(lambda: not any(one.clients for one in admin.stats(name).channels.values()))
         assert queue.purge() == 2
         if cluster.generation == "original":  # the redesigned NSQ delivers the record that it had read ahead
             assert queue.get() is None

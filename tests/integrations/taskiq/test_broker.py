@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
@@ -17,7 +18,7 @@ from taskiq.schedule_sources import LabelScheduleSource
 
 from nsqext import Admin, Consumer, Lookup, Producer
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.integrations.taskiq import NsqBroker
 
 Opened = Callable[..., AbstractAsyncContextManager[NsqBroker]]
@@ -99,6 +100,18 @@ async def test_labels_choose_queue_and_delay(cluster: Cluster, opened: Opened) -
                 await note.kicker().with_labels(**labels).kiq(1)
             assert isinstance(caught.value.__cause__, InvalidInput)
             assert reason in str(caught.value.__cause__)
+
+
+async def test_a_task_without_a_due_time_at_the_server_waits_for_its_delay(cluster: Cluster, opened: Opened) -> None:
+    queue = f"q_{token_hex(4)}"
+    task = TaskiqMessage(task_id="1", task_name="note", labels={"delay": 0.5}, args=[], kwargs={})
+    async with opened(queue) as broker, Producer(cluster.lookupd) as producer:
+        receipt = time.time()
+        await producer.publish(queue, broker.formatter.dumps(task).message)
+        await take(broker, 1)
+        assert time.time() - receipt >= 0.5
+        with pytest.raises(InvalidState, match="listens already"):
+            await take(broker, 1)
 
 
 async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:

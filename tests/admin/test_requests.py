@@ -43,25 +43,6 @@ def nodes() -> LookupNodes:
     return lookup_nodes
 
 
-def test_numbers_of_a_channel_of_both_generations() -> None:
-    clients = [{"client_id": "a"}, {"client_id": "b", "desired_tag": "canary"}]
-    numbers = {"depth": 10, "in_flight_count": 2, "deferred_count": 3, "delayed_queue_count": 4}
-    ended = {"requeue_count": 5, "timeout_count": 6}
-    topic = {
-        "topic_name": "t",
-        "message_count": 1,
-        "channels": [{"channel_name": "ch", "clients": clients, **numbers, **ended}],
-    }
-    led = {**topic, "topic_partition": "0", "backend_start": 0, "backend_depth": 0}
-    original, redesigned = (
-        read_stats({"topics": [one]}, Address("n", 4150))["t"][0].channels["ch"] for one in (topic, led)
-    )
-    assert (original.lag, redesigned.lag) == (19, 14), "depth of the redesigned NSQ contains messages in flight"
-    assert (original.deferred, redesigned.deferred) == (7, 7)
-    assert (original.requeued, original.timed_out) == (5, 6)
-    assert [client.tag for client in original.clients] == [None, "canary"]
-
-
 def requests_to(nodes: LookupNodes, addresses: str = "a:4161") -> ClusterRequests:
     """Return requests to these nodes."""
     return ClusterRequests(LookupClient(addresses, transport=nodes.transport), timeout=1.0)

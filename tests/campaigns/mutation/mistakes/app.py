@@ -76,10 +76,9 @@ MISTAKES = (
     Mistake(
         "unwritable topics are reported once for all",
         "app/app.py",
-        '                    logger.warning("results of handlers cannot be published: %s", error,'
-        ' extra={"topic": topic})\n',
-        '                    logger.warning("results of handlers cannot be published: %s", error,'
-        ' extra={"topic": topic})\n'
+        '                    logger.warning("the app cannot publish: %s", error, extra={"topic": topic})\n',
+        '                    logger.warning("the app cannot publish: %s", error, extra={"topic":'
+        " topic})\n"
         "                    return\n",
     ),
 )

@@ -21,6 +21,14 @@ def test_every_kind_has_an_example() -> None:
     assert _EXAMPLES.keys() == _FOLDERS.keys()
 
 
+def test_the_table_of_behaviours_names_what_exists() -> None:
+    table = _README.partition("## Where things are")[2]
+    paths = [name for name in re.findall(r"`([^`]+)`", table) if name.endswith((".py", "/"))]
+    assert len(paths) > 30
+    tests = ROOT / "tests"
+    assert [path for path in paths if not (tests / path).exists() and not list(tests.rglob(path))] == []
+
+
 def test_the_examples_pass(tmp_path: Path) -> None:
     """Run the examples, each with the conftest files of its folder."""
     files = []

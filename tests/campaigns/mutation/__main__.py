@@ -28,7 +28,7 @@ from attrs import frozen
 from tests.campaigns.mutation.equivalent import reason_of
 from tests.campaigns.mutation.mistake import Mistake, mistakes_of
 from tests.campaigns.mutation.operators import Mutant, mutants_of, tree_of
-from tests.campaigns.mutation.rooms import ROOMS
+from tests.campaigns.mutation.rooms import PROGRAMS, ROOMS
 from tests.campaigns.mutation.warm import ROOT, Bug, Result, Room, Warm
 
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
@@ -86,12 +86,11 @@ def chosen(sources: dict[str, str], mistakes: tuple[Mistake, ...], text: str) ->
     ]
 
 
-def imported(result: Result) -> Trial:
-    """Return the trial of a bug in what runs while its module is imported, which needs a new interpreter."""
-    bug = result.bug
-    own = f"test_{Path(bug.module).stem}.py"
-    first = [str(path.relative_to(ROOT)) for tests in ROOMS[result.room] for path in (ROOT / tests).rglob(own)]
-    return Trial(bug.name, result.room, bug.module, ast.unparse(bug.tree()), (*first, *ROOMS[result.room]))
+def apart(room: str, bug: Bug) -> Trial:
+    """Return the trial of a bug that needs a new interpreter: its code runs at import, or in programs of the tests."""
+    own = f"test_*{Path(bug.module).stem}*.py"
+    first = [str(path.relative_to(ROOT)) for tests in ROOMS[room] for path in (ROOT / tests).rglob(own)]
+    return Trial(bug.name, room, bug.module, ast.unparse(bug.tree()), (*first, *ROOMS[room]))
 
 
 def run(trial: Trial, folders: Queue[Path], limit: float) -> tuple[Trial, str, float]:
@@ -172,17 +171,19 @@ def main() -> int:
         mutants = [mutant for mutant in wanted if not reason_of(mutant)]
         totals[name, "equivalent"] = len(wanted) - len(mutants)
         rooms.append(Room(name, tests, sources, drawn(sources, mutants)))
-    later: list[Trial] = []
+    later = [apart(room.name, bug) for room in rooms if room.name in PROGRAMS for bug in room.bugs]
+    rooms = [room for room in rooms if room.name not in PROGRAMS]
 
     def report(result: Result) -> None:
         if result.swapped:
             count(result, totals)
         else:
-            later.append(imported(result))
+            later.append(apart(result.room, result.bug))
 
     paths = sorted({path for room in rooms if room.bugs for path in room.tests})
     options = ["-s", "-qqq", "-p", "no:cacheprovider", "-o", "timeout=0"]
-    pytest.main([*options, *paths], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
+    if paths:
+        pytest.main([*options, *paths], plugins=[Warm(rooms, given.processes, given.limit, say, report)])
     try_again(later, given.processes, 5 * given.limit, totals)
     for name in names:
         put_in = totals[name, "found"] + totals[name, "survived"]

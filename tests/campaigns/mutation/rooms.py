@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("ROOMS",)
+__all__ = ("PROGRAMS", "ROOMS")
 
 ROOMS = {
     "client/producer": (
@@ -41,3 +41,6 @@ ROOMS = {
     "spark/read": ("tests/spark/read",),
 }
 """Folder or module below the package -> its tests."""
+
+PROGRAMS = ("cli",)
+"""Rooms whose tests run them in other processes."""

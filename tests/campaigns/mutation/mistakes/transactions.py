@@ -38,13 +38,13 @@ MISTAKES = (
         "        pause = lease\n        while True:\n",
     ),
     Mistake(
-        "publishes go on when a part of the lease is lost",
+        "publishes continue when a part of the lease is lost",
         "transactions/relay.py",
         "                    leased.cancel()\n                leased.deadline",
         "                    pass\n                leased.deadline",
     ),
     Mistake(
-        "publishes go on until their lease has ended",
+        "publishes continue until their lease has ended",
         "transactions/relay.py",
         "                leased.deadline = began + lease - _MARGIN\n",
         "                leased.deadline = began + 2 * lease\n",

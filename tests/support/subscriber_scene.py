@@ -12,6 +12,7 @@ import anyio
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions import subscriber as module
+from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.subscriber import Subscriber
 from nsqext.errors import ConnectionLost, NsqError
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     import pytest
 
     from nsqext import Position
-    from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
+    from nsqext.client.consumer.subscriptions.assignment import MessageReceiver
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 
-__all__ = ("NODE", "OTHER", "Connection", "Scene", "running_subscriber", "texts_with", "view_of")
+__all__ = ("NODE", "OTHER", "Connection", "Scene", "make_context", "running_subscriber", "texts_with", "view_of")
 
 NODE, OTHER = Address("n", 1), Address("m", 1)
 
@@ -40,6 +42,12 @@ def view_of(*leaders: Address, meta: TopicMeta | None = None, nodes: tuple[Addre
         nodes=nodes,
         http={NODE: NODE, OTHER: OTHER},
     )
+
+
+def make_context(group: object, forgotten: list[Any]) -> SubscriberContext:
+    """Return the context of subscribers with a group of the test; subscriptions without messages are recorded."""
+    receiver = SimpleNamespace(receive=None, forget=forgotten.append)
+    return SubscriberContext("ch", cast("SubscriptionGroup", group), cast("MessageReceiver", receiver))
 
 
 class Connection:
@@ -96,7 +104,8 @@ class Scene:
         self.asked = 0
         self.lacking: set[Address] = set()
         self.failed: list[NsqError] = []
-        self.events: list[tuple[object, ...]] = []
+        self.emitted: list[tuple[object, ...]] = []
+        self.events = SimpleNamespace(emit=lambda *event: self.emitted.append(event))
         self.retired: list[Connection] = []
         self.added: list[Connection] = []
         self.flushes = self.reconnects = 0
@@ -107,17 +116,9 @@ class Scene:
         self.channels = self
         given = {"reconnect_wait": 0.0001, "max_reconnect_wait": 0.0002, "close_timeout": 5.0, **settings}
         self.options = ConsumerOptions(**given)
-        context = SimpleNamespace(
-            channel="ch",
-            options=self.options,
-            group=self,
-            metadata=self,
-            events=SimpleNamespace(emit=lambda *event: self.events.append(event)),
-            tasks=tasks,
-            receiver=SimpleNamespace(receive=None, forget=self.forgotten.append),
-            wants=lambda key: self.options.partitions is None or key in self.options.partitions,
-        )
-        self.subject = Subscriber("t", cast("SubscriberContext", context), self.failed.append, discovered=discovered)
+        self.metadata, self.tasks = self, tasks
+        context = make_context(self, self.forgotten)
+        self.subject = Subscriber("t", context, self.failed.append, discovered=discovered)
 
     # As the metadata
 

@@ -23,6 +23,16 @@ def test_ready_is_a_window() -> None:
     assert second.endswith(b"b")
 
 
+def test_a_session_sends_each_type_of_frame() -> None:
+    node = make_node()
+    host(node)
+    client = Client(node)
+    client.send(b"SUB t ch 0\nRDY 1\n")
+    assert Client(node).ask(sized("PUB t 0", b"a")) == "OK"
+    client.send(b"NONSENSE\n")
+    assert {kind for kind, _ in client.receive()} == {*FrameType}
+
+
 def test_messages_of_a_client_are_delivered_to_the_next() -> None:
     node = make_node()
     host(node)

@@ -16,7 +16,7 @@ from nsqext.errors.server import (
 )
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import HEARTBEAT, OK, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, encode_frame
 
 
 def _client(waiting: int = 0) -> tuple[ClientProtocol, list[Reply]]:
@@ -46,6 +46,19 @@ def test_responses_have_the_order_of_the_commands() -> None:
     client.receive_data(_response(b""))
     assert third.data == b""
     assert third.done
+
+
+@pytest.mark.parametrize("kind", FrameType)
+def test_each_type_of_frame_is_handled(kind: FrameType) -> None:
+    client, (reply,) = _client(1)
+    messages = client.receive_data(encode_frame(kind, b"E_FAILED_ON_NOT_LEADER "))
+    assert client.error is None
+    handled = {
+        FrameType.RESPONSE: reply.data is not None,
+        FrameType.ERROR: isinstance(reply.error, NotLeader),
+        FrameType.MESSAGE: messages != [],
+    }
+    assert [type_ for type_, done in handled.items() if done] == [kind]
 
 
 def test_an_answer_wakes_the_waiter() -> None:

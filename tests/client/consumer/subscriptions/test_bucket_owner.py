@@ -17,6 +17,7 @@ from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuc
 from nsqext.errors import ConnectionLost, InvalidSetting, NsqError, PartitionUnavailable
 from nsqext.types import Address
 from tests.support.stats import channel_stats, client_entry
+from tests.support.subscriber_scene import make_context
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -103,15 +104,10 @@ class Scene:
         self.backoff = object()
         self.log: list[str] = []
         self.forgotten: list[Connection] = []
-        context = SimpleNamespace(
-            group=self,
-            receiver=SimpleNamespace(receive=None, forget=self.forgotten.append),
-            metadata=SimpleNamespace(channels=self),
-        )
+        self.metadata = SimpleNamespace(channels=self)
         self.watch = BucketWatch()
-        self.subject = KeyBuckets(
-            cast("Subscription", self.member), _NODE, cast("SubscriberContext", context), self.watch
-        )
+        context = make_context(self, self.forgotten)
+        self.subject = KeyBuckets(cast("Subscription", self.member), _NODE, context, self.watch)
         monkeypatch.setattr(module, "Subscription", self)
         for name in ("_POLL", "_TAKEOVER_POLL", "_ANSWER_POLL"):
             monkeypatch.setattr(module, name, 0.001)

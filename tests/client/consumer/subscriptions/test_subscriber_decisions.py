@@ -43,7 +43,7 @@ async def test_each_partition_is_subscribed_once(
         first, *others = (f"{one.partition}" for one in scene.opened if one.node == "n:1")
         assert f"n:1 (partitions {first}, {others[0]})" in text
         assert "m:1 (partitions 1)" in text
-        assert scene.events == [("connected", "t", one.partition, one.node) for one in scene.opened]
+        assert scene.emitted == [("connected", "t", one.partition, one.node) for one in scene.opened]
         assert (scene.flushes, scene.reconnects, scene.subject.idle) == (3, 0, False)
         scene.moved(view_of(NODE, OTHER, NODE, OTHER))
         await scene.connections(4)
@@ -71,12 +71,12 @@ async def test_a_subscription_ends_when_its_leader_has_moved(monkeypatch: pytest
             scene.moved(view)
             await settled()
             assert first.live
-        scene.events.clear()
+        scene.emitted.clear()
         scene.moved(view_of(OTHER, NODE))
         await scene.connections(3)
         assert (first.live, first.stopped, second.live) == (False, True, True)
         assert (scene.opened[2].node, scene.opened[2].number, scene.reconnects) == ("m:1", 2, 1)
-        assert scene.events == [
+        assert scene.emitted == [
             ("leader_moved", "t", 0, "m:1", "was n:1"),
             ("disconnected", "t", 0, "n:1", "closed"),
             ("connected", "t", 0, "m:1"),

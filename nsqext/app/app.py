@@ -24,7 +24,8 @@ from nsqext.client.producer.options import ProducerSettings
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
-from nsqext.client.tasks import BackgroundTasks, Runnable, first_error, stop_on_signals, takes_signals
+from nsqext.client.signals import stop_on_signals, takes_signals
+from nsqext.client.tasks import BackgroundTasks, Runnable, first_error
 from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.protocol.identify import KEY_FAILOVER

@@ -17,7 +17,7 @@ from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.client.consumer.handlers.unused_result import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
-from nsqext.client.tasks import stopping_on_signals, takes_signals
+from nsqext.client.signals import stopping_on_signals, takes_signals
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.sync.loop import BlockingClient, Method, OpenLoop, Same, shared_loop
 from nsqext.sync.message import AnswerQueue, Message, MessageBatch

@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group, to_thread, wait_all_tasks_blocked
 
 from nsqext import Consumer, Message
-from nsqext.client.tasks import stop_on_signals, stopping_on_signals
+from nsqext.client.signals import stop_on_signals, stopping_on_signals
 from tests.support.consumers import QUICK, depth, eventually, publish
 
 if TYPE_CHECKING:

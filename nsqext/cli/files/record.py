@@ -16,7 +16,7 @@ from nsqext.cli.command import Topic, UntilEnd, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import MessageFiles, exact_record
 from nsqext.cli.waiting import wait_of, waits
-from nsqext.client.tasks import stop_on_signals
+from nsqext.client.signals import stop_on_signals
 from nsqext.errors import MessageNotInFlight
 
 logger: logging.Logger = logging.getLogger("nsqext.record")

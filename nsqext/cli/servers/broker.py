@@ -137,7 +137,7 @@ def run(
     ^C or SIGTERM closes the servers gracefully; a second signal, after a second, exits immediately.
     """
     from nsqext.broker import Cluster
-    from nsqext.client.tasks import stopping_on_signals
+    from nsqext.client.signals import stopping_on_signals
 
     topics = dict(parse_topic(text) for text in topic or ())
     for arguments in topics.values():

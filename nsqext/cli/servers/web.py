@@ -108,7 +108,7 @@ def web_options(host: str, basic_auth_file: Path | None = None, **given: Any) ->
 
 
 async def _serve_until_signal(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
-    from nsqext.client.tasks import stop_on_signals
+    from nsqext.client.signals import stop_on_signals
     from nsqext.http.uvicorn_server import listen
     from nsqext.web import WebPage
     from nsqext.web.app import serve

@@ -21,7 +21,7 @@ from attrs import frozen
 from nsqext.app.health import Health, HealthEndpoint, respond
 from nsqext.cli.command import examples
 from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
-from nsqext.client.tasks import REPEATED
+from nsqext.client.signals import REPEATED
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 from nsqext.waits import Doubling, Waiters
@@ -270,7 +270,7 @@ class Supervisor:
             async for number in signals:
                 logger.info("stopping on %s", number.name)
                 self.stop()
-                with anyio.move_on_after(REPEATED):  # see `nsqext.client.tasks`
+                with anyio.move_on_after(REPEATED):  # see `nsqext.client.signals`
                     async for _ in signals:
                         pass
                 async with anyio.create_task_group() as tasks:

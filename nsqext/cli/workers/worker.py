@@ -18,7 +18,8 @@ import orjson
 from nsqext import App, Consumer, Producer
 from nsqext.cli.apps import load_app
 from nsqext.cli.waiting import wait_of_app, waits
-from nsqext.client.tasks import first_error, stop_on_signals
+from nsqext.client.signals import stop_on_signals
+from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.protocol.identify import KEY_FAILOVER
 

@@ -25,7 +25,7 @@ from nsqext.client.consumer.subscriptions.subscription_group import Subscription
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
 from nsqext.client.events import ClientEvents
 from nsqext.client.settings import HelpText, consumer_schema, consumer_settings
-from nsqext.client.tasks import BackgroundTasks, Runnable, stop_on_signals, takes_signals
+from nsqext.client.tasks import BackgroundTasks, Runnable
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
 from nsqext.protocol.names import check_channel, check_topic
@@ -288,6 +288,8 @@ class Consumer(Runnable):
         """
         if self._handler is None:
             raise InvalidState("the consumer has no handler", hint="decorate a function with @consumer.handler")
+        from nsqext.client.signals import stop_on_signals, takes_signals
+
         await self._start(*([partial(stop_on_signals, self.stop, logger)] if takes_signals(signals) else []))
         await self.wait()
 

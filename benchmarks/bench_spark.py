@@ -19,7 +19,9 @@ from itertools import count
 from pathlib import Path
 from secrets import token_hex
 from statistics import median
+from uuid import uuid4
 
+import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from attrs import define, field, frozen
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +31,11 @@ import nsqext
 from benchmarks.report import table, write_section
 from benchmarks.servers import redesigned_cluster
 from nsqext.spark import register
-from nsqext.sync import Admin
+from nsqext.spark.cluster.client_config import ClientConfig
+from nsqext.spark.options import SinkOptions
+from nsqext.spark.write.publisher import publish_rows
+from nsqext.spark.write.row_ids import ContentIds
+from nsqext.sync import Admin, Producer
 
 BODY = b"x" * 1024
 PARTITIONS = (1, 2, 4)
@@ -259,6 +265,80 @@ async def _spread(lookupd: str, name: str, partitions: int, count: int) -> None:
                 await producer.publish_many(name, bodies, partition=partition)
 
 
+def measure_sink(lookupd: str, rows: int, rounds: int) -> str:
+    """Publish small rows with the sink, without Spark, and with the client alone; return a table.
+
+    The client gets the same ids as columns, and as an object for each message.
+    """
+    batches = [
+        pa.RecordBatch.from_pydict(
+            {"value": [b"%d " % number + _SMALL_BODY for number in range(first, first + 10_000)]}
+        )
+        for first in range(0, rows, 10_000)
+    ]
+    lines: list[list[str]] = []
+    for kind, extend in (("trace ids", False), ("headers", True)):
+        found: dict[str, list[float]] = {}
+        with Admin(lookupd) as admin:
+            name = f"bench_{token_hex(4)}"
+            admin.create_topic(name, partitions=2, channels=["keep"], extend=extend, wait=150)
+            for number in range(rounds + 1):
+                for how in _SINKS:
+                    cpu = time.process_time()
+                    how(lookupd, name, batches, extend)
+                    if number:  # the first round fills caches
+                        found.setdefault(how.__name__, []).append((time.process_time() - cpu) / rows * 1e6)
+            admin.delete_topic(name)
+        sink, columns, objects = (median(each) for each in found.values())
+        lines.append([kind, *(f"{cpu:.2f}" for cpu in (sink, columns, objects)), f"{sink / columns:.2f}"])
+        print(lines[-1], found, flush=True)
+    return table(("ids", "sink", "client, columns", "client, objects", "sink / client, columns"), lines)
+
+
+def _sink(lookupd: str, topic: str, batches: list[pa.RecordBatch], extend: bool) -> None:
+    ids = ContentIds(f"{uuid4()}/{next(_number)}", 3, "0123456789ab")
+    publish_rows(SinkOptions(ClientConfig((lookupd,)), topic), ("value",), ids, iter(batches))
+
+
+def _columns(lookupd: str, topic: str, batches: list[pa.RecordBatch], extend: bool) -> None:
+    _publish_with_ids(lookupd, topic, batches, extend, as_objects=False)
+
+
+def _objects(lookupd: str, topic: str, batches: list[pa.RecordBatch], extend: bool) -> None:
+    _publish_with_ids(lookupd, topic, batches, extend, as_objects=True)
+
+
+_SINKS = (_sink, _columns, _objects)
+
+
+def _publish_with_ids(
+    lookupd: str, topic: str, batches: list[pa.RecordBatch], extend: bool, *, as_objects: bool
+) -> None:
+    prefix, step = f"{uuid4()}/{next(_number)}", 4000  # as many as the sink's chunks of 1 MiB have
+    with Producer(lookupd=lookupd) as producer:
+        for batch in batches:
+            bodies = batch.column(0).to_numpy(zero_copy_only=False).tolist()
+            for first in range(0, len(bodies), step):
+                part = bodies[first : first + step]
+                numbers = range(first + 1, first + 1 + len(part))
+                texts = [f"{prefix}/{number:016x}" for number in numbers] if extend else []
+                task = ["0123456789ab/3"] * len(texts)
+                if as_objects:
+                    made = [
+                        nsqext.OutgoingMessage(body, {"nsqext_id": text, "nsqext_id_task": "0123456789ab/3"})
+                        for body, text in zip(part, texts, strict=False)
+                    ]
+                    made = made or [
+                        nsqext.OutgoingMessage(body, trace_id=number)
+                        for body, number in zip(part, numbers, strict=True)
+                    ]
+                    producer.publish_many(topic, made)
+                elif extend:
+                    producer.publish_many(topic, part, headers={"nsqext_id": texts, "nsqext_id_task": task})
+                else:
+                    producer.publish_many(topic, part, trace_ids=list(numbers))
+
+
 def report_shapes(rows: int, found: dict[tuple[int, int], Figures]) -> str:
     """Return a table."""
     lines = [
@@ -297,7 +377,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=150_000, help="of one measurement; 200,000 fill the cluster")
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
     parser.add_argument("--shapes", action="store_true", help="only reads of 1 to 254 partitions and 1 to 50 topics")
+    parser.add_argument("--sink", action="store_true", help="only the sink's rows, without Spark")
     given = parser.parse_args()
+    if given.sink:
+        with redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd) as address:
+            print(measure_sink(address.removeprefix("http://"), given.rows, given.rounds))
+        return
     session = (
         SparkSession.builder.master("local[*]")
         .config("spark.ui.enabled", "false")

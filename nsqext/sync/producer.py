@@ -148,6 +148,7 @@ class Producer(BlockingClient[AsyncProducer]):
         key: str | bytes | int | None = None,
         partition: int | None = None,
         trace_ids: Sequence[int] = (),
+        headers: Mapping[str, Sequence[str]] | None = None,
         **unknown: Never,
     ) -> list[Receipt]:
         """Publish messages in batches; see `nsqext.Producer.publish_many`.
@@ -158,7 +159,15 @@ class Producer(BlockingClient[AsyncProducer]):
             refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
         listed = list(messages)
-        return self._run(self._original.publish_many, topic, listed, key=key, partition=partition, trace_ids=trace_ids)
+        return self._run(
+            self._original.publish_many,
+            topic,
+            listed,
+            key=key,
+            partition=partition,
+            trace_ids=trace_ids,
+            headers=headers,
+        )
 
     def batcher(
         self,

@@ -16,6 +16,7 @@ from nsqext.protocol.headers import (
     MAX_HEADER_BYTES,
     add_key,
     decode_headers,
+    encode_header_columns,
     encode_headers,
     header_json,
     header_text,
@@ -42,6 +43,30 @@ def test_headers_tag_and_trace_id_are_one_object() -> None:
     assert encode_headers() == encode_headers({}) == b"{}"
     assert encode_headers({"k": 'é"\\\x00\u2028'}) == '{"k":"é\\"\\\\\\u0000\u2028"}'.encode()
     assert encode_headers(trace_id=0) == b'{"##trace_id":"0"}'
+
+
+_COLUMNS = st.dictionaries(
+    st.sampled_from(["a", "nsqext_id", "x.y-z#", "##reserved", "bad name"]),
+    st.lists(st.text(st.sampled_from('aé"\\\0\x7f /{}')), min_size=3, max_size=3),
+    min_size=1,
+)
+
+
+@given(_COLUMNS)
+def test_columns_are_encoded_as_the_headers_of_each_message(columns: dict[str, list[Any]]) -> None:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    encoded = encode_header_columns(columns)
+    texts = "".join(text for values in columns.values() for text in values)
+    plain = texts.isascii() and texts.isprintable() and not {*'"\\'} & {*texts}
+    assert (encoded is not None) == (plain and not {"##reserved", "bad name"} & columns.keys())
+    if encoded is not None:
+        assert encoded == [encode_headers(row) for row in rows]
+
+
+def test_columns_whose_messages_must_be_checked() -> None:
+    assert encode_header_columns({"a": ["b", 5]}) is None  # type: ignore[list-item]
+    for size, fits in ((MAX_HEADER_BYTES - len('{"a":""}'), True), (MAX_HEADER_BYTES, False)):
+        assert (encode_header_columns({"a": ["b", "x" * size]}) is not None) == fits
 
 
 def test_the_mapping_of_the_caller_is_not_changed() -> None:

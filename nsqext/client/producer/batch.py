@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import add
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -14,12 +15,12 @@ from nsqext.client.producer.request import (
     default_trace_id,
     encode_message,
     key_bytes,
-    with_trace_ids,
+    with_columns,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.commands import TRACE_SIZE, multi, multi_ext, multi_trace
+from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE, multi, multi_ext, multi_trace
 from nsqext.protocol.frames import decode_trace_reply
-from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.headers import encode_header_columns, encode_headers
 from nsqext.types import Receipt
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _LONGEST_TRACE = 40  # most bytes of a trace id as a header
 _LARGEST_TRACE = (1 << 64) - 1
 
 Messages = Sequence[bytes | OutgoingMessage]
+NO_HEADERS: Mapping[str, Sequence[str]] = {}
 
 
 class Batch(PublishRequest):
@@ -51,14 +53,17 @@ class Batch(PublishRequest):
         *,
         first: int = 0,
         trace_ids: Sequence[int] = (),
+        headers: Sequence[bytes] = (),
         started: float | None = None,
     ) -> None:
         super().__init__(topic, partition, started=started)
-        # checked bodies without headers and trace ids; `add` adds other messages
+        # checked bodies with headers or trace ids, or without; `add` adds other messages
         self._bodies: list[bytes] = [] if bodies is None else bodies
-        self._sizes = sizes  # lengths of the bodies, or their common length, in bytes
-        self._headers: list[bytes] = []
-        self._traces: list[int | None] = list(trace_ids)
+        self._sizes = sizes  # lengths of the bodies, or their common length, in bytes; without headers only
+        self._headers: list[bytes] = list(headers)
+        self._traces: list[int | None] = [None] * len(headers) or list(trace_ids)
+        if headers:
+            self.breaks: bool = True
         self._traced = bool(trace_ids)
         self._bare = False  # has a trace id that must not become a header
         self._filled = _COUNT_WORD
@@ -100,17 +105,19 @@ class Batch(PublishRequest):
         self._bodies.append(body)
         self._headers.append(header)
         self._traces.append(trace_id)
-        self.breaks: bool = self.breaks or bool(header)
+        self.breaks = self.breaks or bool(header)
         self._traced = self._traced or trace_id is not None
 
     def command(self, target: Target) -> Command:
         bodies = self._bodies
         if self.breaks:
             check_supported(target, header=True)
-            headers = [
-                header or (b"" if trace is None else encode_headers(trace_id=trace))
-                for header, trace in zip(self._headers, self._traces, strict=True)
-            ]
+            headers = self._headers
+            if not all(headers):
+                headers = [
+                    header or (b"" if trace is None else encode_headers(trace_id=trace))
+                    for header, trace in zip(headers, self._traces, strict=True)
+                ]
             return multi_ext(target.line("MPUB_EXT"), headers, bodies)
         if self._traced:
             check_supported(target, header=False)
@@ -149,16 +156,29 @@ class Batch(PublishRequest):
 
 
 def plain_batches(
-    route: Route, partition: int | None, messages: Messages, options: ProducerOptions, trace_ids: Sequence[int] = ()
+    route: Route,
+    partition: int | None,
+    messages: Messages,
+    options: ProducerOptions,
+    trace_ids: Sequence[int] = (),
+    columns: Mapping[str, Sequence[str]] = NO_HEADERS,
 ) -> list[Batch] | None:
-    """Return batches of bodies, with their trace ids, in order: the fast path of `BatchPlanner`.
+    """Return batches of bodies, with their trace ids or headers, in order: the fast path of `BatchPlanner`.
 
     Several if the limits require it; None if `BatchPlanner` must check each message.
     """
     overhead = 0
+    headers: list[bytes] = []
     if list(map(type, messages)).count(bytes) != len(messages):
         return None
-    if trace_ids:
+    if columns:
+        encoded = None if trace_ids or not route.meta.extend_support else encode_header_columns(columns)
+        if encoded is None or options.transport == "http" or not all(messages):
+            return None
+        if default_trace_id(options, route.topic, route.meta) is not None:
+            return None
+        headers, overhead = encoded, HEADER_LENGTH
+    elif trace_ids:
         overhead = TRACE_SIZE
         if options.transport == "http" or not route.meta.partition_num:
             return None
@@ -169,7 +189,7 @@ def plain_batches(
     elif default_trace_id(options, route.topic, route.meta) is not None:
         return None
     listed: list[bytes] = list(messages)  # type: ignore[arg-type]
-    largest = options.max_message_size - (overhead or route.meta.extend_support)
+    largest = options.max_message_size - (overhead or route.meta.extend_support) - bool(headers)
     if options.compression != "none" and route.meta.extend_support:
         largest = min(largest, options.compression_min - 1)
     batches: list[Batch] = []
@@ -178,19 +198,22 @@ def plain_batches(
         first, bodies = left.pop()
         count = len(bodies)
         sizes: Sequence[int] | int
-        distinct = set(map(len, bodies))
+        lengths = list(map(len, bodies))
+        if headers:
+            lengths = list(map(add, lengths, map(len, headers[first : first + count])))
+        distinct = set(lengths)
         if len(distinct) == 1:
             sizes = smallest = biggest = distinct.pop()
             total = count * biggest
         else:
-            sizes = list(map(len, bodies))
+            sizes = lengths
             smallest, biggest, total = min(distinct), max(distinct), sum(sizes)
         if not smallest or biggest > largest:
             return None
         total += (_ITEM_WORD + overhead) * count
         if count <= options.max_batch_count and _COUNT_WORD + total <= options.max_batch_size:
-            traces = trace_ids[first : first + count]
-            batches.append(Batch(route.topic, partition, bodies, sizes, first=first, trace_ids=traces))
+            traces, own = trace_ids[first : first + count], headers[first : first + count]
+            batches.append(Batch(route.topic, partition, bodies, sizes, first=first, trace_ids=traces, headers=own))
         elif count > 1:
             cut = options.max_batch_count if count > options.max_batch_count else count // 2
             left += ((first + cut, bodies[cut:]), (first, bodies[:cut]))
@@ -220,17 +243,22 @@ class BatchPlanner:
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)
     _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)
 
-    def add(self, messages: Messages, trace_ids: Sequence[int] = ()) -> None:
-        """Divide messages into batches, bodies with ``trace_ids`` if given; raises InvalidInput."""
+    def add(
+        self,
+        messages: Messages,
+        trace_ids: Sequence[int] = (),
+        headers: Mapping[str, Sequence[str]] = NO_HEADERS,
+    ) -> None:
+        """Divide messages into batches, bodies with ``trace_ids`` and ``headers`` if given; raises InvalidInput."""
         if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
-            batches = plain_batches(self.route, partition, messages, self._options, trace_ids)
+            batches = plain_batches(self.route, partition, messages, self._options, trace_ids, headers)
             if batches is not None:
                 self.rows += [batches] if partition is not None else [[batch] for batch in batches]
                 return
         index = 0
         try:
-            for index, message in enumerate(with_trace_ids(messages, trace_ids)):
+            for index, message in enumerate(with_columns(messages, trace_ids, headers)):
                 self._add_message(index, message)
         except InvalidInput as error:
             raise invalid_message(error, index, self.route.topic) from error.__cause__

@@ -100,7 +100,7 @@ class BatchPublisher:
         options = self._sender.routes.topic_options.of(call.topic)
         planner = BatchPlanner(route, options, self._sender.routes.key_hash, key, call.partition)
         if call.given:
-            planner.add(call.given, call.trace_ids)
+            planner.add(call.given, call.trace_ids, call.header_columns)
         return planner
 
     async def _publish_one(self, batch: Batch, started: float) -> list[Receipt]:

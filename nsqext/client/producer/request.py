@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
@@ -96,12 +97,15 @@ class Publishing:
     entered: Collection[TopicKey] = field(default=(), repr=False)
     #: trace ids of messages given as bodies; empty for none
     trace_ids: Sequence[int] = field(default=(), repr=False)
+    #: headers of messages given as bodies: by name, a text per message
+    header_columns: Mapping[str, Sequence[str]] = field(factory=dict, repr=False)
 
     @property
     def messages(self) -> list[OutgoingMessage]:
         """The messages; middleware may replace them, for example to add headers."""
-        if type(self.given) is not list or self.trace_ids or bytes in map(type, self.given):
-            given, self.trace_ids = with_trace_ids(self.given, self.trace_ids), ()
+        if type(self.given) is not list or self.trace_ids or self.header_columns or bytes in map(type, self.given):
+            given = with_columns(self.given, self.trace_ids, self.header_columns)
+            self.trace_ids, self.header_columns = (), {}
             self.given = [
                 message if isinstance(message, OutgoingMessage) else OutgoingMessage(message) for message in given
             ]
@@ -109,16 +113,27 @@ class Publishing:
 
     @messages.setter
     def messages(self, messages: list[OutgoingMessage]) -> None:
-        self.given, self.trace_ids = messages, ()
+        self.given, self.trace_ids, self.header_columns = messages, (), {}
 
 
-def with_trace_ids(
-    messages: Sequence[bytes | OutgoingMessage], trace_ids: Sequence[int]
+def with_columns(
+    messages: Sequence[bytes | OutgoingMessage],
+    trace_ids: Sequence[int],
+    headers: Mapping[str, Sequence[str]],
+    keys: Sequence[bytes | None] = (),
 ) -> Sequence[bytes | OutgoingMessage]:
-    """Return bodies as messages with trace ids; without trace ids, the messages unchanged."""
-    if not trace_ids:
+    """Return bodies as messages with trace ids, headers and keys; without all of them, the messages unchanged."""
+    if not (trace_ids or headers or keys):
         return messages
-    return [OutgoingMessage(body, trace_id=trace_id) for body, trace_id in zip(messages, trace_ids, strict=True)]  # type: ignore[arg-type]
+    rows: Iterable[Mapping[str, str] | None] = repeat(None)
+    if headers:
+        rows = [dict(zip(headers, values, strict=True)) for values in zip(*headers.values(), strict=True)]
+    return [
+        OutgoingMessage(body, named, None, trace_id, key)  # type: ignore[arg-type]
+        for body, named, trace_id, key in zip(
+            messages, rows, trace_ids or repeat(None), keys or repeat(None), strict=False
+        )
+    ]
 
 
 class PublishOptions(TypedDict, total=False):

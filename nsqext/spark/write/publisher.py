@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from attrs import asdict
 
 from nsqext import OutgoingMessage, Producer
-from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import (
     BatchFailed,
     DeliveryUnknown,
@@ -42,6 +42,7 @@ Tallies = Counter[tuple[str, int | None]]  # published messages by topic and par
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
 """Makes the message that describes a bad row from its number, the error and the row by column."""
 
+_partition_of = attrgetter("partition")
 _LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 
 
@@ -76,7 +77,7 @@ class RowPublisher:
         topic, partition = target
         try:
             receipts = await self.producer.publish_many(
-                topic, group.messages, partition=partition, trace_ids=group.trace_ids
+                topic, group.messages, partition=partition, trace_ids=group.trace_ids, headers=group.headers
             )
             self._count(topic, receipts)
         except BatchFailed as error:
@@ -97,13 +98,14 @@ class RowPublisher:
             failures[group.rows[0]] = error
 
     def _count(self, topic: str, receipts: Iterable[Receipt]) -> None:
-        self.tallies.update((topic, receipt.partition) for receipt in receipts)
+        for partition, count in Counter(map(_partition_of, receipts)).items():
+            self.tallies[topic, partition] += count
 
     async def _describe_row(
         self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]
     ) -> bool:
         """Publish the description of an unpublishable row; return whether that is possible."""
-        row, message = group.rows[index], with_trace_ids(group.messages, group.trace_ids)[index]
+        row, message = group.rows[index], group.outgoing()[index]
         if self._describe is not None and isinstance(error, InvalidInput):
             fields = asdict(message) if isinstance(message, OutgoingMessage) else {"body": message}
             fields = {"value": fields.pop("body"), "topic": target[0], "partition": target[1], **fields}

@@ -12,7 +12,8 @@ rows of each run. Topics without extend headers have 64-bit trace ids, which hav
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol, Self
@@ -46,14 +47,33 @@ TASK_SUFFIX = "_task"
 
 @frozen
 class BatchIds:
-    """Ids of consecutive rows."""
+    """Ids of consecutive rows, made when they are needed: a topic needs texts or trace ids."""
 
-    texts: list[str]  # for topics with extend headers
-    traces: list[int]  # for others; never 0, which means no trace id
+    _texts: Callable[[], list[str]]
+    _seeds: Hashes  # of the trace ids
     task: str | None = None  # run and task, where an id may occur in several tasks
     ambiguous: bool = False  # whether there are equal rows, and other tasks may have them as well
 
-    def headers(self, name: str, index: int) -> dict[str, str]:
+    @cached_property
+    def texts(self) -> list[str]:
+        """The ids for topics with extend headers."""
+        return self._texts()
+
+    @cached_property
+    def traces(self) -> list[int]:
+        """The ids for other topics; never 0, which means no trace id."""
+        found = mixed(self._seeds)
+        found[found == 0] = 1
+        traces: list[int] = found.tolist()
+        return traces
+
+    def headers(self, name: str) -> dict[str, list[str]]:
+        """Return the headers that identify the rows: by name, a text per row."""
+        if self.task is None:
+            return {name: self.texts}
+        return {name: self.texts, f"{name}{TASK_SUFFIX}": [self.task] * len(self._seeds)}
+
+    def headers_of(self, name: str, index: int) -> dict[str, str]:
         """Return the headers that identify a row."""
         if self.task is None:
             return {name: self.texts[index]}
@@ -91,13 +111,6 @@ def mixed(numbers: Hashes) -> Hashes:
     return numbers ^ (numbers >> np.uint64(31))
 
 
-def _traces(numbers: Hashes) -> list[int]:
-    found = mixed(numbers)
-    found[found == 0] = 1
-    traces: list[int] = found.tolist()
-    return traces
-
-
 @frozen
 class NumberedIds:
     """Ids of rows that are always written in the same order: ``job/0/0/row``."""
@@ -115,9 +128,10 @@ class NumberedIds:
 
     def _of(self, first: int, count: int) -> BatchIds:
         prefix = f"{self.job}/0/{self.partition or 0}"
-        texts = [f"{prefix}/{row}" for row in range(first, first + count)]
         numbers = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-        return BatchIds(texts, _traces(scope_hash(prefix) + numbers * _GAMMA))
+        return BatchIds(
+            lambda: [f"{prefix}/{row}" for row in range(first, first + count)], scope_hash(prefix) + numbers * _GAMMA
+        )
 
 
 @define(eq=False)
@@ -167,17 +181,20 @@ class ContentIds:
         return self._of(content_hashes({"value": pa.array([content])}), shared=self.run is not None)
 
     def _of(self, hashes: Hashes, *, shared: bool) -> BatchIds:
-        data = hashes.astype(">u8").tobytes().hex()
-        texts = [f"{self.scope}/{data[at : at + _DIGITS]}" for at in range(0, len(data), _DIGITS)]
         with self._lock:
             numbers = self._repeats.numbers(hashes)
-        for index, number in numbers.items():
-            texts[index] += f"-{number}"
         seeds = hashes ^ scope_hash(self.scope)
         if numbers:
             seeds[list(numbers)] += np.array(list(numbers.values()), np.uint64) * _GAMMA
         task = f"{self.run}/{self.partition}" if shared else None
-        return BatchIds(texts, _traces(seeds), task, ambiguous=shared and bool(numbers))
+        return BatchIds(lambda: self._texts(hashes, numbers), seeds, task, ambiguous=shared and bool(numbers))
+
+    def _texts(self, hashes: Hashes, numbers: Mapping[int, int]) -> list[str]:
+        texts = hashes.astype(">u8").tobytes().hex("/", -_DIGITS // 2).split("/")
+        texts = list(map(f"{self.scope}/".__add__, texts))
+        for index, number in numbers.items():
+            texts[index] += f"-{number}"
+        return texts
 
 
 class Repeats:
@@ -189,13 +206,14 @@ class Repeats:
 
     def numbers(self, hashes: Hashes) -> dict[int, int]:
         """Return the number of equal rows before each of these rows, by index; without rows that have no equal."""
+        found = np.sort(hashes)
+        if not ((found[1:] == found[:-1]).any() or self._known(found).any()):
+            self._add(found)
+            return {}
         order = np.argsort(hashes, kind="stable")
-        found = hashes[order]
         starts = np.flatnonzero(np.r_[True, found[1:] != found[:-1]][: len(found)])
         unique, ends = found[starts], np.r_[starts[1:], len(found)]
-        known = np.zeros(len(unique), bool)
-        for seen in self._seen:
-            known |= seen[np.minimum(np.searchsorted(seen, unique), len(seen) - 1)] == unique
+        known = self._known(unique)
         self._add(unique[~known])
         numbers: dict[int, int] = {}
         for index in np.flatnonzero(known | (ends - starts > 1)):
@@ -205,6 +223,12 @@ class Repeats:
             self._counts[content] = before + len(equal)
             numbers.update((row, number) for number, row in enumerate(equal, before) if number)
         return numbers
+
+    def _known(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        known = np.zeros(len(hashes), bool)
+        for seen in self._seen:
+            known |= seen[np.minimum(np.searchsorted(seen, hashes), len(seen) - 1)] == hashes
+        return known
 
     def _add(self, hashes: Hashes) -> None:
         if len(hashes):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from attrs import define, field
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.request import with_trace_ids
+from nsqext.client.producer.request import with_columns
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.client.commands import TRACE_SIZE
 from nsqext.protocol.names import check_partition, check_topic
@@ -44,22 +44,41 @@ class Group:
 
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] = field(factory=list)
-    trace_ids: list[int] = field(factory=list)  # if all messages are bodies, at half the cost of objects
+    # if all messages are bodies, at a part of the cost of objects:
+    trace_ids: list[int] = field(factory=list)
+    headers: dict[str, list[str]] = field(factory=dict)
+
+    def outgoing(self) -> Sequence[bytes | OutgoingMessage]:
+        """Return the messages with their trace ids and headers."""
+        return with_columns(self.messages, self.trace_ids, self.headers)
 
     def without(self, index: int) -> Group:
         """Return the other messages."""
-        rows, messages = list(self.rows), with_trace_ids(self.messages, self.trace_ids)
+        rows, messages = list(self.rows), self.outgoing()
         return Group(rows[:index] + rows[index + 1 :], [*messages[:index], *messages[index + 1 :]])
 
-    def extend(self, rows: Iterable[int], messages: Sequence[bytes | OutgoingMessage], trace_ids: list[int]) -> None:
+    def extend(self, other: Group) -> None:
         """Add messages."""
-        if bool(trace_ids) == bool(self.trace_ids) or not self.messages:
-            self.trace_ids += trace_ids
+        if not self.messages:
+            self.trace_ids, self.headers = other.trace_ids, other.headers
+        elif bool(self.trace_ids) == bool(other.trace_ids) and self.headers.keys() == other.headers.keys():
+            self.trace_ids += other.trace_ids
+            for name, values in self.headers.items():
+                values += other.headers[name]
         else:
-            self.messages = list(with_trace_ids(self.messages, self.trace_ids))
-            messages, self.trace_ids = with_trace_ids(messages, trace_ids), []
-        self.rows += rows
-        self.messages += messages
+            self.messages = list(self.outgoing())
+            self.trace_ids, self.headers, other = [], {}, Group(other.rows, list(other.outgoing()))
+        self.rows += other.rows
+        self.messages += other.messages
+
+    def part(self, start: int, stop: int) -> Group:
+        """Return the messages from ``start`` to ``stop``."""
+        return Group(
+            self.rows[start:stop],
+            self.messages[start:stop],
+            self.trace_ids[start:stop],
+            {name: values[start:stop] for name, values in self.headers.items()},
+        )
 
 
 @define(eq=False)
@@ -71,18 +90,17 @@ class Chunk:
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
-        self.extend(target, row, [message], [], size + _MESSAGE)
+        """Add the message of a row."""
+        self.extend(target, Group([row], [message]), size + _MESSAGE)
 
-    def extend(
-        self, target: Target, first: int, messages: Sequence[bytes | OutgoingMessage], trace_ids: list[int], size: int
-    ) -> None:
-        """Add the messages of consecutive rows, bodies with trace ids if given."""
+    def extend(self, target: Target, added: Group, size: int) -> None:
+        """Add messages."""
         group = self.groups.get(target)
         if group is None:
             group = self.groups[target] = Group()
-        group.extend(range(first, first + len(messages)), messages, trace_ids)
+        group.extend(added)
         self.size += size
-        self.count += len(messages)
+        self.count += len(added.messages)
 
 
 class RowMapper:
@@ -127,28 +145,24 @@ class RowMapper:
                     chunk.add(target, self._row, message, size)
                     self._row += 1
                 continue
-            target, messages, traces, ends = uniform
-            start = 0
-            while start < len(messages):
+            target, group, ends = uniform
+            start, count = 0, len(group.messages)
+            while start < count:
                 before = ends[start - 1] if start else 0
-                stop = min(
-                    start + most - chunk.count, bisect_right(ends, limit - chunk.size + before, start, len(messages))
-                )
+                stop = min(start + most - chunk.count, bisect_right(ends, limit - chunk.size + before, start, count))
                 if stop <= start and chunk.count:
                     yield chunk
                     chunk = Chunk()
                     continue
                 stop = max(stop, start + 1)
-                chunk.extend(target, self._row, messages[start:stop], traces[start:stop], ends[stop - 1] - before)
+                chunk.extend(target, group.part(start, stop), ends[stop - 1] - before)
                 self._row += stop - start
                 start = stop
         if chunk.count:
             yield chunk
 
-    def _uniform(
-        self, found: Mapping[str, pa.Array]
-    ) -> tuple[Target, Sequence[bytes | OutgoingMessage], list[int], list[int]] | None:
-        """Return messages, trace ids and sums of sizes of a batch whose rows differ only in value and key.
+    def _uniform(self, found: Mapping[str, pa.Array]) -> tuple[Target, Group, list[int]] | None:
+        """Return messages and sums of sizes of a batch whose rows differ only in value and key.
 
         Costs half of single rows. None for other batches.
         """
@@ -161,31 +175,21 @@ class RowMapper:
             raise self._located(error, topic) from error.__cause__
         bodies, keys = _bytes(values), _bytes(found.get("key"))
         overhead = _MESSAGE
-        messages: Sequence[bytes | OutgoingMessage]
-        traces: list[int] = []
+        group = Group(list(range(self._first, self._first + len(values))), bodies)
         if meta.extend_support:
             name, ids = self._options.idempotence_header, self._of_batch()
-            messages = [
-                OutgoingMessage(body, ids.headers(name, row), None, None, key)
-                for row, (body, key) in enumerate(zip(bodies, keys, strict=False))
-            ]
-            overhead += _size_of(ids.headers(name, -1)) if messages else 0
-        elif meta.partition_num and (pc.max(pc.binary_length(values)).as_py() or 0) <= self._most_traced:
+            group.headers = ids.headers(name)
+            overhead += _size_of(ids.headers_of(name, -1)) if bodies else 0
+        elif meta.partition_num:
+            if (pc.max(pc.binary_length(values)).as_py() or 0) > self._most_traced:
+                return None
             self._warn_of_equal_rows(topic)
-            traces = self._of_batch().traces
-            if "key" in found:
-                messages = [
-                    OutgoingMessage(body, None, None, trace, key)
-                    for body, trace, key in zip(bodies, traces, keys, strict=False)
-                ]
-                traces = []
-            else:
-                messages = bodies
-        else:
-            return None
+            group.trace_ids = self._of_batch().traces
+        if "key" in found:
+            group = Group(group.rows, list(with_columns(bodies, group.trace_ids, group.headers, keys)))
         sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)
         ends: list[int] = pc.cumulative_sum(sizes).to_pylist()
-        return (topic, None), messages, traces, ends
+        return (topic, None), group, ends
 
     def _message_or_description(self, row: Sequence[Any]) -> tuple[Target, bytes | OutgoingMessage, int]:
         try:
@@ -260,7 +264,7 @@ class RowMapper:
             name = self._options.idempotence_header
             if headers is None or name not in headers:
                 ids, index = self._ids_of(described)
-                headers = {**(headers or {}), **ids.headers(name, index)}
+                headers = {**(headers or {}), **ids.headers_of(name, index)}
         elif trace is None and meta.partition_num and len(value) <= self._most_traced:
             self._warn_of_equal_rows(topic)
             ids, index = self._ids_of(described)

@@ -198,6 +198,82 @@ def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items
     assert sent == items
 
 
+_ids = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=40)
+
+
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), _ids, _ids), min_size=1, max_size=30), st.booleans())
+@example([(b"x" * 200, "y" * 40, "z" * 30)] * 8, False)
+def test_columns_of_bodies_and_headers_are_published_as_the_messages_are(
+    items: list[tuple[bytes, str, str]], two: bool
+) -> None:
+    bodies, first, second = map(list, zip(*items, strict=True))
+    columns: dict[str, list[str]] = {"a": first, "b": second} if two else {"a": first}  # type: ignore[dict-item]
+    route = _route(extend=True)
+    batches = plain_batches(route, 0, bodies, _OPTIONS, (), columns)  # type: ignore[arg-type]
+    messages = [OutgoingMessage(body, {"a": one, "b": other} if two else {"a": one}) for body, one, other in items]
+    try:
+        encoded = [encode_message(_OPTIONS, route.meta, message) for message in messages]
+    except InvalidInput:
+        assert batches is None
+        return
+    assert batches is not None
+    target, sent = route.at(0), 0
+    for batch in batches:
+        mine = [encoded[index] for index in batch.indexes]
+        assert [*batch.indexes] == [*range(sent, sent + len(mine))]
+        sent += len(mine)
+        command = batch.command(target)
+        assert command == multi_ext(b"MPUB_EXT t 0\n", [header for _, header, _ in mine], [body for body, _, _ in mine])
+        assert len(mine) <= 8
+        assert len(command) - len(b"MPUB_EXT t 0\n") - 4 <= 1000
+        assert batch.largest == max(len(header) + len(body) for body, header, _ in mine)
+        assert batch.receipts(target, b"OK") == [target.receipt] * len(mine)
+        assert batch.trace_ids == [None] * len(mine)
+    assert sent == len(items)
+
+
+@pytest.mark.parametrize(("body", "header"), [(b"", "y"), (b"x" * 290, "y"), (b"x", 5)])
+def test_columns_of_headers_with_a_message_that_servers_refuse(body: bytes, header: Any) -> None:
+    columns = [b"fine", body], (), {"a": ["b", header]}
+    assert plain_batches(_route(extend=True), 0, columns[0], _OPTIONS, *columns[1:]) is None
+    planner = BatchPlanner(_route(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
+    with pytest.raises(InvalidInput, match="message 1: ") as caught:
+        planner.add(*columns)
+    assert caught.value.index == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ProducerOptions(transport="http"),
+        ProducerOptions(on_unknown="settle"),
+        ProducerOptions(compression="gzip", compression_min=1),
+        ProducerOptions(key_tags=2),
+    ],
+)
+def test_columns_of_headers_that_are_encoded_one_by_one(options: ProducerOptions) -> None:
+    def commands(*columns: Any) -> list[bytes]:
+        planner = BatchPlanner(_route(extend=True), options, lambda key, partitions: 0, None, 0)
+        planner.add(*columns)
+        return [bytes(batch.command(_route(extend=True).at(0))) for row in planner.rows for batch in row]
+
+    def sizes(made: list[bytes]) -> list[int]:
+        return [len(command) for command in made]
+
+    columns = [b"x" * 200, b"y" * 200], (), {"a": ["b", "c"]}
+    messages = [OutgoingMessage(b"x" * 200, {"a": "b"}), OutgoingMessage(b"y" * 200, {"a": "c"})]
+    if options.on_unknown != "settle":  # its trace ids are random
+        assert commands(*columns) == commands(messages)
+    assert all(b"trace_id" in command for command in commands(*columns)) == (options.on_unknown == "settle")
+    assert len(sizes(commands(*columns))) == len(sizes(commands(messages)))
+
+
+def test_columns_of_headers_need_a_topic_that_supports_them() -> None:
+    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
+    with pytest.raises(ExtendNotSupported, match="message 0"):
+        planner.add([b"x"], (), {"a": ["b"]})
+
+
 @pytest.mark.parametrize(("body", "trace_id"), [(b"", 1), (b"x" * 293, 1), (b"x", -1), (b"x", 2**64)])
 def test_columns_with_a_message_that_servers_refuse(body: bytes, trace_id: int) -> None:
     bodies, trace_ids = [b"fine", body], [1, trace_id]

@@ -16,7 +16,7 @@ from nsqext import (
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidHeader, InvalidInput
 from nsqext.errors.server import BadMessage
 from nsqext.middleware import Middleware, Publishing, SendNext
-from tests.support.commands import multi_body
+from tests.support.commands import ext_body, multi_body
 from tests.support.fake_nsqd import (
     PLAIN,
     Answer,
@@ -54,6 +54,36 @@ async def test_bodies_with_trace_ids_are_one_traced_batch() -> None:
         with pytest.raises(InvalidInput, match="message 1"):
             await producer.publish_many("t", [b"a", b"bc"], trace_ids=[5, -1])
     assert len(bodies(node, "MPUB_TRACE")) == 1
+
+
+async def test_bodies_with_headers_are_one_batch_with_headers() -> None:
+    async with producing({}, extend=True) as (producer, (node,), _):
+        receipts = await producer.publish_many("t", [b"a", b"bc"], headers={"n": ["1", "2"]})
+        assert [receipt.partition for receipt in receipts] == [0, 0]
+        with pytest.raises(InvalidInput, match="1 values were given as header 'n' of 2 messages"):
+            await producer.publish_many("t", [b"a", b"bc"], headers={"n": ["1"]})
+        with pytest.raises(InvalidInput, match="one text was given as header 'n' of 2 messages"):
+            await producer.publish_many("t", [b"a", b"bc"], headers={"n": "12"})
+        with pytest.raises(InvalidInput, match="message 0: header name '##n' is reserved"):
+            await producer.publish_many("t", [b"a"], headers={"##n": ["1"]})
+    assert bodies(node, "MPUB_EXT") == [multi_body([ext_body(b'{"n":"1"}', b"a"), ext_body(b'{"n":"2"}', b"bc")])]
+
+
+async def test_middleware_sees_bodies_and_headers_as_messages() -> None:
+    seen: list[OutgoingMessage] = []
+
+    class Noting(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
+            seen.extend(publishing.messages)
+            return await send_next(publishing)
+
+    async with (
+        producing({}, extend=True) as (_, (node,), lookup),
+        Producer(str(lookup), middleware=[Noting()]) as producer,
+    ):
+        await producer.publish_many("t", [b"a", b"bc"], headers={"n": ["1", "2"], "m": ["3", "4"]})
+    assert seen == [OutgoingMessage(b"a", {"n": "1", "m": "3"}), OutgoingMessage(b"bc", {"n": "2", "m": "4"})]
+    assert len(bodies(node, "MPUB_EXT")) == 1
 
 
 async def test_middleware_sees_bodies_and_trace_ids_as_messages() -> None:

@@ -11,7 +11,7 @@ import pyspark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.spark.write.row_ids import BatchIds, ContentIds, NumberedIds, Repeats, content_hashes
+from nsqext.spark.write.row_ids import ContentIds, NumberedIds, Repeats, content_hashes
 
 if TYPE_CHECKING:
     import pytest
@@ -78,12 +78,16 @@ def test_without_a_query_the_run_stands_for_it(monkeypatch: pytest.MonkeyPatch) 
 def test_ids_are_stable() -> None:
     """Readers compare them with ids that are stored already."""
     numbered = NumberedIds("q").of_batch(columns({"value": b"a"}, {"value": b"b"}), 5)
-    assert numbered == BatchIds(["q/0/0/5", "q/0/0/6"], [8848000727024582487, 3723406903710705843])
+    assert numbered.texts == ["q/0/0/5", "q/0/0/6"]
+    assert numbered.traces == [8848000727024582487, 3723406903710705843]
     rows = columns(*({"value": value, "key": "k", "partition": None} for value in (b"a", b"b", b"a")))
     found = ContentIds("q/4", 2, "run").of_batch(rows, 0)
     texts = ["q/4/73377c7530273cc6", "q/4/15d8dbeda5cc3c90", "q/4/73377c7530273cc6-1"]
     traces = [7557593146676476467, 6363098872632672782, 482152632241817171]
-    assert found == BatchIds(texts, traces, "run/2", ambiguous=True)
+    assert (found.texts, found.traces) == (texts, traces)
+    assert (found.task, found.ambiguous) == ("run/2", True)
+    assert found.headers("n") == {"n": texts, "n_task": ["run/2"] * 3}
+    assert found.headers_of("n", 2) == {"n": texts[2], "n_task": "run/2"}
 
 
 def test_many_rows_have_different_ids() -> None:

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.request import with_trace_ids
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
 from nsqext.spark.write.row_ids import NumberedIds
-from nsqext.spark.write.row_mapper import Chunk, RowMapper
+from nsqext.spark.write.row_mapper import Chunk, Group, RowMapper
 from nsqext.types import TopicMeta
 
 IDS = NumberedIds("q", 2)
@@ -55,7 +54,7 @@ class Rows:
         (chunk,) = self.chunks([row])
         ((_, group),) = chunk.groups.items()
         assert group.rows == [0]
-        return with_trace_ids(group.messages, group.trace_ids)[0]
+        return group.outgoing()[0]
 
 
 def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
@@ -171,7 +170,7 @@ def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[i
             pair
             for chunk in chunks
             for group in chunk.groups.values()
-            for pair in zip(group.rows, with_trace_ids(group.messages, group.trace_ids), strict=True)
+            for pair in zip(group.rows, group.outgoing(), strict=True)
         ]
 
     assert messages(fast) == messages(slow)
@@ -225,6 +224,22 @@ def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_bodies_and_headers_of_an_extend_topic_stay_columns_until_other_messages_follow() -> None:
+    rows = [{"value": b"%d" % number} for number in range(3)]
+    (chunk,) = Rows("extend").chunks(rows[:1], rows[1:])
+    (group,) = chunk.groups.values()
+    texts = [f"q/0/2/{number}" for number in range(3)]
+    assert (group.messages, group.headers) == ([b"0", b"1", b"2"], {"nsqext_id": texts})
+    assert group.without(1).messages == [OutgoingMessage(b"%d" % n, {"nsqext_id": texts[n]}) for n in (0, 2)]
+    other = OutgoingMessage(b"other", {"nsqext_id": "mine"})
+    chunk.add(("extend", None), 3, other, 5)
+    assert (group.messages[3], group.messages[2], group.headers) == (
+        other,
+        OutgoingMessage(b"2", {"nsqext_id": texts[2]}),
+        {},
+    )
+
+
 def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages_follow() -> None:
     traces = TRACES
     expected = [OutgoingMessage(b"%d" % number, trace_id=trace) for number, trace in enumerate(traces)]
@@ -236,6 +251,6 @@ def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages
     assert group.without(1).messages == [expected[0], expected[2]]
     other = OutgoingMessage(b"other", trace_id=7)
     chunk.add(("plain", None), 3, other, 5)
-    chunk.extend(("plain", None), 4, [b"3"], traces[3:], 1)
+    chunk.extend(("plain", None), Group([4], [b"3"], traces[3:]), 1)
     assert (group.messages, group.trace_ids) == ([*expected[:3], other, expected[3]], [])
     assert group.rows == [0, 1, 2, 3, 4]

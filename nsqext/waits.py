@@ -125,7 +125,7 @@ class Wakeup:
         self._event = anyio.Event()
 
 
-async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 16) -> dict[K, T]:
+async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 8) -> dict[K, T]:
     """Call a coroutine function for each key, concurrently; return the results in the order of keys.
 
     Raises the first error; then the other calls are cancelled.

@@ -145,5 +145,8 @@ class FakeAdmin:
             log.anchor = count
             self.moves.append((topic, partition, count))
 
+    async def push_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
+        await self.move_anchor(topic, partition, channel, count)
+
     async def aclose(self) -> None:
         self.closed = True

@@ -84,6 +84,7 @@ than the buffer: up to 6.0 s later with bodies of 200,000 bytes (measured), also
 """
 _MANY_TOPICS = 4
 """Topics of a query at one node from which on one request for all topics replaces one per topic."""
+_LED = 1.0  # seconds for which the first retained messages of a node's partitions are not requested again
 _SOON = 0.005  # seconds until an ephemeral channel is opened to make the server flush its write buffer
 
 
@@ -110,6 +111,9 @@ class SourceAdmin:
         )
         self._starts: dict[tuple[str, int, int], int] = {}
         self._set_up: set[tuple[str, int, str]] = set()
+        # statistics for `first_retained`, with the time of the request
+        self._led: dict[tuple[Leader, str], tuple[float, dict[tuple[str, int], PartitionStats]]] = {}
+        self._led_lock = anyio.Lock()
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,8 +233,14 @@ class SourceAdmin:
         return self._starts[key]
 
     async def first_retained(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return a leader's first retained message, as number; asks once."""
-        stats = await self.leaders.nodes.stats(leader, topic, partition)
+        """Return a leader's first retained message, as number; asks once for all partitions, at most every second."""
+        async with self._led_lock:
+            since, led = self._led.get((leader, topic), (float("-inf"), {}))
+            if anyio.current_time() - since > _LED or (topic, partition) not in led:
+                now = anyio.current_time()
+                led = await self.leaders.nodes.led(leader, topic)
+                self._led[leader, topic] = now, led
+        stats = led.get((topic, partition)) or await self.leaders.nodes.stats(leader, topic, partition)
         return await self._start(leader, topic, partition, stats)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
@@ -296,6 +306,7 @@ class SourceAdmin:
             await self.leaders.ask(topic, partition, nodes.change_channel, "create", name)
         await self._move(topic, partition, channel, count)
         await self.leaders.ask(topic, partition, nodes.change_channel, "delete", mark)
+        self._set_up.add((topic, partition, channel))
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
@@ -314,6 +325,14 @@ class SourceAdmin:
             )
         if position.count < count or (backwards and position.count != count):
             await self._move(topic, partition, channel, count)
+
+    async def push_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
+        """Move an anchor that was behind ``count`` messages a moment ago there, soon after the call."""
+        try:
+            leader, _ = await self.leaders.leader(topic, partition)
+            await self.leaders.nodes.move(leader, topic, partition, channel, count)
+        except NsqError:  # moves it at a new leader, or says that it is missing
+            await self.move_anchor(topic, partition, channel, count)
 
     async def delete_anchor(self, topic: str, partition: int, channel: str) -> None:
         """Delete an anchor if it exists."""

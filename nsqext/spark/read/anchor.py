@@ -248,6 +248,8 @@ class Anchors:
             anchor = await self._admin.anchor_count(topic, partition, self._channel)
             if anchor is not None:
                 self._seen[key] = (anyio.current_time(), anchor)
+                if anchor < self._moved_to.get(key, -1):
+                    self._unmoved.add(key)  # the server did not do it, or a new leader does not know of it
         return anchor
 
     async def advance(self, end: Offsets) -> None:
@@ -267,8 +269,11 @@ class Anchors:
             # before the outcome is known: the server may move the anchor although its response is lost
             self._moved_to[key] = counts[key]
             self._unmoved.discard(key)
+            seen, _ = self._seen.get(key, (float("-inf"), 0))
+            known = anyio.current_time() - seen <= _FRESH
             try:
-                await self._admin.move_anchor(*key, self._channel, counts[key])
+                # the position is requested soon again, which shows whether the anchor is there
+                await (self._admin.push_anchor if known else self._admin.move_anchor)(*key, self._channel, counts[key])
             except NsqError as error:
                 if error.retryable:
                     self._unmoved.add(key)

@@ -147,9 +147,13 @@ class StreamPlanner:
         self._rate = 0.0
         self._next = 0.0
         self._checked = False
+        self._initial: tuple[Offsets, LastMessages] | None = None
 
     async def initial(self) -> Offsets:
-        """Return the start of the query; see `Anchors.begin`."""
+        """Return the start of the query; see `Anchors.begin`. Spark asks twice."""
+        if self._initial is not None:
+            begun, self.last = self._initial
+            return begun
         begun = await self._anchors.begin()
         if self._frozen is not None:
             # freeze() was called before the anchors existed
@@ -159,6 +163,7 @@ class StreamPlanner:
         bounds = await self._admin.survey(begun, _PAUSE)
         states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
         self.last = await self._check.last_messages(begun, states, {}, {})
+        self._initial = begun, self.last
         return begun
 
     async def freeze(self) -> None:

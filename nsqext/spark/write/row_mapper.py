@@ -185,6 +185,8 @@ class RowMapper:
                 return None
             self._warn_of_equal_rows(topic)
             group.trace_ids = self._of_batch().traces
+        elif "key" in found:
+            return None
         if "key" in found:
             group = Group(group.rows, list(with_columns(bodies, group.trace_ids, group.headers, keys)))
         sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)

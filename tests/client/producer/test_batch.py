@@ -207,9 +207,9 @@ def test_columns_of_bodies_and_headers_are_published_as_the_messages_are(
     items: list[tuple[bytes, str, str]], two: bool
 ) -> None:
     bodies, first, second = map(list, zip(*items, strict=True))
-    columns: dict[str, list[str]] = {"a": first, "b": second} if two else {"a": first}  # type: ignore[dict-item]
+    columns: dict[str, list[str]] = {"a": first, "b": second} if two else {"a": first}
     route = _route(extend=True)
-    batches = plain_batches(route, 0, bodies, _OPTIONS, (), columns)  # type: ignore[arg-type]
+    batches = plain_batches(route, 0, bodies, _OPTIONS, (), columns)
     messages = [OutgoingMessage(body, {"a": one, "b": other} if two else {"a": one}) for body, one, other in items]
     try:
         encoded = [encode_message(_OPTIONS, route.meta, message) for message in messages]

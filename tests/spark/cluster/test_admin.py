@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from secrets import token_hex
@@ -261,6 +262,46 @@ async def test_the_life_of_an_anchor(servers: Servers, topics: dict[str, str], k
         assert await admin.anchor_count(topic, 0, channel) is None
         with pytest.raises(InvalidState, match=f"channel {channel} does not exist"):
             await admin.move_anchor(topic, 0, channel, 3)
+
+
+async def test_an_anchor_whose_position_is_known_is_moved_by_one_request(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
+    await publish(servers.lookupd, topic, 10)
+    async with SourceAdmin(access(servers.lookupd)) as admin:
+        await admin.create_anchor(topic, 0, channel, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(admin, "position", None)
+            await admin.push_anchor(topic, 0, channel, 5)
+        leader, _ = await admin.leaders.leader(topic, 0)
+        await admin.wait_for_move(leader, topic, 0, channel, 5)
+        await admin.delete_anchor(topic, 0, channel)
+        with pytest.raises(InvalidState, match=f"channel {channel} does not exist"):
+            await admin.push_anchor(topic, 0, channel, 6)
+
+
+async def test_the_first_retained_messages_of_a_node_are_requested_once(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, asked = topics["plain"], Counter["Leader"]()
+    async with SourceAdmin(access(servers.lookupd)) as admin:
+        led = admin.leaders.nodes.led
+
+        async def count(leader: Leader, name: str | None, partition: int | None = None) -> Any:
+            asked[leader] += partition is None
+            return await led(leader, name, partition)
+
+        monkeypatch.setattr(admin.leaders.nodes, "led", count)
+        for _ in range(2):
+            for partition in range(2):
+                leader, _ = await admin.leaders.leader(topic, partition)
+                bounds = await admin.bounds(topic, partition)
+                assert await admin.first_retained(leader, topic, partition) == bounds.start
+        assert set(asked.values()) == {1}
+        monkeypatch.setattr(admin_module, "_LED", -1.0)
+        await admin.first_retained(leader, topic, 1)
+        assert asked[leader] == 2
 
 
 async def test_anchors_at_the_ends(servers: Servers, topics: dict[str, str]) -> None:

@@ -227,6 +227,26 @@ async def test_anchors_of_a_deleted_topic_are_not_moved(caplog: pytest.LogCaptur
     assert servers.moves == [("orders", 0, 30), ("bills", 0, 9)]
 
 
+async def test_positions_that_are_known_are_not_requested_before_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    pushed: list[int] = []
+
+    async def push(admin: FakeAdmin, topic: str, partition: int, channel: str, count: int) -> None:
+        pushed.append(count)  # the server did not do it, or its new leader does not know of it
+
+    monkeypatch.setattr(FakeAdmin, "push_anchor", push)
+    await anchors.survey()
+    await anchors.advance({("orders", 0): 21})
+    assert (pushed, servers.moves) == ([21], [])
+    await anchors.survey()
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
+    await anchors.advance({("orders", 0): 21})
+    assert (pushed, servers.moves) == ([21], [("orders", 0, 21)])
+    await anchors.advance({("orders", 0): 21})
+    assert len(servers.moves) == 1
+
+
 async def test_a_topic_of_the_same_name_without_anchors_is_another_one() -> None:
     servers = pretended(p0=20, p1=5)
     anchors = Anchors(servers.admin, options(failOnDataLoss="false"))

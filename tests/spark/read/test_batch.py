@@ -235,6 +235,18 @@ def test_topics_that_grow_while_they_are_read(cluster: Cluster) -> None:
     assert numbers(reader.read(piece)) == list(range(10))
 
 
+def test_a_start_behind_the_end_is_an_empty_read_if_lost_data_is_accepted(cluster: Cluster, topic: str) -> None:
+    start = f'{{"{topic}": {{"0": {COUNT + 20}, "1": 40, "2": 7}}}}'
+    with pytest.raises(InvalidSetting, match=f"startingOffsets is {COUNT + 20}, but the partition ends at {COUNT}"):
+        planned(options(cluster, topic, startingOffsets=start))
+    reader = NsqReader(options(cluster, topic, startingOffsets=start, failOnDataLoss="false"))
+    assert [number for piece in reader.partitions() for number in numbers(reader.read(piece))] == [*range(40, 50)]
+    end = f'{{"{topic}": {{"0": 30, "1": -1, "2": -1}}}}'
+    with pytest.raises(InvalidSetting, match="startingOffsets is 60, after endingOffsets, 30"):  # not behind the log
+        contradiction = start.replace(str(COUNT + 20), "60")
+        planned(options(cluster, topic, startingOffsets=contradiction, endingOffsets=end, failOnDataLoss="false"))
+
+
 # Time
 
 

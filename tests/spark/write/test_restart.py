@@ -51,8 +51,9 @@ class Copy:
 
         several = rows.select("value", sf.explode(sf.array(*map(sf.lit, self.topics))).alias("topic"))
         # equal rows for the last topic
-        number = sf.col("value").cast("int")
-        value = sf.when(sf.col("topic") == self.topics[-1], (number % 7).cast("string")).otherwise(sf.col("value"))
+        source, number = sf.split_part("value", sf.lit(" "), sf.lit(1)), sf.split_part("value", sf.lit(" "), sf.lit(2))
+        equal = sf.concat_ws(" ", source, (number.cast("int") % 7).cast("string"))
+        value = sf.when(sf.col("topic") == self.topics[-1], equal).otherwise(sf.col("value"))
         changed = several.select(value.alias("value"), "topic").mapInArrow(stumbling, "value string, topic string")
         writer = changed.writeStream.format("nsqext").options(**self.servers.options, ackBatchBytes="2000")
         writer = writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True)
@@ -75,11 +76,11 @@ def files(spark: SparkSession, servers: Servers, folder: Path) -> Source:
     """Text files, which Spark splits by a size in the configuration."""
     folder.mkdir()
     for part in range(2):
-        lines = [f"{number:030}" for number in range(part, VALUES, 2)]
+        lines = [f"files {number:030}" for number in range(part, VALUES, 2)]
         (folder / f"{part}.txt").write_text("\n".join(lines))
 
     def source(tasks: int) -> DataFrame:
-        spark.conf.set("spark.sql.files.maxPartitionBytes", VALUES * 31 // tasks)
+        spark.conf.set("spark.sql.files.maxPartitionBytes", VALUES * 37 // tasks)
         spark.conf.set("spark.sql.files.openCostInBytes", 0)
         return spark.readStream.text(str(folder))
 
@@ -92,7 +93,7 @@ def rate(spark: SparkSession, servers: Servers, folder: Path) -> Source:
     def source(tasks: int) -> DataFrame:
         numbers = spark.readStream.format("rate-micro-batch")
         rows = numbers.options(rowsPerBatch=str(VALUES), numPartitions=str(tasks), startTimestamp="0").load()
-        return rows.select(sf.col("value").cast("string").alias("value"))
+        return rows.select(sf.concat(sf.lit("rate "), sf.col("value").cast("string")).alias("value"))
 
     return source
 
@@ -101,7 +102,7 @@ def topic(spark: SparkSession, servers: Servers, folder: Path) -> Source:
     """A topic, without the columns that tell rows apart."""
     name = servers.make_topic("source", 2)
     for partition in range(2):
-        servers.publish(name, [b"%d" % number for number in range(partition, VALUES, 2)], partition)
+        servers.publish(name, [b"topic %d" % number for number in range(partition, VALUES, 2)], partition)
 
     def source(tasks: int) -> DataFrame:
         rows = spark.readStream.format("nsqext").options(**servers.options, subscribe=name, channel="restart")
@@ -120,24 +121,31 @@ def file_settings(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.0 and 4.1 plan another batch after one that is run again")
-@pytest.mark.parametrize("kind", [files, rate, topic])
 def test_another_split_after_a_restart(
-    spark: SparkSession,
-    servers: Servers,
-    tmp_path: Path,
-    kind: Callable[[SparkSession, Servers, Path], Source],
-    file_settings: None,
+    spark: SparkSession, servers: Servers, tmp_path: Path, file_settings: None
 ) -> None:
+    """Of every source that Spark ships which has splits, and of this one, in one query."""
     plain, extend, equal = servers.make_topic("plain", 2), *(servers.make_topic("e", 2, extend=True) for _ in range(2))
     copy = Copy(servers, [plain, extend, equal], tmp_path)
-    copy.run_again(kind(spark, servers, tmp_path / "files"))
-    total = VALUES
+    sources = [make(spark, servers, tmp_path / "files") for make in (files, rate, topic)]
+
+    def union(tasks: int) -> DataFrame:
+        first, second, third = (source(tasks) for source in sources)
+        return first.union(second).union(third)
+
+    copy.run_again(union)
+    counts = dict.fromkeys(("files", "rate", "topic"), VALUES)
     for name in (plain, extend, equal):
         rows = spark.read.format("nsqext").options(**servers.options, subscribe=name)
         stored = rows.option("includeHeaders", str(name != plain).lower()).load().cache()
-        assert stored.count() > 2 * VALUES, "the batch was published several times"
-        found = Counter(int(row.value) for row in dedupe(stored).collect())
+        assert stored.count() > 2 * 3 * VALUES, "the batch was published several times"
+        words = [bytes(row.value).decode().split() for row in dedupe(stored).collect()]
+        found = Counter((source, int(number)) for source, number in words)
         if name == plain:
-            total = len(found)  # a rate has a next micro-batch
-            assert total % VALUES == 0
-        assert found == Counter(number % 7 if name == equal else number for number in range(total))
+            counts["rate"] = sum(source == "rate" for source, _ in found)  # a rate has a next micro-batch
+            assert counts["rate"] % VALUES == 0
+        assert found == Counter(
+            (source, number % 7 if name == equal else number)
+            for source, count in counts.items()
+            for number in range(count)
+        )

@@ -97,7 +97,7 @@ class Publishing:
     entered: Collection[TopicKey] = field(default=(), repr=False)
     #: trace ids of messages given as bodies; empty for none
     trace_ids: Sequence[int] = field(default=(), repr=False)
-    #: headers of messages given as bodies: by name, a text per message
+    #: headers of messages given as bodies; by name, a text per message
     header_columns: Mapping[str, Sequence[str]] = field(factory=dict, repr=False)
 
     @property

@@ -75,8 +75,9 @@ _IDLE_TICK = 5.0
 """Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
 _LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight or due
 _TICKS_PER_TIMEOUT = 8
-_TOGETHER = 0.002
+_TOGETHER = 0.02
 """Seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
+Shorter than a burst at full speed, it would split each burst into two.
 """
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
@@ -119,6 +120,7 @@ class SubscriptionGroup:
         self._due_at = inf
         self._pulse = Pulse()
         self._all_due = 0.0
+        self._longest_pause = _IDLE_TICK
         self._received_at = 0.0
         self._levels: dict[Backoff, int] = {}
 
@@ -129,6 +131,7 @@ class SubscriptionGroup:
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that was opened."""
         self.live[subscription] = None
+        self._set_longest_pause()
         self.opened += 1
         sole = subscription.key_sharing is KeySharing.TAGS
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock(), sole=sole)
@@ -144,6 +147,7 @@ class SubscriptionGroup:
         added = subscription in self.live
         if added:
             del self.live[subscription]
+            self._set_longest_pause()
         received, requeued, lost, size = self.closed_counts
         self.closed_counts = (
             received + subscription.received,
@@ -208,7 +212,7 @@ class SubscriptionGroup:
 
         Before the first message, the time when the last of their subscriptions was opened.
         """
-        found = {subscription.topic: 0.0 for subscription in self.subscriptions if subscription.upgradable}
+        found = {subscription.topic: 0.0 for subscription in self.live if subscription.upgradable and subscription.live}
         for subscription in self.live:
             if subscription.topic in found:
                 found[subscription.topic] = max(subscription.received_at, found[subscription.topic])
@@ -425,6 +429,9 @@ class SubscriptionGroup:
 
     def longest_pause(self) -> float:
         """Return the seconds between two ticks of a subscription without messages in flight."""
+        return self._longest_pause
+
+    def _set_longest_pause(self) -> None:
         shortest = min(
             (
                 min(subscription.msg_timeout, subscription.request.options.connection.heartbeat_interval)
@@ -432,7 +439,7 @@ class SubscriptionGroup:
             ),
             default=inf,
         )
-        return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
+        self._longest_pause = max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
 
     def _backoffs(self) -> list[Backoff]:
         return list(dict.fromkeys((self.backoff, *(subscription.backoff for subscription in self.live))))

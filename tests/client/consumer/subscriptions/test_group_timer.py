@@ -130,7 +130,7 @@ def test_the_first_answer_after_a_pause_is_sent_at_once(now: list[float]) -> Non
         return bench.group.needs_flush(connection, answer=True)
 
     assert not bench.group.needs_flush(connection), "RDY waits"
-    assert [at_once(after) for after in (0.0, 0.001, 0.0009, 0.0002, 0.0019)] == [True, False, False, True, False]
+    assert [at_once(after) for after in (0.0, 0.01, 0.009, 0.002, 0.019)] == [True, False, False, True, False]
 
 
 @pytest.mark.anyio
@@ -213,8 +213,8 @@ def test_subscriptions_without_messages_are_ticked_some_times_in_a_timeout(
     assert bench.group.longest_pause() == 5.0
     one.msg_timeout = two.msg_timeout = 100.0
     one.request.options.connection = ConnectionOptions(heartbeat_interval=60.0)
-    bench.add(one, two)
     two.msg_timeout, two.request.options.connection = timeout, ConnectionOptions(heartbeat_interval=heartbeat)
+    bench.add(one, two)
     assert bench.group.longest_pause() == pause
     for time, ticked in ((_NOW, 1), (_NOW + pause - 0.01, 1), (_NOW + pause, 2)):
         bench.group._tick(time)

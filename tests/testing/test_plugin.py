@@ -83,6 +83,8 @@ def test_two(nsq_cluster, nsq_topic, letter):
         producer.publish(nsq_topic, b"hi", tag="canary", partition=2)
         with pytest.raises(Exception, match="does not know|not stored"):
             sync.Producer.publish(producer, seen[0], b"gone")
+    with sync.Admin(nsq_cluster.lookupd) as admin:
+        assert admin.channels(nsq_topic) == ("billing",)
     nsq_cluster.delete_topic(nsq_topic)
     assert len(nsq_cluster.nodes) == 2
 """,

@@ -27,7 +27,6 @@ __all__ = (
     "TRACE_ID_HEADER",
     "add_key",
     "decode_headers",
-    "encode_header_columns",
     "encode_headers",
     "header_json",
     "header_text",

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -38,10 +38,12 @@ CREATE TABLE IF NOT EXISTS delayed (
     identity TEXT PRIMARY KEY,
     topic TEXT NOT NULL,
     due INTEGER NOT NULL,
-    next INTEGER,  -- when it is published next, in milliseconds since 1970; NULL when it was published or cancelled
+    next INTEGER,  -- when it is due, in milliseconds since 1970; NULL when it was published or cancelled
     record BLOB NOT NULL,
     error TEXT NOT NULL DEFAULT '',
-    state INTEGER NOT NULL DEFAULT 0
+    state INTEGER NOT NULL DEFAULT 0,
+    until REAL,  -- end of a lease or of a pause after a failure, in seconds of the machine's monotonic clock, and
+    span REAL    -- how long it is: NULL without; an end that is farther away is of a time before the machine started
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS refused (
     number INTEGER PRIMARY KEY,
@@ -49,10 +51,38 @@ CREATE TABLE IF NOT EXISTS refused (
     record BLOB NOT NULL,
     reason TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS delayed_next ON delayed (next) WHERE next IS NOT NULL;
+"""
+_ADDED = {
+    "state": "ALTER TABLE delayed ADD COLUMN state INTEGER NOT NULL DEFAULT 0",
+    "until": "ALTER TABLE delayed ADD COLUMN until REAL",
+    "span": "ALTER TABLE delayed ADD COLUMN span REAL",
+}
+"""Columns that files of earlier versions lack."""
+_INDEXES = """
+DROP INDEX IF EXISTS delayed_next;
+CREATE INDEX IF NOT EXISTS delayed_due ON delayed (next) WHERE next IS NOT NULL AND until IS NULL;
+CREATE INDEX IF NOT EXISTS delayed_held ON delayed (until) WHERE until IS NOT NULL;
 CREATE INDEX IF NOT EXISTS delayed_ended ON delayed (due) WHERE next IS NULL;
 """
-_STATE = "ALTER TABLE delayed ADD COLUMN state INTEGER NOT NULL DEFAULT 0"
+_END = "next=NULL, record='', state=0, until=NULL"
+_FREE = "until IS NOT NULL AND (until <= :clock OR until > :clock + span)"
+"""A lease or pause is over."""
+_TAKE = f"""
+UPDATE delayed SET until=:clock + :lease, span=:lease, state=:state WHERE identity IN (
+    SELECT identity FROM (
+        SELECT * FROM (SELECT identity, next FROM delayed WHERE next<=:due AND until IS NULL ORDER BY next LIMIT :count)
+        UNION ALL SELECT identity, next FROM delayed WHERE next<=:due AND {_FREE}
+    ) ORDER BY next LIMIT :count
+) RETURNING identity, record
+"""  # noqa: S608
+_NEXT = f"""
+SELECT min(next) FROM (
+    SELECT min(next) AS next FROM delayed WHERE next IS NOT NULL AND until IS NULL
+    UNION ALL
+    SELECT min(CASE WHEN {_FREE} THEN next ELSE max(next, :now + 1000 * (until - :clock)) END)
+    FROM delayed WHERE until IS NOT NULL
+)
+"""  # noqa: S608
 _WAITING, _PUBLISHING, _ENDING = 0, 1, 2
 """States of an unpublished message. In the last two a relay publishes it now; in the last it was cancelled meanwhile,
 and is not published again after a failure.
@@ -98,11 +128,12 @@ class DelayStore:
     """Delayed messages in a SQLite file; thread-safe, shared by any number of processes of a machine.
 
     Data is on disk when a call returns. Identities of published and cancelled messages are kept for a time, so that a
-    message received again is not published again.
+    message received again is not published again. Leases of relays do not depend on the time of day.
 
     Args:
         path: the file. Its folder must keep files when a machine restarts.
         create: create the file if it does not exist.
+        clock: monotonic seconds, the same for all processes of the machine.
 
     Raises:
         InvalidSetting: the file does not exist, cannot be opened, or is no such store.
@@ -111,10 +142,11 @@ class DelayStore:
         name: name of this store among the stores of other machines.
     """
 
-    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+    def __init__(self, path: str | Path, *, create: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         if not create and not Path(path).is_file():
             raise InvalidSetting(f"{path} does not exist", hint="name the file of a relay")
         self._lock = threading.Lock()
+        self._clock = clock
         try:
             self._database = sqlite3.connect(
                 path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32
@@ -122,8 +154,12 @@ class DelayStore:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)
-            if "state" not in {column[1] for column in self._database.execute("PRAGMA table_info(delayed)")}:
-                self._database.execute(_STATE)  # a file of an earlier version
+            with self._transaction() as run:
+                columns = {column[1] for column in run.execute("PRAGMA table_info(delayed)")}
+                for name, statement in _ADDED.items():
+                    if name not in columns:
+                        run.execute(statement)
+            self._database.executescript(_INDEXES)
             with self._transaction() as run:
                 run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))
                 self.name: str = run.execute("SELECT name FROM store").fetchone()[0]
@@ -189,7 +225,7 @@ class DelayStore:
         if found[0] != _WAITING:
             run.execute("UPDATE delayed SET state=? WHERE identity=?", (_ENDING, identity))
             return Cancellation.TOO_LATE
-        run.execute("UPDATE delayed SET next=NULL, record='' WHERE identity=?", (identity,))
+        run.execute(f"UPDATE delayed SET {_END} WHERE identity=?", (identity,))  # noqa: S608
         return Cancellation.CANCELLED
 
     def refuse(self, records: Sequence[tuple[bytes, str]]) -> None:
@@ -222,38 +258,42 @@ class DelayStore:
             lease: seconds until they are returned again, unless they are recorded as published or failed before.
         """
         with self._transaction() as run:
-            run.executemany(
-                "UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?",
-                [(one,) for one in published],
-            )
-            due = int(now * 1000)
-            run.execute(  # the relay that published it was killed or does not respond
-                "UPDATE delayed SET next=NULL, record='', state=0 WHERE state=? AND next<=?", (_ENDING, due)
-            )
-            return run.execute(
-                "UPDATE delayed SET next=?, state=? WHERE identity IN "
-                "(SELECT identity FROM delayed WHERE next<=? ORDER BY next LIMIT ?) RETURNING identity, record",
-                (round((now + lease) * 1000), _PUBLISHING, due, count),
-            ).fetchall()
+            ended = [(one,) for one in published]
+            run.executemany(f"UPDATE delayed SET {_END}, error='' WHERE identity=?", ended)  # noqa: S608
+            values = {
+                "clock": self._clock(),
+                "due": int(now * 1000),
+                "lease": lease,
+                "count": count,
+                "state": _PUBLISHING,
+                "ending": _ENDING,
+            }
+            # the relay that published it was killed or does not respond
+            run.execute(f"UPDATE delayed SET {_END} WHERE state=:ending AND {_FREE}", values)  # noqa: S608
+            return run.execute(_TAKE, values).fetchall()
 
-    def failed(self, identity: str, error: str, again: float, *, alone: bool) -> None:
+    def failed(self, identity: str, error: str, now: float, pause: float, *, alone: bool) -> None:
         """Record why a message was not published, and when to try again.
 
         Args:
             identity: identity of the message.
             error: the reason.
-            again: seconds since 1970.
-            alone: whether the message is the reason; otherwise other messages of its topic wait too.
+            now: seconds since 1970.
+            pause: seconds until another attempt.
+            alone: whether the message is the reason; otherwise other messages of its topic that are due until then wait
+                too.
         """
         with self._transaction() as run:
-            values = (round(again * 1000), error, identity)
-            run.execute("UPDATE delayed SET next=NULL, record='' WHERE identity=? AND state=?", (identity, _ENDING))
-            run.execute("UPDATE delayed SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL", values)
+            run.execute(f"UPDATE delayed SET {_END} WHERE identity=? AND state=?", (identity, _ENDING))  # noqa: S608
+            values = (self._clock() + pause, pause, error, identity)
+            run.execute(
+                "UPDATE delayed SET until=?, span=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL", values
+            )
             if not alone:
                 run.execute(
-                    "UPDATE delayed SET next=?, error=? WHERE next<? AND state=0 AND topic="
+                    "UPDATE delayed SET until=?, span=?, error=? WHERE next<? AND state=0 AND topic="
                     "(SELECT topic FROM delayed WHERE identity=?)",
-                    (*values[:2], values[0], identity),
+                    (*values[:3], round((now + pause) * 1000), identity),
                 )
 
     def forget(self, before: float) -> int:
@@ -261,10 +301,15 @@ class DelayStore:
         with self._transaction() as run:
             return run.execute("DELETE FROM delayed WHERE next IS NULL AND due<?", (int(before * 1000),)).rowcount
 
-    def next_due(self) -> float | None:
-        """Return when to publish the next message, in seconds since 1970; None if no message waits."""
+    def next_due(self, now: float) -> float | None:
+        """Return when to publish the next message, in seconds since 1970; None if no message waits.
+
+        Args:
+            now: seconds since 1970.
+        """
         with self._transaction() as run:
-            found: int | None = run.execute("SELECT min(next) FROM delayed WHERE next IS NOT NULL").fetchone()[0]
+            values = {"now": now * 1000, "clock": self._clock()}
+            found: float | None = run.execute(_NEXT, values).fetchone()[0]
         return None if found is None else found / 1000
 
     def count(self) -> int:
@@ -397,7 +442,7 @@ class DelayRelay(Relay):
                 for identity, data in taken:
                     tasks.start_soon(self._publish, producer, identity, data)
                 if not taken:
-                    await self._wait(await to_thread.run_sync(store.next_due))
+                    await self._wait(await to_thread.run_sync(store.next_due, time.time()))
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
@@ -411,8 +456,8 @@ class DelayRelay(Relay):
             self._published.append(identity)
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
-            again, alone = time.time() + _RETRY, isinstance(error, InvalidInput)
-            await to_thread.run_sync(partial(self._store.failed, identity, str(error), again, alone=alone))
+            failed = partial(self._store.failed, alone=isinstance(error, InvalidInput))
+            await to_thread.run_sync(failed, identity, str(error), time.time(), _RETRY)
         finally:
             self._publishing -= 1
             self._changed.wake()

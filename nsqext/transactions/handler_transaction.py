@@ -110,7 +110,6 @@ class HandlerTransaction(Middleware, Generic[S]):
         name = token_hex(8)
         with suppress(_RolledBack):
             async with self._transaction() as session:
-                check_outermost(session)
                 await self._write_probe(session, name)
                 raise _RolledBack
         async with self._transaction() as session:

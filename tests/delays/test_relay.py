@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -23,6 +25,8 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
+from nsqext.protocol.delay_record import DelayedMessage
+from tests.support.consumers import eventually
 from tests.support.machine_pauses import unless_paused
 
 pytestmark = pytest.mark.anyio
@@ -354,3 +358,74 @@ async def test_the_partition_that_the_publisher_chose_is_kept(redesigned: Cluste
                     await producer.publish(name, b"x", delay=0.01, partition=2)
             await count(received, 4)
     assert {message.partition for message, _ in received} == {2}
+
+
+class Scripted:
+    """A producer without servers, whose publishes end when they may."""
+
+    def __init__(self) -> None:
+        self.settings = {"timeout": "2.0"}
+        self.publishing: list[bytes] = []
+        self.most = 0
+        self.published: list[bytes] = []
+        self.may_end = anyio.Event()
+
+    async def meta(self, topic: str) -> Any:
+        return SimpleNamespace(extend_support=True)
+
+    async def publish(self, topic: str, body: bytes, **parts: object) -> None:
+        self.publishing.append(body)
+        self.most = max(self.most, len(self.publishing))
+        await self.may_end.wait()
+        self.publishing.remove(body)
+        self.published.append(body)
+
+
+@asynccontextmanager
+async def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0) -> AsyncIterator[None]:
+    """Run a relay with a scripted producer."""
+    with anyio.fail_after(DEADLINE):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(DelayRelay(store, keep=keep).run, cast("Any", producer))
+            yield
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_AT_ONCE", 2)
+    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    looks = 0
+    take = DelayStore.take
+
+    def counted(store: DelayStore, *arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return take(store, *arguments)
+
+    monkeypatch.setattr(DelayStore, "take", counted)
+    producer = Scripted()
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity=str(one), topic="t", due=1), b"%d" % one) for one in range(6)])
+        async with scripted(store, producer):
+            await eventually(lambda: looks == 2, DEADLINE)
+            await anyio.sleep(0.05)
+            assert (len(producer.publishing), looks) == (2, 2), "it waits while no message can be taken"
+            producer.may_end.set()
+            await eventually(lambda: len(producer.published) == 6 and not store.count(), DEADLINE)
+    assert producer.most == 2
+
+
+async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_FORGET", 0.01)
+    now = time.time()
+    with DelayStore(tmp_path / "store") as store:
+        for name, age in (("old", 120.0), ("new", 60.0), ("ended", 120.0)):
+            store.add([(DelayedMessage(identity=name, topic="t", due=round((now - age) * 1000)), b"x")])
+        store.cancel("new")
+        store.cancel("ended")
+        async with scripted(store, Scripted(), keep=90.0):
+            await eventually(lambda: not knows(store, "ended"), DEADLINE)
+            assert knows(store, "new")
+            assert knows(store, "old"), "it is published now"

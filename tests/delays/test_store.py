@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -11,11 +12,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsqext.delays import Cancellation, DelayStore, WaitingMessage
+from nsqext.delays import Cancellation, DelayRelay, DelayStore, WaitingMessage
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 
 LEASE = 60.0
+
+
+CLOCK = [0.0]
+"""The monotonic clock of `opened` stores; `identities` sets it."""
+
+
+def opened(path: Path | str) -> DelayStore:
+    """Open a store whose leases end by the times of the test."""
+    return DelayStore(path, clock=lambda: CLOCK[0])
 
 
 def message(identity: str, due: float, topic: str = "t") -> DelayedMessage:
@@ -25,6 +35,7 @@ def message(identity: str, due: float, topic: str = "t") -> DelayedMessage:
 
 def identities(store: DelayStore, now: float, count: int = 100) -> list[str]:
     """Take what is due, and return its identities."""
+    CLOCK[0] = now
     return sorted(identity for identity, _ in store.take([], count, now, LEASE))
 
 
@@ -35,7 +46,7 @@ def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> No
         store.add([(message("b", 20.0), b"B"), (message("a", 10.0), b"A\n")])
     with DelayStore(path) as store:
         assert store.name == name
-        assert store.next_due() == 10.0
+        assert store.next_due(1.0) == 10.0
         assert store.take([], 9, 9.999, LEASE) == []
         ((identity, data),) = store.take([], 9, 10.0, LEASE)
         assert (identity, decode_delay(data)[1]) == ("a", b"A\n")
@@ -46,7 +57,7 @@ def test_messages_are_taken_when_due_and_survive_a_restart(tmp_path: Path) -> No
 
 def test_a_message_that_was_taken_is_taken_again_after_the_lease(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    with DelayStore(path) as one, DelayStore(path) as other:
+    with opened(path) as one, opened(path) as other:
         one.add([(message(str(number), 1.0), b"x") for number in range(5)])
         taken = identities(one, 1.0, 3)
         assert len(taken) == 3
@@ -54,34 +65,79 @@ def test_a_message_that_was_taken_is_taken_again_after_the_lease(tmp_path: Path)
         assert {*identities(other, 1.0 + LEASE)} == {*taken}
 
 
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("set_by", [5 * HOUR, 30.0, -30.0, -5 * HOUR])
+def test_a_clock_that_is_set_changes_no_lease(set_by: float, tmp_path: Path) -> None:
+    """A relay published what another one was publishing, or what a killed one had leased waited for hours."""
+    start = 10 * HOUR
+    with opened(tmp_path / "store") as store:
+        store.add([(message("a", HOUR), b"")])
+        CLOCK[0] = 7.0
+        assert [identity for identity, _ in store.take([], 9, start, LEASE)] == ["a"]
+        CLOCK[0] += LEASE - 1.0
+        assert store.take([], 9, start + set_by, LEASE) == []
+        assert store.next_due(start + set_by) == pytest.approx(start + set_by + 1.0)
+        CLOCK[0] += 1.5
+        assert store.next_due(start + set_by) == HOUR
+        assert [identity for identity, _ in store.take([], 9, start + set_by, LEASE)] == ["a"]
+        store.failed("a", "no leader", start, 10.0, alone=False)
+        CLOCK[0] += 9.0
+        assert store.take([], 9, start + set_by, LEASE) == []
+        CLOCK[0] += 1.5
+        assert len(store.take([], 9, start + set_by, LEASE)) == 1
+
+
+def test_a_lease_ends_when_the_machine_starts_again(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.add([(message("a", 1.0), b"")])
+        CLOCK[0] = 1000.0
+        assert len(store.take([], 9, 2.0, LEASE)) == 1
+        CLOCK[0] = 5.0  # begins again
+        assert store.next_due(2.0) == 1.0
+        assert len(store.take([], 9, 2.0, LEASE)) == 1
+
+
+def test_no_message_is_early_although_its_lease_is_over(tmp_path: Path) -> None:
+    """The clock was set forward, and is right again."""
+    with opened(tmp_path / "store") as store:
+        store.add([(message("a", 5 * HOUR), b"")])
+        assert identities(store, 6 * HOUR) == ["a"]
+        store.failed("a", "no leader", 6 * HOUR, 1.0, alone=True)
+        CLOCK[0] += LEASE
+        assert store.next_due(HOUR) == 5 * HOUR
+        assert store.take([], 9, HOUR, LEASE) == []
+
+
 def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: Path) -> None:
-    with DelayStore(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         store.add([(message("a", 1.0), b""), (message("b", 2.0), b""), (message("c", 2.0, "other"), b"")])
         assert identities(store, 1.0) == ["a"]
-        store.failed("a", "no leader", 50.0, alone=False)
+        store.failed("a", "no leader", 1.0, 49.0, alone=False)
         assert [one.error for one in store.waiting("t")] == ["no leader"] * 2
         assert identities(store, 10.0) == ["c"]
         store.take(["c"], 0, 10.0, LEASE)
         assert identities(store, 50.0) == ["a", "b"]
-        store.failed("a", "too large", 80.0, alone=True)
+        store.failed("a", "too large", 50.0, 30.0, alone=True)
         assert identities(store, 79.0) == []
         assert identities(store, 80.0) == ["a"]
 
 
 def test_messages_are_cancelled_before_and_after_they_are_added(tmp_path: Path) -> None:
-    with DelayStore(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         assert store.cancel("early") is Cancellation.UNKNOWN
         store.add([(message("early", 1.0), b""), (message("late", 1.0), b""), (message("other", 1.0), b"")])
         assert store.cancel("late") is Cancellation.CANCELLED
         assert store.cancel("late") is Cancellation.UNKNOWN
         store.add([(DelayCancel(identity="other", time=5), b"")])
-        assert (store.count(), store.waiting(), store.next_due()) == (0, [], None)
+        assert (store.count(), store.waiting(), store.next_due(1.0)) == (0, [], None)
         assert identities(store, 100.0) == []
 
 
 def test_a_message_that_is_being_published_is_not_cancelled_and_not_repeated(tmp_path: Path) -> None:
     """The store was empty, the answer was that it is cancelled, and the message was delivered after an outage."""
-    with DelayStore(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         store.add([(message(name, 1.0), b"x") for name in ("fails", "passes", "dies", "repeats")])
         assert identities(store, 1.0) == ["dies", "fails", "passes", "repeats"]
         assert {one.publishing for one in store.waiting()} == {True}
@@ -89,8 +145,8 @@ def test_a_message_that_is_being_published_is_not_cancelled_and_not_repeated(tmp
         for name in ("passes", "dies"):
             assert store.cancel(name) is Cancellation.TOO_LATE
             assert store.cancel(name) is Cancellation.TOO_LATE
-        store.failed("fails", "no leader", 9.0, alone=False)
-        store.failed("repeats", "no leader", 9.0, alone=False)
+        store.failed("fails", "no leader", 1.0, 8.0, alone=False)
+        store.failed("repeats", "no leader", 1.0, 8.0, alone=False)
         store.take(["passes"], 0, 1.0, LEASE)
         assert {one.identity: one.publishing for one in store.waiting()} == {"dies": True, "repeats": False}
         assert identities(store, 1.0 + LEASE) == ["repeats"]
@@ -124,16 +180,17 @@ def test_a_call_that_returned_is_on_disk(tmp_path: Path) -> None:
 
 def test_records_that_are_set_aside_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.delays.relay._MOST_REFUSED", 3)
-    with DelayStore(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         store.refuse([(b"%d" % number, f"reason {number}") for number in range(5)])
         assert [(one.record, one.reason) for one in store.refused()] == [
             (b"%d" % number, f"reason {number}") for number in (4, 3, 2)
         ]
+        assert all(abs(one.received - time.time()) < HOUR for one in store.refused())
         assert store.count() == 0
 
 
 def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
-    with DelayStore(tmp_path / "store") as store:
+    with opened(tmp_path / "store") as store:
         for now, count in ((1.0, 1), (2.0, 0)):
             store.add([(message("a", 1.0), b"")])
             taken = identities(store, now)
@@ -143,6 +200,30 @@ def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
         assert store.forget(1.5) == 1
         store.add([(message("a", 1.0), b"")])
         assert store.count() == 1
+
+
+def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store:
+        wrong = DelayedMessage(identity=["no text"], topic="t", due=1)  # type: ignore[arg-type]
+        with pytest.raises(sqlite3.Error):
+            store.add([(message("a", 1.0), b"x"), (wrong, b"x")])
+        assert store.count() == 0
+        store.add([(message("b", 1.0), b"x")])
+        assert store.count() == 1
+
+
+def test_a_store_that_has_to_exist_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="does not exist"):
+        DelayStore(tmp_path / "store", create=False)
+    assert not (tmp_path / "store").exists()
+    with DelayStore(tmp_path / "store") as store:
+        name = store.name
+    with pytest.raises(InvalidState):
+        store.count()
+    with DelayStore(tmp_path / "store", create=False) as store:
+        assert store.name == name
+        with pytest.raises(InvalidSetting, match="keep"):
+            DelayRelay(store, keep=-1.0)
 
 
 def test_another_file_and_a_closed_store_are_errors(tmp_path: Path) -> None:
@@ -164,7 +245,7 @@ class Stores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = DelayStore(":memory:")
+        self.store = opened(":memory:")
         self.now = 0.0
         self.waiting: dict[str, float] = {}
         self.ended: set[str] = set()
@@ -211,7 +292,8 @@ class Stores(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3))
     def fail(self, number: int) -> None:
         name = sorted(self.publishing)[number % len(self.publishing)]
-        self.store.failed(name, "no leader", self.now + 10, alone=True)
+        CLOCK[0] = self.now
+        self.store.failed(name, "no leader", self.now, 10.0, alone=True)
         if name in self.late:
             self._end(name)
             return
@@ -232,7 +314,9 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def next_is_the_first(self) -> None:
-        assert self.store.next_due() == min(self.waiting.values(), default=None)
+        CLOCK[0] = self.now
+        found, expected = self.store.next_due(self.now), min(self.waiting.values(), default=None)
+        assert (found and max(found, self.now)) == (expected and max(expected, self.now))
         assert self.store.count() == len(self.waiting)
 
     def teardown(self) -> None:

@@ -130,6 +130,11 @@ def test_a_consumer_that_releases_waits_before_it_releases_more() -> None:
     assert plan_moves("a", tags, owners, ("a", "b"), releasing=4).release == ()
 
 
+def test_a_consumer_that_lookup_does_not_list_yet_claims_buckets() -> None:
+    assert plan_moves("me", ("a", "b"), {}, []).claim == ("a", "b")
+    assert plan_moves("me", ("a", "b"), {"a": ["other"]}, ["other"]).claim == ("b",)
+
+
 def test_no_bucket_is_released_while_others_are_free() -> None:
     """They go to the consumer with the fewest; a move would stop keys for nothing."""
     tags = bucket_tags(8)

@@ -232,6 +232,17 @@ def test_a_border_is_where_the_share_comes_nearest_to_the_fair_one() -> None:
     assert int(ranges.ranges()[1].low * SPACE) >> CELL_BITS == 1
 
 
+@pytest.mark.parametrize(("first", "moves"), [(590_000, False), (610_000, True)])
+def test_borders_stay_until_a_consumer_has_a_fifth_more_than_its_share(first: int, moves: bool) -> None:
+    ranges = KeyRanges[int](clock=Clock())
+    for consumer in range(2):
+        ranges.add_consumer(consumer)
+    for number in range(100):
+        ranges.record(number * (SPACE // 200), first // 100)
+        ranges.record(SPACE // 2 + number * (SPACE // 200), (1_000_000 - first) // 100)
+    assert ranges.balance() is moves
+
+
 def test_one_consumer_has_nothing_to_give_away() -> None:
     ranges = KeyRanges[int](clock=Clock())
     assert not ranges.balance()

@@ -6,12 +6,13 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import psycopg
@@ -19,7 +20,7 @@ import pytest
 from psycopg import sql
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
-from nsqext.errors import BatchFailed, PublishFailed
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, PublishFailed
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
 from nsqext.transactions.relay import Pace
@@ -567,3 +568,149 @@ async def test_a_full_disk_ends_no_relay(
             await eventually(lambda: relay.statistics().published == 3, _SECONDS)
             tasks.cancel_scope.cancel()
     assert "the disk is full" in caplog.text
+
+
+# What a relay sends, and in which order
+
+
+class Scripted:
+    """A producer without servers."""
+
+    def __init__(
+        self, publish: Callable[[str, list[OutgoingMessage]], Awaitable[None]], *, extend: bool = True
+    ) -> None:
+        self.settings = {"timeout": "2.0"}
+        self.calls: list[tuple[str, list[bytes]]] = []
+        self.messages: list[OutgoingMessage] = []
+        self._publish = publish
+        self._meta = SimpleNamespace(extend_support=extend)
+
+    async def meta(self, topic: str) -> Any:
+        return self._meta
+
+    async def publish_many(self, topic: str, messages: list[OutgoingMessage]) -> None:
+        self.calls.append((topic, [message.body for message in messages]))
+        self.messages += messages
+        await self._publish(topic, messages)
+
+
+async def accept(topic: str, messages: list[OutgoingMessage]) -> None:
+    """Store everything."""
+
+
+@asynccontextmanager
+async def publishing(store: OutboxStore, producer: Scripted) -> AsyncIterator[OutboxRelay]:
+    """Run a relay with a scripted producer."""
+    relay = OutboxRelay(store, poll=0.01)
+    with anyio.fail_after(_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, cast("Any", producer))
+            yield relay
+            tasks.cancel_scope.cancel()
+
+
+@one_database
+async def test_after_a_refused_message_its_batch_is_published_one_by_one_and_later_ones_together(database: str) -> None:
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if any(message.body.startswith(b"2 ") for message in messages):
+            raise InvalidBody("too large", topic=topic)
+
+    first = fill(database, "t", 5, 4)
+    producer = Scripted(publish)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer) as relay:
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+            with closing(connect(database)) as connection:
+                for body in (b"8", b"9"):
+                    Outbox().add(connection, "t", body)
+                connection.commit()
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+        assert store.summary(0.0).refused == 1
+        assert relay.statistics() == (6, 0, 1)
+    assert producer.calls == [("t", first), *[("t", [body]) for body in first], ("t", [b"8", b"9"])]
+
+
+@one_database
+@pytest.mark.parametrize("extend", [True, False])
+async def test_all_parts_of_a_message_are_sent(extend: bool, database: str) -> None:
+    with closing(connect(database)) as connection:
+        for headers in ({"a": "b"}, None):
+            Outbox().add(connection, "t", b"x", headers=headers, key="k", tag="red", identity=f"id {headers}")
+        connection.commit()
+    producer = Scripted(accept, extend=extend)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer):
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+    sent: list[dict[str, str] | None] = [{"a": "b"}, None]
+    if extend:
+        sent = [{"a": "b", "nsqext_id": "id {'a': 'b'}"}, {"nsqext_id": "id None"}]
+    assert [message.headers for message in producer.messages] == sent
+    assert {(message.body, message.key, message.tag) for message in producer.messages} == {(b"x", b"k", "red")}
+
+
+@one_database
+async def test_a_topic_that_takes_long_does_not_delay_others(database: str) -> None:
+    fast = anyio.Event()
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if topic == "slow":
+            await fast.wait()
+        fast.set()
+
+    for topic in ("slow", "fast"):
+        fill(database, topic, 1, 4)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)):
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+
+
+@one_database
+async def test_a_topic_that_failed_rests_and_its_messages_are_not_refused(database: str) -> None:
+    failed = 0
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        nonlocal failed
+        if topic == "new":
+            failed += 1
+            raise ExtendNotSupported("the topic does not exist yet", topic=topic)
+
+    fill(database, "new", 3, 4)
+    producer = Scripted(publish)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer) as relay:
+            for number in range(5):
+                fill(database, "old", 1, 4)
+                await eventually(lambda: relay.statistics().published == number + 1, _SECONDS)  # noqa: B023
+        assert relay.statistics() == (5, 1, 0)
+        assert store.summary(0.0).waiting == 3
+    assert failed == 1
+
+
+@one_database
+async def test_what_was_stored_is_deleted_although_the_relay_is_cancelled(database: str) -> None:
+    scope = anyio.CancelScope()
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        scope.cancel()
+
+    fill(database, "t", 3, 4)
+    with OutboxStore(database) as store:
+        with scope:
+            await OutboxRelay(store).run(cast("Any", Scripted(publish)))
+        assert store.summary(0.0).waiting == 0
+        assert store.summary(0.0).relays == 0
+
+
+@one_database
+def test_a_store_that_cannot_be_opened_closes_its_connection(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[Any] = []
+
+    def connect(store: OutboxStore) -> Any:
+        connections.append(sqlite3.connect(":memory:", isolation_level=None))
+        return connections[-1]
+
+    monkeypatch.setattr(OutboxStore, "connect", connect)
+    with pytest.raises(InvalidSetting, match="outbox sql"):
+        OutboxStore(database)
+    with pytest.raises(sqlite3.ProgrammingError):
+        connections[0].execute("SELECT 1")

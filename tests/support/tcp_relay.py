@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, SocketAttribute, SocketStream
@@ -37,9 +37,9 @@ class Relay:
                 scope.cancel()
 
     async def serve(self, client: SocketStream) -> None:
-        """Relay one connection."""
+        """Relay one connection; close it if the node accepts none."""
         self.connections += 1
-        with anyio.CancelScope() as scope:
+        with anyio.CancelScope() as scope, suppress(OSError):
             self._scopes.append(scope)
             async with (
                 client,

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import orjson
-from attrs import asdict, frozen
+from anyio import to_thread
+from attrs import Factory, asdict, frozen
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
 from nsqext import App, Message, Producer
 from nsqext.app import Depends
 from nsqext.client.middleware import Middleware
+from nsqext.errors import InvalidSetting
 from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Bank:
         confirmations: topic of the confirmations.
         death: chance that a worker dies between its commit and FIN; that of a relay between publish and deletion is 2.5
             times as large.
+        padding: bytes that each transfer is longer.
+        address_map: addresses of nodes, and where the relays connect in their place: to a slow link.
     """
 
     lookupd: list[str]
@@ -61,6 +65,8 @@ class Bank:
     transfers: str = "transfers"
     confirmations: str = "confirmations"
     death: float = 0.02
+    padding: int = 0
+    address_map: dict[str, str] = Factory(dict)
 
     def words(self, role: str) -> tuple[str, str, str]:
         """Return the program of a process and its arguments: ``work`` or ``relay``."""
@@ -91,7 +97,8 @@ async def transfer(session: AsyncSession, bank: Bank, number: int, accounts: tup
     source, target = accounts
     await _change(session, source, -amount)
     await _record(session, number, amount, times=0)
-    body = orjson.dumps({"number": number, "account": target, "amount": amount})
+    content = {"number": number, "account": target, "amount": amount, "padding": "x" * bank.padding}
+    body = orjson.dumps(content)
     await Outbox().add_async(session, bank.transfers, body, key=source)
 
 
@@ -168,13 +175,25 @@ async def work(bank: Bank) -> None:
     await app.serve()
 
 
+async def _opened(database: str) -> _Store:
+    """Open an outbox as soon as its database can be reached."""
+    while True:
+        try:
+            return await to_thread.run_sync(_Store, database)
+        except InvalidSetting:
+            await anyio.sleep(0.2)
+
+
 async def relay(bank: Bank) -> None:
     """Relay the outboxes of both databases, until killed."""
-    async with Producer(bank.lookupd, timeout=2.0) as producer, anyio.create_task_group() as tasks:
+    async with (
+        Producer(bank.lookupd, timeout=2.0, address_map=bank.address_map or None) as producer,
+        anyio.create_task_group() as tasks,
+    ):
         for database in (bank.first, bank.second):
-            store = _Store(database)
+            store = await _opened(database)
             store.death = 2.5 * bank.death
-            tasks.start_soon(OutboxRelay(store, poll=0.05, batch=20).run, producer)
+            tasks.start_soon(OutboxRelay(store, poll=0.05, batch=100).run, producer)
 
 
 if __name__ == "__main__":

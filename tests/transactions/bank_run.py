@@ -146,7 +146,8 @@ class BankRun:
                         await transfer(session, self.bank, self.made, accounts, amount)
                         await (session.rollback() if rolls_back else session.commit())
                     committed, rolls_back = not rolls_back, False
-                except DBAPIError:  # the connection was ended, perhaps after the commit
+                except DBAPIError:  # the connection was ended, perhaps after the commit, or the server only reads
+                    await anyio.sleep(0.05)
                     committed = self.made in (await self._again(lambda: self._book(0))).transfers
             self.made += 1
             await anyio.sleep(pause)

@@ -1,6 +1,8 @@
 """A bank of real processes for minutes: ``python -m tests.campaigns.soak.bank --minutes 10``.
 
-Workers and relays, leaders of partitions, and connections of PostgreSQL are killed at random.
+Workers and relays, leaders of partitions, and connections of PostgreSQL are killed at random. Now and then,
+PostgreSQL only reads or accepts no connection. Two relays share each outbox, and reach the nodes over a slow link. The
+nodes of a real cluster are killed if the environment says how; otherwise its leaders are moved.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import anyio
 import psycopg
 from anyio.to_thread import run_sync
-from attrs import define, field
+from attrs import define, evolve, field
 
 from examples.orders.postgres import postgres_server
 from nsqext import Admin, NsqError
@@ -28,6 +32,7 @@ from nsqext.testing.simulation import Fault
 from nsqext.transactions import OutboxStore
 from tests.campaigns.soak.__main__ import say
 from tests.campaigns.soak.clusters import EmbeddedProcess, RealCluster, new_cluster, targets
+from tests.support.tcp_relay import relaying
 from tests.transactions.bank import ACCOUNTS, OPENING, Bank, create_accounts
 from tests.transactions.bank_run import BankRun, two_databases
 
@@ -37,6 +42,12 @@ _PARTITIONS = 2
 _REPLICAS = 3
 _DOWN = (1.0, 6.0)
 """Seconds for which a leader is down, beyond the shortest time of its cluster."""
+_OUTAGE = (0.5, 3.0)
+"""Seconds for which PostgreSQL only reads, or accepts no connection."""
+_RATE = 100_000
+"""Bytes in a second that a relay sends to a node over each connection."""
+_PADDING = 2_000
+"""Bytes that each transfer is longer, so that 100 of them do not fit into the timeout of a publish."""
 _DRAIN = 180.0
 """Seconds after the last kill within which every transfer is applied and confirmed."""
 _TERMINATE = """
@@ -88,15 +99,23 @@ class _Disaster:
         self._postgres = postgres
         self._every = every
         self._chance = chance
+        self._server = anyio.Lock()
         self.kills: Counter[str] = Counter()
         self.over: bool = False
 
     async def cause(self) -> None:
         """Kill until `over`; nodes run again then."""
         async with anyio.create_task_group() as tasks:
-            for kind, kill in (("worker", self._worker), ("relay", self._relay), ("backend", self._backend)):
+            kinds: dict[str, Callable[[], Awaitable[int]]] = {
+                "worker": self._worker,
+                "relay": self._relay,
+                "backend": self._backend,
+                "server that only reads": self._only_reads,
+                "server without a free connection": self._use_up,
+            }
+            for kind, kill in kinds.items():
                 tasks.start_soon(self._repeat, kind, kill)
-            tasks.start_soon(self._kill_leaders)
+            tasks.start_soon(self._kill_leaders if "kill" in self._cluster.kinds else self._move_leaders)
 
     async def _rest(self) -> None:
         await anyio.sleep(self._chance.uniform(0.5, 1.5) * self._every)
@@ -113,9 +132,45 @@ class _Disaster:
         return self._run.kill(self._chance, "relay")
 
     async def _backend(self) -> int:
-        async with await psycopg.AsyncConnection.connect(self._postgres, autocommit=True) as connection:
+        async with self._server, await psycopg.AsyncConnection.connect(self._postgres, autocommit=True) as connection:
             row = await (await connection.execute(_TERMINATE)).fetchone()
         return int(row[0]) if row else 0
+
+    async def _only_reads(self) -> int:
+        """Let all sessions only read for a while, as after a failover."""
+        async with self._server, await psycopg.AsyncConnection.connect(self._postgres, autocommit=True) as connection:
+            for setting in ("= on", "TO DEFAULT"):
+                await connection.execute("SET default_transaction_read_only = off")
+                await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only {setting}".encode())
+                await connection.execute("SELECT pg_reload_conf()")
+                if setting == "= on":
+                    await anyio.sleep(self._chance.uniform(*_OUTAGE))
+        return 1
+
+    async def _use_up(self) -> int:
+        """Hold every connection that is free for a while, after one of a process was ended, which cannot come back."""
+        async with self._server:
+            held: list[psycopg.AsyncConnection[Any]] = []
+            try:
+                while True:
+                    held.append(await psycopg.AsyncConnection.connect(self._postgres, autocommit=True))
+            except psycopg.OperationalError:
+                if held:
+                    await held[0].execute(_TERMINATE)
+                await anyio.sleep(self._chance.uniform(*_OUTAGE))
+            finally:
+                for connection in held:
+                    await connection.close()
+        return 1
+
+    async def _move_leaders(self) -> None:
+        bank = self._run.bank
+        topics = (bank.transfers, bank.confirmations)
+        while not self.over:
+            await self._rest()
+            fault = Fault("move", 0.0, 0.0, "", self._chance.random())
+            await run_sync(self._cluster.begin, fault, topics)
+            self.kills["leader moved"] += 1
 
     async def _kill_leaders(self) -> None:
         bank = self._run.bank
@@ -149,7 +204,9 @@ async def _run_bank(
     cluster: EmbeddedProcess | RealCluster, postgres: str, folder: Path, seconds: float, every: float, seed: int
 ) -> BankResult:
     chance, token = random.Random(seed), token_hex(4)
-    bank = Bank(cluster.lookupd, *two_databases(postgres), f"transfers_{token}", f"confirmations_{token}", death=0.001)
+    bank = Bank(
+        cluster.lookupd, *two_databases(postgres), f"transfers_{token}", f"confirmations_{token}", 0.001, _PADDING
+    )
     for database, opening in ((bank.first, OPENING), (bank.second, 0)):
         OutboxStore(database, create=True).close()
         await create_accounts(database, opening)
@@ -164,6 +221,22 @@ async def _run_bank(
                 channels=["bank"],
                 wait=180.0,
             )
+    async with AsyncExitStack() as links:
+        async with Admin(bank.lookupd) as admin:
+            nodes = [str(node.tcp) for node in await admin.nodes()]
+        slow = {node: (await links.enter_async_context(relaying(node, rate=_RATE))).address for node in nodes}
+        return await _run_processes(evolve(bank, address_map=slow), cluster, postgres, folder, seconds, every, chance)
+
+
+async def _run_processes(
+    bank: Bank,
+    cluster: EmbeddedProcess | RealCluster,
+    postgres: str,
+    folder: Path,
+    seconds: float,
+    every: float,
+    chance: random.Random,
+) -> BankResult:
     run = BankRun(bank, folder)
     disaster = _Disaster(run, cluster, postgres, every, chance)
     result = BankResult(0, disaster.kills, 0, 0, 0.0)
@@ -204,8 +277,6 @@ def run_bank(target: str, seconds: float, every: float, seed: int, folder: Path)
     """
     cluster = new_cluster(target, seed, folder)
     assert isinstance(cluster, EmbeddedProcess | RealCluster)
-    if "kill" not in cluster.kinds:
-        raise SystemExit("NSQEXT_TEST_KILL_LEADER and NSQEXT_TEST_START_NODE do not say how a real node is killed")
     cluster.start()
     try:
         with postgres_server() as postgres:

@@ -31,6 +31,7 @@ class _Servers:
 
     cluster: Cluster
     shortest: float = 0.0
+    kinds: tuple[str, ...] = ("kill", "move")
     begun: list[tuple[str, bool]] = field(factory=list)
 
     def leader(self, topic: str, partition: int) -> str:
@@ -63,7 +64,8 @@ async def test_every_kind_of_kill_happens_until_it_is_over(monkeypatch: pytest.M
     async def terminate(disaster: bank._Disaster) -> int:
         return 2
 
-    monkeypatch.setattr(bank._Disaster, "_backend", terminate)
+    for kind in ("_backend", "_only_reads", "_use_up"):
+        monkeypatch.setattr(bank._Disaster, kind, terminate)
     monkeypatch.setattr(bank, "_DOWN", (0.0, 0.1))
     with Cluster(nodes=3) as cluster:
         for topic in _TOPICS:

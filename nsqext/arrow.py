@@ -33,7 +33,7 @@ from nsqext.spark.write.publisher import publish_rows
 from nsqext.spark.write.row_ids import NumberedIds
 from nsqext.transport.options import ConnectionSettings
 
-__all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "consume", "read", "write")
+__all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "bounds", "consume", "read", "write")
 
 Topics = str | Sequence[str] | Mapping[str, Sequence[int]]
 """One topic, several, or partitions by topic."""
@@ -124,6 +124,16 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
     ranges = portal.call(plan, source, Pruning())
     schema = arrow_schema(source.columns, source.headers_as_array)
     return pa.RecordBatchReader.from_batches(schema, read_within(source, ranges))
+
+
+def bounds(topic: str, lookupd: str | Sequence[str], **options: Unpack[ReadOptions]) -> Mapping[int, tuple[int, int]]:
+    """Return by partition the offset of the first message that `read` would read, and the offset behind the last.
+
+    Raises:
+        NsqError: as for `read`.
+    """
+    source = SourceOptions.parse(_texts("read", ReadOptions, {**_subscription(topic), **options}, lookupd))
+    return {found.partition: (found.start, found.end) for found in portal.call(plan, source, Pruning())}
 
 
 def consume(

@@ -62,7 +62,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": PUBLIC | {"broker", "sync"},
     "integrations": PUBLIC | {"sync"},
     "web": PUBLIC | {"broker", "delays"},
-    "cli": PUBLIC | {"app", "broker", "delays", "observability", "spark", "sync", "testing", "transactions", "web"},
+    "cli": PUBLIC
+    | {"app", "arrow", "broker", "delays", "observability", "spark", "sync", "testing", "transactions", "web"},
 }
 
 CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}

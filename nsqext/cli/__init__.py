@@ -26,6 +26,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tail": ("nsqext.cli.messages.tail:run", "Print the messages of a topic."),
     "record": ("nsqext.cli.files.record:run", "Write the messages of a topic to files, at least once."),
     "replay": ("nsqext.cli.files.replay:run", "Publish the messages of recorded files."),
+    "export": (
+        "nsqext.cli.files.export:run",
+        "Write the stored messages of a topic to Parquet, CSV or JSON lines.",
+    ),
+    "import": ("nsqext.cli.files.import_file:run", "Publish the messages of a file of `nsqext export`."),
     "topic": ("nsqext.cli.admin.topic:app", "List, show, create, change and delete topics."),
     "channel": ("nsqext.cli.admin.channel:app", "List, create, change, move and delete channels."),
     "node": ("nsqext.cli.admin.node:app", "List nodes, remove one, disable writes, set log levels and options."),

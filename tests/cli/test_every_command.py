@@ -83,6 +83,8 @@ ENDING = {
     "tail": ("tail {topic} --channel ch --count 1", "{topic}[0] key=k"),
     "record": ("record {topic} --to {folder} --channel ch --until-end", "1 message of {topic} recorded"),
     "replay": ("replay {folder}/one.jsonl --topic {topic}", "1 message replayed"),
+    "export": ("export {topic} {folder}/all.parquet", "1 message of {topic} exported"),
+    "import": ("import {folder}/one.jsonl {topic}", "1 message imported into {topic}"),
     "stats": ("stats {topic}", "per second"),
     "lag": ("lag {topic} --max 1", "deferred"),
     "doctor": ("doctor", "accepts connections"),
@@ -136,7 +138,20 @@ CONFIRMED = {
 
 UNCONFIRMED = {
     *("topic list", "topic show", "topic create", "channel list", "channel create", "node list", "stats", "lag", "top"),
-    *("doctor", "check", "lookup", "trace", "key-ranges", "pub", "tail", "record", "replay", "relay"),
+    *(
+        "doctor",
+        "check",
+        "lookup",
+        "trace",
+        "key-ranges",
+        "pub",
+        "tail",
+        "record",
+        "replay",
+        "relay",
+        "export",
+        "import",
+    ),
     *("deadletters replay", "delay run", "delay list", "outbox relay", "outbox sql", "config list", "config use"),
     *("bench", "demo", "broker", "web", "run", "app schema"),
 }

@@ -133,7 +133,7 @@ async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, p
             while waiting is not None and waiting.file == file and len(due) < plan.batch and clock.wait(waiting) <= 0:
                 due.append(waiting)
                 waiting = next(entries, None)
-            await _publish(producer, due, plan)
+            await publish_entries(producer, due, plan)
             await run_sync(progress.save, due[-1])
             count += len(due)
     connection.show(
@@ -142,7 +142,7 @@ async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, p
     )
 
 
-async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
+async def publish_entries(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
     """Publish messages in order, consecutive messages of a topic and partition together."""
 
     def target(entry: Entry) -> tuple[str, int | None]:
@@ -155,10 +155,10 @@ async def _publish(producer: Producer, due: Sequence[Entry], plan: Plan) -> None
 
     for (topic, partition), group in groupby(due, target):
         with waits.waiting(f"{topic} to store messages"):
-            await _publish_entries(producer, topic, list(group), partition)
+            await _publish_group(producer, topic, list(group), partition)
 
 
-async def _publish_entries(producer: Producer, topic: str, entries: Sequence[Entry], partition: int | None) -> None:
+async def _publish_group(producer: Producer, topic: str, entries: Sequence[Entry], partition: int | None) -> None:
     messages = []
     for entry in entries:
         try:

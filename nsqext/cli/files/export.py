@@ -1,0 +1,185 @@
+"""``nsqext export``: write the stored messages of a topic to a file, once each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from attrs import frozen
+
+from nsqext.cli.command import Topic, command, examples
+from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.files.tables import SCHEMA, writer_of
+from nsqext.cli.waiting import waits
+from nsqext.client.settings import settings_for, shared_settings
+from nsqext.errors import InvalidInput, InvalidSetting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PART_BYTES = 64 << 20
+
+
+@frozen
+class _Part:
+    """Messages of one partition in a file of the progress."""
+
+    path: Path
+    partition: int
+    start: int
+    end: int  # behind the last message
+
+    @classmethod
+    def of(cls, path: Path) -> _Part:
+        partition, start, end = map(int, path.stem.split("-"))
+        return cls(path, partition, start, end)
+
+
+class ExportProgress:
+    """The parts of an export that are complete, in a folder beside its file.
+
+    The first run fixes the offsets. A part is written under another name, synchronized and renamed: a killed export
+    leaves complete parts only, and the next run continues behind them.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.folder = file.with_name(f"{file.name}.progress")
+        self._plan = self.folder / "plan.json"
+
+    def begin(self, topic: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+        """Return the offsets by partition, of the first run, or of now if this is the first run."""
+        if not self._plan.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            plan = {"topic": topic, "partitions": {str(number): found for number, found in bounds().items()}}
+            write_synced(self._plan, orjson.dumps(plan))
+        try:
+            plan = orjson.loads(self._plan.read_bytes())
+            found = {int(number): (start, end) for number, (start, end) in plan["partitions"].items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{self._plan} is damaged: {error!r}", hint=f"delete {self.folder}") from error
+        if plan["topic"] != topic:
+            raise InvalidSetting(
+                f"{self.folder} is the progress of an export of {plan['topic']}", hint="give another file, or delete it"
+            )
+        return found
+
+    def parts(self) -> list[_Part]:
+        """Return the complete parts, in the order of partitions and offsets."""
+        return sorted(
+            (_Part.of(path) for path in self.folder.glob("*-*-*.parquet")), key=lambda one: (one.partition, one.start)
+        )
+
+    def add(self, partition: int, batches: list[pa.RecordBatch]) -> int:
+        """Write a part; return the offset behind its last message."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_batches(batches)
+        offsets = table.column("offset")
+        start, end = offsets[0].as_py(), offsets[-1].as_py() + 1
+        temporary = self.folder / "unfinished"
+        pq.write_table(table, temporary)
+        synchronize(temporary)
+        temporary.replace(self.folder / f"{partition:04d}-{start:020d}-{end:020d}.parquet")
+        synchronize(self.folder)
+        return int(end)
+
+
+def synchronize(path: Path) -> None:
+    """Make a file or the names in a folder durable."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Replace a file atomically and durably."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(data)
+    synchronize(temporary)
+    temporary.replace(path)
+    synchronize(path.parent)
+
+
+@examples(
+    "nsqext export orders orders.parquet",
+    "nsqext export orders orders.jsonl",
+    "nsqext import orders.parquet orders_copy",
+)
+@command
+def run(
+    connection: ServerAccess,
+    topic: Topic,
+    file: Annotated[Path, typer.Argument(help="FILE.parquet, FILE.csv or FILE.jsonl; it must not exist.")],
+    rows: Annotated[int, typer.Option(min=1, help="Messages after which the progress is written.")] = 100_000,
+) -> None:
+    """Write the messages that a topic of the redesigned NSQ has now to a file, by partition and offset, once each.
+
+    A killed export continues when it is run again: its parts are in FILE.progress until the file is complete. It ends
+    with an error if messages of its range are not retained any more. The original NSQ keeps no log; `nsqext record`
+    consumes a channel of it.
+    """
+    writer = writer_of(file)
+    progress = ExportProgress(file)
+    if file.exists() and not progress.folder.exists():
+        raise InvalidSetting(f"{file} exists", hint="give another file, or delete it")
+    import nsqext.arrow
+
+    lookupd = connection.lookup()
+    settings: dict[str, Any] = settings_for(shared_settings(), connection.load().values)
+    with waits.waiting(f"messages of {topic}"):
+        ranges = progress.begin(topic, lambda: nsqext.arrow.bounds(topic, lookupd, **settings))
+        total = sum(end - start for start, end in ranges.values())
+        done = {part.partition: part.end for part in progress.parts()}
+        count = sum(part.end - part.start for part in progress.parts())
+        resumed = count
+        for partition, (start, end) in sorted(ranges.items()):
+            start = done.get(partition, start)
+            if start == end:
+                continue
+            reader = nsqext.arrow.read(
+                {topic: [partition]},
+                lookupd,
+                starting_offsets={topic: {partition: start}},
+                ending_offsets={topic: {partition: end}},
+                columns=SCHEMA,
+                decompress=False,
+                **settings,
+            )
+            for batches in _grouped(reader, rows):
+                behind = progress.add(partition, batches)
+                count += behind - start
+                start = behind
+                connection.show({"exported": count, "of": total}, f"{count} of {counted(total, 'message')} read")
+    temporary = file.with_name(f"{file.name}.new")
+    writer(temporary, [part.path for part in progress.parts()])
+    synchronize(temporary)
+    temporary.replace(file)
+    synchronize(file.parent)
+    shutil.rmtree(progress.folder)
+    record = {"topic": topic, "file": str(file), "messages": count, "resumed": resumed}
+    connection.show(record, f"{counted(count, 'message')} of {topic} exported to {file}")
+
+
+def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Yield batches together, up to a number of rows and of bytes."""
+    found: list[pa.RecordBatch] = []
+    count = size = 0
+    for batch in batches:
+        while batch.num_rows:
+            head = batch.slice(0, rows - count)
+            batch = batch.slice(head.num_rows)
+            found.append(head)
+            count, size = count + head.num_rows, size + head.nbytes
+            if count >= rows or size >= _PART_BYTES:
+                yield found
+                found, count, size = [], 0, 0
+    if found:
+        yield found

@@ -1,0 +1,54 @@
+"""``nsqext import``: publish the messages of a file."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from anyio.to_thread import run_sync
+
+from nsqext.cli.command import command, examples
+from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.files.replay import Plan, Progress, publish_entries
+from nsqext.cli.files.tables import entries_of, format_of
+from nsqext.cli.waiting import waits
+from nsqext.errors import InvalidInput
+
+
+@examples("nsqext import orders.parquet orders_copy", "nsqext import orders.csv orders_copy --keep-partitions")
+@command
+async def run(
+    connection: ServerAccess,
+    file: Annotated[Path, typer.Argument(help="FILE.parquet, FILE.csv or FILE.jsonl.")],
+    topic: Annotated[str, typer.Argument(help="The topic to publish to.")],
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="Publish messages without key to their partition of the file.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500,
+) -> None:
+    """Publish the messages of a file of `nsqext export` in its order, with headers, tags, keys and trace ids.
+
+    Extend header and body are published byte for byte. A killed import continues when it is run again, from
+    FILE.TOPIC.progress: no message is lost, and at most the messages of one batch are published twice, because a stored
+    batch is acknowledged before the progress is written.
+    """
+    format_of(file)
+    if not file.is_file():
+        raise InvalidInput(f"{file} is not a file", hint="nsqext export writes such files")
+    progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"))
+    skipped = count = progress.lines.get(file.name, 0)
+    entries = entries_of(file, skipped)
+    plan = Plan(topic=topic, speed=0.0, keep_partitions=keep_partitions, batch=batch)
+    async with connection.producer() as producer:
+        while due := await run_sync(lambda: list(islice(entries, batch))):
+            with waits.waiting(f"{topic} to store messages"):
+                await publish_entries(producer, due, plan)
+            await run_sync(progress.save, due[-1])
+            count += len(due)
+            connection.show({"imported": count}, f"{counted(count, 'message')} published")
+    if progress.path is not None:
+        progress.path.unlink(missing_ok=True)
+    record = {"topic": topic, "messages": count, "resumed": skipped}
+    connection.show(record, f"{counted(count, 'message')} imported into {topic}")

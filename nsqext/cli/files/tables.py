@@ -1,0 +1,166 @@
+"""Files of `nsqext export` and `import`: Parquet with the columns of `nsqext.arrow`, CSV, JSON lines of records."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from nsqext.cli.message_files import Entry, read_entries
+from nsqext.errors import InvalidInput, InvalidSetting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCHEMA = (
+    *("value", "topic", "partition", "offset", "timestamp", "message_id", "trace_id", "attempts"),
+    *("tag", "headers", "key", "header"),
+)
+"""Columns of exported rows."""
+_RECORD = (
+    *("topic", "partition", "offset", "timestamp", "id", "trace_id", "attempts", "tag", "key", "headers"),
+    *("body", "body_base64", "header_base64"),
+)
+_NUMBERS = ("partition", "offset", "timestamp", "trace_id", "attempts")
+_ROWS = 1000
+
+FORMATS = ("parquet", "csv", "jsonl")
+
+Writer = Callable[[Path, Sequence[Path]], None]
+"""Writes a file from the files of the parts."""
+
+
+def format_of(file: Path) -> str:
+    """Return the format that a file's name ends with."""
+    found = file.suffix.removeprefix(".").lower()
+    if found not in FORMATS:
+        raise InvalidSetting(
+            f"{file} is of no known format", hint="give a name that ends with .parquet, .csv or .jsonl"
+        )
+    return found
+
+
+def writer_of(file: Path) -> Writer:
+    """Return the function that writes a file in its format."""
+    return {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_lines}[format_of(file)]
+
+
+def entries_of(file: Path, skip: int) -> Iterator[Entry]:
+    """Yield the messages of a file behind the first ``skip``."""
+    read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": read_entries}[format_of(file)]
+    return read(file, skip)
+
+
+def _write_parquet(target: Path, parts: Sequence[Path]) -> None:
+    import pyarrow.parquet as pq
+
+    from nsqext.spark.columns import arrow_schema
+
+    with pq.ParquetWriter(target, arrow_schema(SCHEMA)) as writer:
+        for part in parts:
+            writer.write_table(pq.read_table(part))
+
+
+def _write_lines(target: Path, parts: Sequence[Path]) -> None:
+    with target.open("wb") as file:
+        for record in _records(parts):
+            file.write(orjson.dumps(record) + b"\n")
+
+
+def _write_csv(target: Path, parts: Sequence[Path]) -> None:
+    with target.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, _RECORD)
+        writer.writeheader()
+        for record in _records(parts):
+            writer.writerow(record | {"headers": json.dumps(record["headers"])})
+
+
+def _records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    for part in parts:
+        with pq.ParquetFile(part) as opened:
+            for batch in opened.iter_batches(_ROWS):
+                yield from _records_of(batch)
+
+
+def _records_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield rows as records of `nsqext record`, from which `nsqext replay` makes the same bytes."""
+    import pyarrow as pa
+
+    place = batch.schema.get_field_index("timestamp")
+    if place >= 0:
+        batch = batch.set_column(place, "timestamp", batch.column(place).cast(pa.int64()))
+    for row in batch.to_pylist():
+        yield _record(row)
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    record = {name: row.get(name) for name in ("topic", "partition", "offset", "trace_id", "attempts", "tag", "key")}
+    if row.get("timestamp") is not None:
+        record["timestamp"] = row["timestamp"] * 1000  # nanoseconds
+    if row.get("message_id") is not None:
+        record["id"] = row["message_id"].hex()
+    record["headers"] = dict(row.get("headers") or ())
+    if row.get("trace_id") is not None:
+        record["trace_id"] = row["trace_id"] & (1 << 64) - 1  # the column is signed
+    value = row["value"]
+    body = value.encode() if isinstance(value, str) else bytes(value)
+    try:
+        record["body"] = body.decode()
+    except UnicodeDecodeError:
+        record["body_base64"] = base64.b64encode(body).decode()
+    if row.get("header"):
+        record["header_base64"] = base64.b64encode(row["header"]).decode()
+    return record
+
+
+def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file) as opened:
+            if "value" not in opened.schema_arrow.names:
+                raise InvalidInput(f"{file.name} has no column value", hint="it contains the bodies")
+            for batch in opened.iter_batches(_ROWS):
+                if number + batch.num_rows <= skip:
+                    number += batch.num_rows
+                    continue
+                for record in _records_of(batch):
+                    number += 1
+                    if number > skip:
+                        yield Entry(file.name, number, record)
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"{file.name} is not a Parquet file: {error}") from error
+
+
+def _read_csv(file: Path, skip: int) -> Iterator[Entry]:
+    csv.field_size_limit(1 << 30)  # bodies are longer than the default allows
+    with file.open(encoding="utf-8", newline="") as opened:
+        reader = csv.DictReader(opened, strict=True)
+        if not {"body", "body_base64"} & {*(reader.fieldnames or ())}:
+            raise InvalidInput(
+                f"{file.name} has no column body or body_base64", hint="the first line names the columns"
+            )
+        for number, row in enumerate(reader, 1):
+            if number > skip:
+                yield Entry(file.name, number, _record_of_text(file, number, row))
+
+
+def _record_of_text(file: Path, number: int, row: Mapping[str, str]) -> dict[str, Any]:
+    encoded = bool(row.get("body_base64"))
+    record: dict[str, Any] = {name: value for name, value in row.items() if value or (name == "body" and not encoded)}
+    try:
+        record |= {name: int(record[name]) for name in _NUMBERS if name in record}
+        if "headers" in record:
+            record["headers"] = json.loads(record["headers"])
+    except ValueError as error:
+        raise InvalidInput(f"{file.name}, line {number}: {error}") from error
+    return record

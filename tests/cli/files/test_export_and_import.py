@@ -1,0 +1,136 @@
+"""`nsqext export` and `nsqext import`: files of a topic, which are complete after a kill too."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import pyarrow.parquet as pq
+import pytest
+
+import nsqext.arrow
+from nsqext import OutgoingMessage
+from nsqext.broker import Cluster
+from nsqext.sync import Producer
+from tests.support.command_line import lines, run, started
+
+MESSAGES = 300
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(nodes=1) as running:
+        yield running
+
+
+@pytest.fixture
+def source(cluster: Cluster) -> str:
+    """A topic of two partitions with messages of all kinds."""
+    name = f"source_{token_hex(4)}"
+    cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
+    with Producer(cluster.lookupd) as producer:
+        for partition in range(2):
+            bodies = [b"%d-%d" % (partition, number) for number in range(MESSAGES - 3)]
+            special = [
+                OutgoingMessage(b"\xff\x00", {"user": "ann"}, "blue", 7, "k"),
+                OutgoingMessage(b"", key="k"),
+                OutgoingMessage(b'two\nlines, "quoted"', {"a": "\u00e9"}),
+            ]
+            producer.publish_many(name, [*bodies, *special], partition=partition)
+    return name
+
+
+def stored(cluster: Cluster, topic: str) -> list[tuple[object, ...]]:
+    """Return what the messages of a topic consist of, by partition and offset."""
+    table = nsqext.arrow.read(topic, cluster.lookupd, columns=["partition", "value", "header", "key", "tag"]).read_all()
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_an_imported_copy_has_the_same_bytes_in_the_same_partitions(
+    cluster: Cluster, source: str, tmp_path: Path, ending: str
+) -> None:
+    file, copy = tmp_path / f"all.{ending}", f"copy_{token_hex(4)}"
+    cluster.create_topic(copy, partitions=2, extend=True, channels=["ch"])
+    address = cluster.lookupd[0]
+    *_, last = lines("export", source, str(file), "--lookupd", address)
+    assert last == {"topic": source, "file": str(file), "messages": 2 * MESSAGES, "resumed": 0}
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    *_, last = lines("import", str(file), copy, "--keep-partitions", "--lookupd", address)
+    assert last == {"topic": copy, "messages": 2 * MESSAGES, "resumed": 0}
+    keyed = [row for row in stored(cluster, source) if row[3] is not None]
+    assert [row for row in stored(cluster, copy) if row[3] is None] == [
+        row for row in stored(cluster, source) if row[3] is None
+    ]
+    assert sorted(row[1:] for row in stored(cluster, copy) if row[3] is not None) == sorted(row[1:] for row in keyed)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_a_killed_export_continues_and_has_each_message_once(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.parquet"
+    words = ("export", source, str(file), "--rows", "7", "--lookupd", cluster.lookupd[0])
+    with started(*words, cwd=None) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.wait()
+    assert not file.exists()
+    with Producer(cluster.lookupd) as producer:
+        producer.publish_many(source, [b"later"] * 10, partition=0)  # the first run has fixed the end
+    *_, last = lines(*words)
+    assert last["messages"] == 2 * MESSAGES and last["resumed"] >= 7
+    table = pq.read_table(file)
+    places = list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
+    assert places == [(partition, offset) for partition in range(2) for offset in range(MESSAGES)]
+
+
+def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    file, copy, batch = tmp_path / "all.jsonl", f"copy_{token_hex(4)}", 11
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    address = cluster.lookupd[0]
+    lines("export", source, str(file), "--lookupd", address)
+    words = ("import", str(file), copy, "--batch", str(batch), "--lookupd", address)
+    with started(*words, cwd=None) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.wait()
+    *_, last = lines(*words)
+    assert last["messages"] == 2 * MESSAGES and last["resumed"] >= batch
+    found = stored(cluster, copy)
+    assert {row[1:] for row in found} == {row[1:] for row in stored(cluster, source)}
+    assert 2 * MESSAGES <= len(found) <= 2 * MESSAGES + batch
+
+
+def test_a_file_for_other_programs_is_imported(cluster: Cluster, tmp_path: Path) -> None:
+    copy = f"copy_{token_hex(4)}"
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    file = tmp_path / "given.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["body", "key", "tag", "headers"])
+        writer.writerow(["one", "k", "blue", json.dumps({"user": "ann"})])
+        writer.writerow(["", "", "", ""])
+    lines("import", str(file), copy, "--lookupd", cluster.lookupd[0])
+    assert [(row[1], row[3], row[4]) for row in stored(cluster, copy)] == [(b"one", "k", "blue"), (b"", None, None)]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("export", "t", "all.txt"), "is of no known format"),
+        (("export", "t", "there.csv"), "there.csv exists"),
+        (("import", "missing.csv", "t"), "is not a file"),
+        (("import", "there.csv", "t"), "has no column body"),
+        (("import", "broken.parquet", "t"), "is not a Parquet file"),
+        (("import", "all.txt", "t"), "is of no known format"),
+    ],
+)
+def test_other_files_are_refused(cluster: Cluster, tmp_path: Path, words: tuple[str, ...], error: str) -> None:
+    (tmp_path / "there.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "broken.parquet").write_text("no")
+    result = run(*words, "--lookupd", cluster.lookupd[0], cwd=tmp_path)
+    assert (result.returncode, error in result.stderr.decode()) == (2, True), result.stderr

@@ -83,7 +83,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "testing": CORE | {"pytest"},
     "integrations": CORE | {"kombu", "taskiq"},
     "web": CORE | {"jinja2", "markupsafe", "starlette"},
-    "cli": CORE | {"prometheus_client", "rich", "typer"},
+    "cli": CORE | {"prometheus_client", "pyarrow", "rich", "typer"},
 }
 
 # packages of extras, imported by the function that needs them
@@ -91,7 +91,7 @@ LAZY: dict[str, set[str]] = {
     "protocol": {"cramjam"},
     "transport": {"cramjam"},
     "broker": {"cramjam"},
-    "cli": {"prometheus_client"},
+    "cli": {"prometheus_client", "pyarrow"},
     "transactions": {"opentelemetry", "psycopg", "sqlalchemy"},
 }
 

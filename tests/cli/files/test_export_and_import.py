@@ -36,7 +36,7 @@ def source(cluster: Cluster) -> str:
             bodies = [b"%d-%d" % (partition, number) for number in range(MESSAGES - 3)]
             special = [
                 OutgoingMessage(b"\xff\x00", {"user": "ann"}, "blue", 7, "k"),
-                OutgoingMessage(b"", key="k"),
+                OutgoingMessage(b"three", key="k"),
                 OutgoingMessage(b'two\nlines, "quoted"', {"a": "\u00e9"}),
             ]
             producer.publish_many(name, [*bodies, *special], partition=partition)
@@ -113,9 +113,9 @@ def test_a_file_for_other_programs_is_imported(cluster: Cluster, tmp_path: Path)
         writer = csv.writer(opened)
         writer.writerow(["body", "key", "tag", "headers"])
         writer.writerow(["one", "k", "blue", json.dumps({"user": "ann"})])
-        writer.writerow(["", "", "", ""])
+        writer.writerow(["two", "", "", ""])
     lines("import", str(file), copy, "--lookupd", cluster.lookupd[0])
-    assert [(row[1], row[3], row[4]) for row in stored(cluster, copy)] == [(b"one", "k", "blue"), (b"", None, None)]
+    assert [(row[1], row[3], row[4]) for row in stored(cluster, copy)] == [(b"one", "k", "blue"), (b"two", None, None)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
@@ -31,8 +31,9 @@ _ROWS = 1000
 
 FORMATS = ("parquet", "csv", "jsonl")
 
-Writer = Callable[[Path, Sequence[Path]], None]
+Writer: TypeAlias = Callable[[Path, Sequence[Path]], None]
 """Writes a file from the files of the parts."""
+_Reader: TypeAlias = Callable[[Path, int], Iterator[Entry]]
 
 
 def format_of(file: Path) -> str:
@@ -52,8 +53,8 @@ def writer_of(file: Path) -> Writer:
 
 def entries_of(file: Path, skip: int) -> Iterator[Entry]:
     """Yield the messages of a file behind the first ``skip``."""
-    read = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": read_entries}[format_of(file)]
-    return read(file, skip)
+    readers: dict[str, _Reader] = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": read_entries}
+    return readers[format_of(file)](file, skip)
 
 
 def _write_parquet(target: Path, parts: Sequence[Path]) -> None:

@@ -12,6 +12,8 @@ import typer
 
 from docs.generated_section import with_section
 from nsqext.cli import COMMANDS
+from nsqext.cli.parameters import CommandGroup
+from nsqext.cli.typer_app import typer_function, typer_group
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 
@@ -26,12 +28,12 @@ def commands() -> Iterator[tuple[str, Any]]:
     for name, (path, _) in COMMANDS.items():
         module, _, member = path.partition(":")
         found = getattr(import_module(module), member)
-        if not isinstance(found, typer.Typer):
+        if not isinstance(found, CommandGroup):
             single = typer.Typer(add_completion=False)
-            single.command(name)(found)
+            single.command(name)(typer_function(found))
             yield name, typer.main.get_command(single)
             continue
-        group: Any = typer.main.get_command(found)
+        group: Any = typer.main.get_command(typer_group(found))
         for part, command in group.commands.items():
             yield f"{name} {part}", command
 

@@ -1,7 +1,8 @@
 """The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
 
-A command's module is imported when the command is called. It has a function with typer's annotations, or a group of
-commands. ``nsqd`` and ``nsqlookupd`` parse the original programs' flags and start without typer.
+A command's module is imported when the command is called. It has a function with annotated parameters, or a group of
+commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`` and ``nsqlookupd`` parse the original
+programs' flags, without typer too.
 
 Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
 ^C.
@@ -16,7 +17,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # their import takes as long as Python's start; a signal before its end kills the process
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
 __all__ = ("COMMANDS", "PROGRAMS", "main")
@@ -88,26 +89,6 @@ _OTHER_NAMES = {
 }
 """Names of commands in other programs."""
 
-_PANELS = {
-    "messages": "Messages",
-    "files": "Recorded messages",
-    "admin": "Topics, channels and nodes",
-    "servers": "Servers and apps",
-    "workers": "Servers and apps",
-    "demo": "Servers and apps",
-}
-_LAST = "Settings"
-_COMPLETE = "_NSQEXT_COMPLETE"
-"""Set by the shell while it completes a command line."""
-_EPILOG = """\
-First steps: `nsqext broker --web` runs a cluster with a web page, and prints commands to try in another terminal.
-
-`nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of these two programs.
-
-Exit codes: 0 success; 1 a check failed, no message was found, or a server could not start; 2 any other error;
-130 ended by ^C, except for tail, record, relay, run and the servers, which drain and exit with 0.
-"""
-
 _EXTRAS = {
     "typer": "cli",
     "rich": "cli",
@@ -161,61 +142,22 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-def _typer_app(chosen: str | None) -> Callable[..., object]:
-    """Return the typer app: with the chosen command, or for ``--help`` with all descriptions."""
-    import typer
+def _run(words: Sequence[str]) -> None:
+    """Run a command. Typer, whose import is slow, reads unusual words only, and prints help and errors."""
+    from nsqext.cli.parameters import COMPLETE, CommandGroup, read_words
 
-    app = typer.Typer(
-        name="nsqext",
-        no_args_is_help=True,
-        # options before a command; typer imports pydantic to parse them
-        add_help_option=chosen is None,
-        add_completion=chosen is None or _COMPLETE in os.environ,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode="rich" if sys.stdout.isatty() else None,
-        help="NSQ: cluster, client and tools; `nsqd` and `nsqlookupd` replace the original programs.",
-        epilog="\n\n".join(" ".join(paragraph.split("\n")) for paragraph in _EPILOG.split("\n\n")),
-    )
+    if words and words[0] in COMMANDS and COMPLETE not in os.environ:
+        module, _, member = COMMANDS[words[0]][0].partition(":")
+        function, rest = getattr(import_module(module), member), words[1:]
+        if isinstance(function, CommandGroup):
+            function, rest = function.commands.get(rest[0] if rest else ""), rest[1:]
+        values = None if function is None else read_words(function, rest, os.environ)
+        if values is not None:
+            function(**values)
+            return
+    from nsqext.cli.typer_app import run_typer
 
-    def print_version(asked: bool) -> None:
-        if asked:
-            from nsqext._version import __version__
-
-            print(f"nsqext {__version__}")
-            raise typer.Exit
-
-    @app.callback()
-    def _group(
-        version: bool = typer.Option(
-            False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ) -> None:
-        """Make typer keep the name of a single command."""
-
-    for name, (path, summary) in COMMANDS.items():
-        if name != chosen:
-            panel = _PANELS.get(path.split(".")[2], _LAST)
-            app.command(name, help=summary, rich_help_panel=panel)(_described)
-            continue
-        module, _, member = path.partition(":")
-        found = getattr(import_module(module), member)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, help=summary, no_args_is_help=True)
-        else:
-            app.command(name)(found)
-    return app
-
-
-def _described() -> None:
-    """Stand in for a command whose module is not imported."""
-
-
-def _chosen(words: Sequence[str]) -> str | None:
-    """Return the command to run, or to complete for the shell."""
-    if not words and _COMPLETE in os.environ:
-        words = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
-    return words[0] if words and words[0] in COMMANDS else None
+    run_typer(COMMANDS, words)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -243,9 +185,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from nsqext.errors import NsqError
 
     try:
-        _typer_app(_chosen(words))(words, prog_name="nsqext")
+        _run(words)
     except KeyboardInterrupt:  # while modules are imported
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader has closed the pipe
+        from nsqext.cli.command import leave_the_pipe
+
+        leave_the_pipe()
+        raise SystemExit(1) from None
     except (NsqError, OSError) as error:
         _fail(str(error))
     except ModuleNotFoundError as error:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import attrs
-import typer
-from typer.models import ArgumentInfo
 
-from nsqext.cli.connection import ServerAccess, complete_topics, confirm
+from nsqext.cli.connection import ServerAccess, confirm
+from nsqext.cli.parameters import Argument, Option
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
 
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 
-Topic = Annotated[str, typer.Argument(help="The topic.")]
-Channel = Annotated[str, typer.Argument(help="The channel.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
-UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when the channel has no messages left.")]
+Topic = Annotated[str, Argument(help="The topic.")]
+Channel = Annotated[str, Argument(help="The channel.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+UntilEnd = Annotated[bool, Option("--until-end", help="Exit when the channel has no messages left.")]
 
 
 def parse_time(text: str) -> int:
@@ -135,9 +134,6 @@ def command(function: Callable[..., Any]) -> Callable[..., None]:
                 )
 
     found = list(parameters())
-    for info in (info for one in found if one.name == "topic" for info in getattr(one.annotation, "__metadata__", ())):
-        if isinstance(info, ArgumentInfo):
-            info.autocompletion = complete_topics
     run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in found}
     return run
@@ -214,18 +210,19 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
-        _leave_the_pipe()
+        leave_the_pipe()
     except BaseExceptionGroup as group:
-        matching, rest = group.split((NsqError, OSError, typer.Exit, SystemExit))
+        matching, rest = group.split((NsqError, OSError, SystemExit))
         if matching is None or rest is not None:
             raise
         first = first_error(matching)
         if isinstance(first, BrokenPipeError):
-            _leave_the_pipe()
+            leave_the_pipe()
             return
         raise first from None
 
 
-def _leave_the_pipe() -> None:
+def leave_the_pipe() -> None:
+    """Discard what is printed from now on."""
     # Python flushes standard output at exit, and would print an error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from nsqext.cli.command import Yes, examples
 from nsqext.cli.connection import (
     Contexts,
@@ -17,13 +15,14 @@ from nsqext.cli.connection import (
     load_settings,
     save_contexts,
 )
+from nsqext.cli.parameters import Argument, CommandGroup
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
 from nsqext.settings import redact_url
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
-Name = Annotated[str, typer.Argument(help="Name of the context.")]
+Name = Annotated[str, Argument(help="Name of the context.")]
 
 
 def _shown(url: str) -> str:
@@ -34,7 +33,7 @@ def _shown(url: str) -> str:
 @examples("nsqext config set prod 'nsq://lookup1:4161,lookup2:4161?tls=true'", "nsqext topic list --context prod")
 def set_context(
     name: Name,
-    url: Annotated[str, typer.Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")],
+    url: Annotated[str, Argument(help="nsq://HOST:PORT,…?SETTING=VALUE&…, any setting of a client.")],
     yes: Yes = False,
 ) -> None:
     """Add or replace a context; the first becomes the current context."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
 import msgspec
-import typer
 from attrs import define, field, frozen
 
 from nsqext.arguments import is_number
+from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import (
     ConnectionFailed,
@@ -34,6 +34,7 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.errors.outside_text import escaped
+from nsqext.http.client import load_httpx
 from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
@@ -166,7 +167,13 @@ def confirm(change: str, *, yes: bool, ask: bool = True) -> None:
             f"not done without a confirmation: {change.rstrip('.')}", hint="there is no terminal: give --yes"
         )
     if ask:
-        typer.confirm(change, abort=True, err=True)
+        import typer
+
+        try:
+            typer.confirm(change, abort=True, err=True)
+        except typer.Abort:
+            print("Aborted.", file=sys.stderr)
+            raise SystemExit(1) from None
 
 
 T = TypeVar("T")
@@ -174,20 +181,15 @@ T = TypeVar("T")
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds for a lookup service to start
-_COMPLETION_TIMEOUT = 1.0  # seconds
 _FIRST_POLL, _LONGEST_POLL = 0.05, 0.5  # seconds between two reads of a channel's lag
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client; or NSQEXT_URL.", rich_help_panel=_PANEL
-    ),
+    Option(help="nsq://HOST:PORT,…?SETTING=VALUE&… with any setting of the client; or NSQEXT_URL.", panel=_PANEL),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print JSON lines at a terminal too; in pipes it is the default.", rich_help_panel=_PANEL
-    ),
+    Option("--json", help="Print JSON lines at a terminal too; in pipes it is the default.", panel=_PANEL),
 ]
 
 
@@ -197,20 +199,14 @@ class ServerAccess:
 
     lookupd: Annotated[
         str | None,
-        typer.Option(
-            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", rich_help_panel=_PANEL
-        ),
+        Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", panel=_PANEL),
     ] = None
     nsqd: Annotated[
         str | None,
-        typer.Option(
-            help="HOST:PORT of nsqd, without lookup; several with commas; or NSQEXT_NSQD.", rich_help_panel=_PANEL
-        ),
+        Option(help="HOST:PORT of nsqd, without lookup; several with commas; or NSQEXT_NSQD.", panel=_PANEL),
     ] = None
     url: Url = None
-    context: Annotated[
-        str | None, typer.Option(help="A context of `nsqext config`, instead of --url.", rich_help_panel=_PANEL)
-    ] = None
+    context: Annotated[str | None, Option(help="A context of `nsqext config`, instead of --url.", panel=_PANEL)] = None
     json: Json = False
 
     def chosen_url(self) -> str | None:
@@ -232,6 +228,8 @@ class ServerAccess:
             raise InvalidSetting(
                 "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
             )
+        if found.lookupd:
+            load_httpx(only_asyncio=True)  # before the event loop runs, without a thread
         return found
 
     def options(self) -> ConsumerOptions:
@@ -392,23 +390,6 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
     chosen = consumer.settings["partitions"]
     wanted = chosen if isinstance(chosen, tuple) else range(topic.meta.partition_num)
     return {*wanted} <= {one.partition for one in open_connections} & topic.leaders.keys()
-
-
-def complete_topics(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the topics with a prefix, for the shell's completion; empty without lookup."""
-    from nsqext.lookup.client import LookupClient
-
-    given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}
-
-    async def topics() -> list[str]:
-        connection = ServerAccess(**given)
-        async with LookupClient(connection.lookup(), connection.options().lookup) as client:
-            with anyio.fail_after(_COMPLETION_TIMEOUT):
-                return [name for name in await client.topics() if name.startswith(incomplete)]
-
-    with suppress(Exception):  # a message would appear within the command line
-        return anyio.run(topics)
-    return []
 
 
 def load_settings(

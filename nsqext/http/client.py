@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import anyio
 from anyio import to_thread
@@ -60,6 +60,23 @@ class HttpReply(NamedTuple):
     headers: Mapping[str, str]
 
 
+def load_httpx(*, only_asyncio: bool = False) -> None:
+    """Import httpx without its command line, which would import rich and pygments where these are installed.
+
+    Args:
+        only_asyncio: the process never runs trio, which httpcore would import where it is installed.
+    """
+    skipped = [name for name in ("httpx._main", *(("trio",) if only_asyncio else ())) if name not in sys.modules]
+    absent: dict[str, Any] = dict.fromkeys(skipped)  # an import of these names raises ImportError
+    sys.modules.update(absent)
+    try:
+        for name in ("httpx", "httpcore"):
+            import_module(name)
+    finally:
+        for name in skipped:
+            del sys.modules[name]
+
+
 class HttpClient:
     """Connections to servers. Environment variables for proxies are ignored, and redirects are not followed.
 
@@ -99,7 +116,7 @@ class HttpClient:
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
         if "httpx" not in sys.modules:
-            await to_thread.run_sync(import_module, "httpx")  # takes 0.1 s, the event loop must run meanwhile
+            await to_thread.run_sync(load_httpx)  # takes 0.1 s, the event loop must run meanwhile
         import httpx
 
         try:

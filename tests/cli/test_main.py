@@ -47,7 +47,10 @@ def loaded_by(*words: str) -> tuple[str, set[str]]:
 
 def test_the_list_of_commands_imports_neither_commands_nor_clients() -> None:
     shown, loaded = loaded_by("--help")
-    assert [name for name in loaded if name.startswith("nsqext.cli.")] == []
+    assert {name for name in loaded if name.startswith("nsqext.cli.")} == {
+        "nsqext.cli.parameters",
+        "nsqext.cli.typer_app",
+    }
     assert not {"nsqext.client", "nsqext.lookup.client", "nsqext.broker", "anyio", *_LATER} & loaded
     assert all(name in shown for name in COMMANDS)
 
@@ -58,6 +61,15 @@ def test_the_help_of_a_command_imports_neither_clients_nor_what_only_its_call_ne
     clients = {"nsqext.client.producer.producer", "nsqext.client.consumer.consumer", "nsqext.admin.admin"}
     assert not {"nsqext.broker", *clients, *_LATER} & loaded
     assert f"Usage: nsqext {command}" in shown
+
+
+def test_a_command_imports_only_what_its_request_needs() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        shown, loaded = loaded_by("topic", "list", "--lookupd", cluster.lookupd[0])
+    assert json.loads(shown)["topic"] == "orders"
+    assert "httpx" in loaded
+    assert not {"typer", "pydantic", "rich", "pygments", "trio", "httpx._main"} & loaded
 
 
 def test_help_in_a_pipe_shows_brackets_as_they_are_written() -> None:
@@ -141,8 +153,9 @@ def test_the_version_is_printed_without_typer(
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.delitem(sys.modules, "nsqext.cli.typer_app", raising=False)
     with pytest.raises(SystemExit) as end:
-        main(["topic", "list"])
+        main(["topic", "--help"])
     assert end.value.code == 2
     assert "this command needs typer: pip install 'nsqext[cli]'" in capsys.readouterr().err
 

@@ -181,6 +181,8 @@ def remember_commands() -> None:
     for all commands of its group, which took half of its time."""
     import typer.main
 
+    from nsqext.cli.typer_app import typer_app
+
     build: Callable[..., Any] = typer.main.get_command_from_info
     built: dict[Hashable, Any] = {}
 
@@ -194,7 +196,7 @@ def remember_commands() -> None:
     typer.main.get_command_from_info = remembered
     for chosen in (None, *cli.COMMANDS):
         if chosen is None or cli.COMMANDS[chosen][0].partition(":")[0] not in _NOT_BEFORE:
-            app: Any = cli._typer_app(chosen)
+            app: Any = typer_app(cli.COMMANDS, chosen)
             for app.rich_markup_mode in ("rich", None):
                 typer.main.get_command(app)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from nsqext.cli.command import Channel, Topic, changes, command, examples, parse_message_id, parse_position
 from nsqext.cli.connection import ServerAccess
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, ChannelStats
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
 
 def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
@@ -56,13 +55,11 @@ async def list_channels(connection: ServerAccess, topic: Topic) -> None:
 async def create(
     connection: ServerAccess,
     topic: Topic,
-    channels: Annotated[list[str], typer.Argument(help="The channels.")],
+    channels: Annotated[list[str], Argument(help="The channels.")],
     dispatch: Annotated[
-        str | None, typer.Option(help="shared or key_failover, on servers with the Key_Failover extension.")
+        str | None, Option(help="shared or key_failover, on servers with the Key_Failover extension.")
     ] = None,
-    key_header: Annotated[
-        str | None, typer.Option(help="Header that carries the key of a key_failover channel.")
-    ] = None,
+    key_header: Annotated[str | None, Option(help="Header that carries the key of a key_failover channel.")] = None,
 ) -> None:
     """Create channels on every partition; a new channel starts after the stored messages."""
     async with connection.admin() as admin:
@@ -81,10 +78,10 @@ async def set_channel(
     topic: Topic,
     channel: Channel,
     ordered: Annotated[
-        bool | None, typer.Option("--ordered/--unordered", help="Deliver one message of a partition at a time.")
+        bool | None, Option("--ordered/--unordered", help="Deliver one message of a partition at a time.")
     ] = None,
     rate_limit_kib: Annotated[
-        int | None, typer.Option(help="KiB a second that each partition delivers, in messages of more than 1 KiB.")
+        int | None, Option(help="KiB a second that each partition delivers, in messages of more than 1 KiB.")
     ] = None,
 ) -> None:
     """Change settings of a channel of the redesigned NSQ; other settings stay."""
@@ -98,8 +95,8 @@ async def limit_consumers(
     admin: Admin,
     topic: Topic,
     channel: Channel,
-    ready: Annotated[int, typer.Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
-    address_prefix: Annotated[str, typer.Option(help="Only consumers whose HOST:PORT begins with this text.")] = "",
+    ready: Annotated[int, Argument(help="Messages in flight at each connection, at most; 50000 ends the limit.")],
+    address_prefix: Annotated[str, Option(help="Only consumers whose HOST:PORT begins with this text.")] = "",
 ) -> None:
     """Limit messages in flight at the connected consumers of a channel of the redesigned NSQ."""
     await admin.limit_consumers(topic, channel, ready, address_prefix=address_prefix)
@@ -112,7 +109,7 @@ async def finish(
     admin: Admin,
     topic: Topic,
     channel: Channel,
-    message: Annotated[str, typer.Argument(metavar="ID", help="Message id of 32 hexadecimal digits, or its number.")],
+    message: Annotated[str, Argument(metavar="ID", help="Message id of 32 hexadecimal digits, or its number.")],
 ) -> None:
     """Finish a message that is in flight or deferred in a channel of the redesigned NSQ, for any consumer."""
     await admin.finish_message(topic, channel, parse_message_id(message))
@@ -125,7 +122,7 @@ async def delete(
     admin: Admin,
     topic: Topic,
     channel: Channel,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing channel is not an error.")] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="A missing channel is not an error.")] = False,
 ) -> None:
     """Delete a channel with its position and waiting messages."""
     await admin.delete_channel(topic, channel, missing_ok=if_exists)
@@ -184,7 +181,7 @@ async def deliver_delayed(
     admin: Admin,
     topic: Topic,
     channel: Channel,
-    within_hours: Annotated[int, typer.Option(help="Messages that are due within this number of hours.")] = 1,
+    within_hours: Annotated[int, Option(help="Messages that are due within this number of hours.")] = 1,
 ) -> None:
     """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due."""
     await admin.deliver_delayed(topic, channel, within_hours=within_hours)
@@ -203,11 +200,9 @@ async def seek(
     channel: Channel,
     position: Annotated[
         str,
-        typer.Argument(
-            help="earliest, latest, timestamp:SECONDS, offset:BYTES, message:NUMBER, or a time in ISO form."
-        ),
+        Argument(help="earliest, latest, timestamp:SECONDS, offset:BYTES, message:NUMBER, or a time in ISO form."),
     ],
-    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None,
+    partition: Annotated[list[int] | None, Option(help="Only this partition; repeat for more.")] = None,
 ) -> None:
     """Move a channel of the redesigned NSQ to a position; its consumers continue there."""
     await admin.seek_channel(topic, channel, parse_position(position), partitions=partition)

@@ -10,12 +10,12 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import anyio
-import typer
 from anyio import to_thread
 from attrs import asdict, frozen
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
@@ -53,7 +53,7 @@ async def run(
     connection: ServerAccess,
     database: Annotated[
         str | None,
-        typer.Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
+        Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
     ] = None,
 ) -> None:
     """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with solutions.
@@ -68,7 +68,7 @@ async def run(
         found = escaped(f"{finding.subject}: {finding.text}")
         connection.show(asdict(finding), f"{_MARKS[finding.status]} {found}{hint}")
     if any(finding.status == "error" for finding in findings):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 async def examine(connection: ServerAccess) -> list[Finding]:
@@ -257,15 +257,11 @@ async def _examine_client(connection: ServerAccess) -> list[Finding]:
 @command
 async def check(
     connection: ServerAccess,
-    topic: Annotated[
-        str | None, typer.Argument(help="The topic; every partition needs a leader that responds.")
-    ] = None,
-    channel: Annotated[str | None, typer.Argument(help="The channel.")] = None,
-    max_lag: Annotated[
-        int | None, typer.Option(min=0, help="Largest number of unfinished messages in the channel.")
-    ] = None,
-    min_consumers: Annotated[int, typer.Option(min=0, help="Smallest number of consumers of the channel.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds after which the check fails.")] = 5.0,
+    topic: Annotated[str | None, Argument(help="The topic; every partition needs a leader that responds.")] = None,
+    channel: Annotated[str | None, Argument(help="The channel.")] = None,
+    max_lag: Annotated[int | None, Option(min=0, help="Largest number of unfinished messages in the channel.")] = None,
+    min_consumers: Annotated[int, Option(min=0, help="Smallest number of consumers of the channel.")] = 0,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds after which the check fails.")] = 5.0,
 ) -> None:
     """Probe a cluster, topic or channel; exit with 0 if it is healthy, otherwise with 1.
 
@@ -291,7 +287,7 @@ async def check(
         problems.append(f"no response within {timeout:g} s")
     connection.show({"healthy": not problems, "problems": problems}, "; ".join(problems) or "healthy")
     if problems:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 async def _check_nodes(admin: Admin) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio
-import typer
 from attrs import asdict, frozen
 from rich.box import SIMPLE
 from rich.console import Console
@@ -16,6 +15,7 @@ from rich.table import Table
 from nsqext.admin import Admin, KeyRange
 from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import ServerAccess
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
 from nsqext.errors.outside_text import escaped
@@ -79,9 +79,9 @@ async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
 async def run(
     connection: ServerAccess,
     topic: Topic,
-    channel: Annotated[str, typer.Argument(help="The channel, of type key_failover.")],
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between refreshes.")] = 0.5,
-    once: Annotated[bool, typer.Option("--once", help="Print the ranges once and exit.")] = False,
+    channel: Annotated[str, Argument(help="The channel, of type key_failover.")],
+    interval: Annotated[float, Option(min=0.05, help="Seconds between refreshes.")] = 0.5,
+    once: Annotated[bool, Option("--once", help="Print the ranges once and exit.")] = False,
 ) -> None:
     """Show ranges, rates and the replay set of a key_failover channel, until ^C."""
     check_topic(topic)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import typer
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.admin.stats import look
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 
 if TYPE_CHECKING:
@@ -52,13 +53,11 @@ def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
 @command
 async def run(
     connection: ServerAccess,
-    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
-    channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
-    highest: Annotated[
-        int | None, typer.Option("--max", min=0, help="Exit with 1 if the lag of a channel is above.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, or until a lag is above --max.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="--watch: seconds between refreshes.")] = 2.0,
+    topic: Annotated[str | None, Argument(help="The topic. (default: all)")] = None,
+    channel: Annotated[str | None, Argument(help="The channel. (default: all)")] = None,
+    highest: Annotated[int | None, Option("--max", min=0, help="Exit with 1 if the lag of a channel is above.")] = None,
+    watch: Annotated[bool, Option("--watch", help="Repeat until ^C, or until a lag is above --max.")] = False,
+    interval: Annotated[float, Option(min=0.1, help="--watch: seconds between refreshes.")] = 2.0,
 ) -> None:
     """Show the unfinished messages of channels, longest lag first.
 
@@ -80,6 +79,6 @@ async def run(
                         await anyio.sleep(interval)
     problems = excess(records, highest)
     for problem in problems:
-        typer.echo(problem, err=True)
+        print(problem, file=sys.stderr)
     if problems:
-        raise typer.Exit(1)
+        raise SystemExit(1)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
-import typer
 
 from nsqext.cli.command import Result, changes, command, examples
 from nsqext.cli.connection import ServerAccess
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
     from nsqext.admin import Admin, NodeStatus
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
-Node = Annotated[str, typer.Argument(help="HOST:PORT of the node's TCP side.")]
-Option = Annotated[str, typer.Argument(help="Name of the option: that of its flag, with underscores.")]
+Node = Annotated[str, Argument(help="HOST:PORT of the node's TCP side.")]
+OptionName = Annotated[str, Argument(help="Name of the option: that of its flag, with underscores.")]
 
 
 def node_record(node: NodeStatus) -> dict[str, Any]:
@@ -57,7 +57,7 @@ async def remove(admin: Admin, node: Node) -> Result:
 @changes(question="Refuse publishes on all nodes?")
 async def disable_writes(
     admin: Admin,
-    ordered_only: Annotated[bool, typer.Option("--ordered-only", help="Publishes to ordered topics only.")] = False,
+    ordered_only: Annotated[bool, Option("--ordered-only", help="Publishes to ordered topics only.")] = False,
 ) -> Result:
     """Make all nodes of the redesigned NSQ refuse publishes, until `enable-writes`."""
     await admin.disable_writes(ordered_only=ordered_only)
@@ -77,7 +77,7 @@ async def enable_writes(admin: Admin) -> Result:
 @examples("nsqext node log-level debug --yes")
 @changes()
 async def log_level(
-    admin: Admin, level: Annotated[Literal["error", "warning", "info", "debug"], typer.Argument(help="The level.")]
+    admin: Admin, level: Annotated[Literal["error", "warning", "info", "debug"], Argument(help="The level.")]
 ) -> Result:
     """Set the log level of all nodes, and of the lookup nodes of the redesigned NSQ, until they restart."""
     await admin.set_log_level(level)
@@ -90,8 +90,8 @@ async def log_level(
 async def option(
     admin: Admin,
     node: Node,
-    name: Option,
-    value: Annotated[str | None, typer.Option("--set", help="The new value, as JSON or text.")] = None,
+    name: OptionName,
+    value: Annotated[str | None, Option("--set", help="The new value, as JSON or text.")] = None,
 ) -> Result:
     """Show an option of a node, or change it until the node restarts; times are nanoseconds."""
     found = await (admin.node_option(node, name) if value is None else admin.set_node_option(node, name, value))

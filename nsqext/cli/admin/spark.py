@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-import typer
-
 from nsqext.admin import PartitionChannelStats
 from nsqext.cli.command import Yes, command, examples, perform
 from nsqext.cli.connection import ServerAccess, confirm
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
@@ -23,11 +22,11 @@ _TIMEOUT = 10.0
 @command
 def run(
     connection: ServerAccess,
-    subject: Annotated[Literal["anchors"], typer.Argument(help="Anchor channels of streaming queries.")],
-    action: Annotated[Literal["list", "delete"], typer.Argument(help="list or delete.")],
-    topic: Annotated[str, typer.Argument(help="The topic.")],
+    subject: Annotated[Literal["anchors"], Argument(help="Anchor channels of streaming queries.")],
+    action: Annotated[Literal["list", "delete"], Argument(help="list or delete.")],
+    topic: Annotated[str, Argument(help="The topic.")],
     channel: Annotated[
-        str | None, typer.Option(help="The option channel of the query. (list: all channels by default)")
+        str | None, Option(help="The option channel of the query. (list: all channels by default)")
     ] = None,
     yes: Yes = False,
 ) -> None:

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import typer
 from attrs import define
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.outside_text import escaped
@@ -80,11 +80,11 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
 @command
 async def run(
     connection: ServerAccess,
-    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
-    channel: Annotated[str | None, typer.Argument(help="The channel. (default: all)")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until ^C, with rates.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
-    count: Annotated[int, typer.Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
+    topic: Annotated[str | None, Argument(help="The topic. (default: all)")] = None,
+    channel: Annotated[str | None, Argument(help="The channel. (default: all)")] = None,
+    watch: Annotated[bool, Option("--watch", help="Repeat until ^C, with rates.")] = False,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
+    count: Annotated[int, Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
     rates, number = Rates(), 0
@@ -162,8 +162,8 @@ def _single_keys(descriptor: int) -> Iterator[None]:
 @command
 async def top(
     connection: ServerAccess,
-    topic: Annotated[str | None, typer.Argument(help="The topic. (default: all)")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
+    topic: Annotated[str | None, Argument(help="The topic. (default: all)")] = None,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between refreshes.")] = 1.0,
 ) -> None:
     """Watch depth, lag, rates and consumers of channels in a table; q or ^C quits.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
-import typer
 from attrs import asdict, frozen
 
 from nsqext.cli.command import Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
     from nsqext.types import TopicMeta
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
-RetentionDays = Annotated[int | None, typer.Option(help="Days for which consumed messages are kept.")]
-SyncEvery = Annotated[int | None, typer.Option(help="Messages after which a node flushes its disk.")]
+RetentionDays = Annotated[int | None, Option(help="Days for which consumed messages are kept.")]
+SyncEvery = Annotated[int | None, Option(help="Messages after which a node flushes its disk.")]
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
@@ -85,17 +85,17 @@ def describe(info: TopicInfo) -> str:
 class NewTopic:
     """Options of a new topic of the redesigned NSQ; the original NSQ has none of them."""
 
-    partitions: Annotated[int, typer.Option(help="Number of partitions.")] = 1
-    replicas: Annotated[int, typer.Option(help="Replicas of each partition.")] = 1
-    extend: Annotated[bool, typer.Option("--extend", help="Messages may carry headers, tags and keys.")] = False
-    ordered: Annotated[bool, typer.Option("--ordered", help="Deliver the messages of each partition in order.")] = False
+    partitions: Annotated[int, Option(help="Number of partitions.")] = 1
+    replicas: Annotated[int, Option(help="Replicas of each partition.")] = 1
+    extend: Annotated[bool, Option("--extend", help="Messages may carry headers, tags and keys.")] = False
+    ordered: Annotated[bool, Option("--ordered", help="Deliver the messages of each partition in order.")] = False
     multipart: Annotated[
-        bool, typer.Option("--multipart", help="One node may hold several partitions: for small clusters.")
+        bool, Option("--multipart", help="One node may hold several partitions: for small clusters.")
     ] = False
     retention_days: RetentionDays = None
     sync_every: SyncEvery = None
     registered_channels_only: Annotated[
-        bool, typer.Option("--registered-channels-only", help="Consumers cannot create channels.")
+        bool, Option("--registered-channels-only", help="Consumers cannot create channels.")
     ] = False
 
 
@@ -107,10 +107,10 @@ class NewTopic:
 async def create(
     connection: ServerAccess,
     topic: Topic,
-    channel: Annotated[list[str] | None, typer.Option(help="A channel to create; repeat for more.")] = None,
+    channel: Annotated[list[str] | None, Option(help="A channel to create; repeat for more.")] = None,
     options: NewTopic = NewTopic(),
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait until every partition accepts publishes.")] = 150.0,
+    if_not_exists: Annotated[bool, Option("--if-not-exists", help="Keep an existing topic as it is.")] = False,
+    wait: Annotated[float, Option(help="Seconds to wait until every partition accepts publishes.")] = 150.0,
 ) -> None:
     """Create a topic with channels, and wait until it accepts publishes.
 
@@ -135,7 +135,7 @@ async def create(
 async def delete(
     admin: Admin,
     topic: Topic,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="A missing topic is not an error.")] = False,
+    if_exists: Annotated[bool, Option("--if-exists", help="A missing topic is not an error.")] = False,
 ) -> None:
     """Delete a topic with all its messages and channels."""
     await admin.delete_topic(topic, missing_ok=if_exists)
@@ -145,7 +145,7 @@ async def delete(
 @examples("nsqext topic expand orders --partitions 8 --yes")
 @changes("expanded", "Give {topic} {partitions} partitions? It cannot be undone.")
 async def expand(
-    admin: Admin, topic: Topic, partitions: Annotated[int, typer.Option(help="The new number of partitions.")]
+    admin: Admin, topic: Topic, partitions: Annotated[int, Option(help="The new number of partitions.")]
 ) -> None:
     """Raise the number of partitions of a topic."""
     await admin.expand_topic(topic, partitions)
@@ -157,12 +157,12 @@ async def expand(
 async def set_topic(
     admin: Admin,
     topic: Topic,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition.")] = None,
+    replicas: Annotated[int | None, Option(help="Replicas of each partition.")] = None,
     retention_days: RetentionDays = None,
     sync_every: SyncEvery = None,
     registered_channels_only: Annotated[
         bool | None,
-        typer.Option("--registered-channels-only/--any-channel", help="Whether consumers cannot create channels."),
+        Option("--registered-channels-only/--any-channel", help="Whether consumers cannot create channels."),
     ] = None,
 ) -> None:
     """Change settings of a topic of the redesigned NSQ; other settings stay."""
@@ -181,9 +181,9 @@ async def set_topic(
 async def move(
     admin: Admin,
     topic: Topic,
-    partition: Annotated[int, typer.Argument(help="The partition.")],
-    source: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of a node with a replica.")],
-    target: Annotated[str, typer.Argument(help="HOST:PORT of the TCP side of the other node.")],
+    partition: Annotated[int, Argument(help="The partition.")],
+    source: Annotated[str, Argument(help="HOST:PORT of the TCP side of a node with a replica.")],
+    target: Annotated[str, Argument(help="HOST:PORT of the TCP side of the other node.")],
 ) -> None:
     """Move a replica of a partition to another node, which becomes the leader if the first node leads."""
     await admin.move_partition(topic, partition, source, target)
@@ -195,8 +195,8 @@ async def move(
 async def trace(
     admin: Admin,
     topic: Topic,
-    channel: Annotated[str | None, typer.Option(help="Deliveries of this channel, instead of publishes.")] = None,
-    off: Annotated[bool, typer.Option("--off", help="Stop it.")] = False,
+    channel: Annotated[str | None, Option(help="Deliveries of this channel, instead of publishes.")] = None,
+    off: Annotated[bool, Option("--off", help="Stop it.")] = False,
 ) -> str:
     """Make the nodes of the redesigned NSQ log the messages of a topic or channel."""
     await admin.trace_topic(topic, channel=channel, enabled=not off)
@@ -211,8 +211,8 @@ async def trace(
 async def tombstone(
     admin: Admin,
     topic: Topic,
-    node: Annotated[str, typer.Argument(help="HOST:PORT of the node's HTTP side.")],
-    restore: Annotated[bool, typer.Option("--restore", help="Show a hidden node again.")] = False,
+    node: Annotated[str, Argument(help="HOST:PORT of the node's HTTP side.")],
+    restore: Annotated[bool, Option("--restore", help="Show a hidden node again.")] = False,
 ) -> str:
     """Hide a topic's node temporarily from consumers and producers, before it is taken out of service."""
     await admin.tombstone(topic, node, restore=restore)
@@ -267,8 +267,8 @@ def _show_map(connection: ServerAccess, found: PartitionMap) -> None:
 @command
 async def lookup(
     connection: ServerAccess,
-    topic: Annotated[str | None, typer.Argument(help="A topic; without it, all nodes and topics.")] = None,
-    access: Annotated[str, typer.Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
+    topic: Annotated[str | None, Argument(help="A topic; without it, all nodes and topics.")] = None,
+    access: Annotated[str, Option(help="w: partitions for producers; r: partitions for consumers.")] = "r",
 ) -> None:
     """Show lookup nodes, nsqd nodes and topics, or the partitions of a topic."""
     with waits.waiting("a response of lookup"):

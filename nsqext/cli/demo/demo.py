@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import orjson
-import typer
 from attrs import define, field, frozen
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from nsqext import Admin, Consumer, Producer
 from nsqext.cli.command import examples, perform
+from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState, MessageNotInFlight
 from nsqext.types import Receipt
@@ -38,10 +38,10 @@ _IDLE_TIMEOUT = 20.0  # seconds without a received message until missing message
 _DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after the last flight
 
 _Lookupd = Annotated[
-    str | None, typer.Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)")
+    str | None, Option(help="HOST:PORT of nsqlookupd (HTTP), or several with commas. (default: start a cluster)")
 ]
-_Partitions = Annotated[int, typer.Option(min=1, max=254, help="Partitions of the topic.")]
-_Nodes = Annotated[int | None, typer.Option(min=1, max=32, help="Nodes of the started cluster. (default: 3)")]
+_Partitions = Annotated[int, Option(min=1, max=254, help="Partitions of the topic.")]
+_Nodes = Annotated[int | None, Option(min=1, max=32, help="Nodes of the started cluster. (default: 3)")]
 
 
 @examples("nsqext demo", "nsqext demo --lookupd 127.0.0.1:4161 --partitions 8")
@@ -60,7 +60,7 @@ def run(lookupd: _Lookupd = None, partitions: _Partitions = 4, nodes: _Nodes = N
         else:
             perform(partial(_on_running_cluster, check, partitions, lookupd, progress))
     if not _show(console, check):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _on_own_cluster(check: FlightCheck, partitions: int, nodes: int, progress: Progress) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-import typer
 from anyio.to_thread import run_sync
 
 from nsqext import Position
 from nsqext.cli.command import Topic, UntilEnd, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import MessageFiles, exact_record
+from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.client.signals import stop_on_signals
 from nsqext.errors import MessageNotInFlight
@@ -33,17 +33,15 @@ _MEGABYTE = 1 << 20
 async def run(
     connection: ServerAccess,
     topic: Topic,
-    to: Annotated[Path, typer.Option(help="Folder of the files; it is created.")],
-    channel: Annotated[str, typer.Option(help="Channel to record; its position is the progress.")] = "record",
+    to: Annotated[Path, Option(help="Folder of the files; it is created.")],
+    channel: Annotated[str, Option(help="Channel to record; its position is the progress.")] = "record",
     until_end: UntilEnd = False,
     rotate_mb: Annotated[
-        float, typer.Option(min=0.001, help="Compressed size at which a file is rotated, in megabytes.")
+        float, Option(min=0.001, help="Compressed size at which a file is rotated, in megabytes.")
     ] = 256.0,
-    rotate_seconds: Annotated[
-        float, typer.Option(min=0, help="Age at which a file is rotated; 0 for no limit.")
-    ] = 3600.0,
-    batch: Annotated[int, typer.Option(min=1, help="Messages written and synchronized together.")] = 1000,
-    linger: Annotated[float, typer.Option(min=0, help="Seconds that a batch waits for further messages.")] = 0.2,
+    rotate_seconds: Annotated[float, Option(min=0, help="Age at which a file is rotated; 0 for no limit.")] = 3600.0,
+    batch: Annotated[int, Option(min=1, help="Messages written and synchronized together.")] = 1000,
+    linger: Annotated[float, Option(min=0, help="Seconds that a batch waits for further messages.")] = 0.2,
 ) -> None:
     """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import orjson
-import typer
 from anyio.to_thread import run_sync
 from attrs import define, field, frozen
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
 
@@ -63,14 +63,14 @@ class Progress:
 class Plan:
     """How recorded messages are published."""
 
-    topic: Annotated[str | None, typer.Option(help="Publish to this topic instead of the recorded one.")] = None
+    topic: Annotated[str | None, Option(help="Publish to this topic instead of the recorded one.")] = None
     speed: Annotated[
-        float, typer.Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
+        float, Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
     ] = 1.0
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
+        bool, Option("--keep-partitions", help="Publish messages without key to the recorded partition.")
     ] = False
-    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500
+    batch: Annotated[int, Option(min=1, help="Messages in one publish.")] = 500
 
 
 @examples(
@@ -81,10 +81,8 @@ class Plan:
 @command
 async def run(
     connection: ServerAccess,
-    paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
-    progress: Annotated[
-        Path | None, typer.Option(help="File for the progress: a later replay continues from it.")
-    ] = None,
+    paths: Annotated[list[Path], Argument(help="Files, or folders of them.")],
+    progress: Annotated[Path | None, Option(help="File for the progress: a later replay continues from it.")] = None,
     plan: Plan = Plan(),
 ) -> None:
     """Publish recorded messages with headers, tags, keys and trace ids, in order.

@@ -8,12 +8,12 @@ from secrets import token_hex
 from typing import Annotated
 
 import anyio
-import typer
 from attrs import define, field
 
 from nsqext import Consumer, Message, Producer
 from nsqext.cli.command import command, examples, perform
 from nsqext.cli.connection import ServerAccess
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import InvalidSetting, InvalidState
 
@@ -118,14 +118,12 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
 @command
 def run(
     connection: ServerAccess,
-    topic: Annotated[
-        str | None, typer.Argument(help="A topic created for the benchmark. (default: start a cluster)")
-    ] = None,
-    channel: Annotated[str, typer.Option(help="Channel to consume; it is created.")] = "bench",
-    count: Annotated[int, typer.Option(min=1, help="Messages.")] = 10_000,
-    size: Annotated[int, typer.Option(min=1, help="Size of each message in bytes.")] = 200,
-    in_flight: Annotated[int, typer.Option(min=1, help="Concurrent publishes.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 1,
+    topic: Annotated[str | None, Argument(help="A topic created for the benchmark. (default: start a cluster)")] = None,
+    channel: Annotated[str, Option(help="Channel to consume; it is created.")] = "bench",
+    count: Annotated[int, Option(min=1, help="Messages.")] = 10_000,
+    size: Annotated[int, Option(min=1, help="Size of each message in bytes.")] = 200,
+    in_flight: Annotated[int, Option(min=1, help="Concurrent publishes.")] = 64,
+    batch: Annotated[int, Option(min=1, help="Messages in one publish.")] = 1,
 ) -> None:
     """Publish messages, then consume them, and report the rates.
 

@@ -7,17 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import wait_of_app, waits
 
 _STORE = "delayed.sqlite"
 
-Store = Annotated[Path, typer.Option(help="File of the store; relays of one machine share it.")]
+Store = Annotated[Path, Option(help="File of the store; relays of one machine share it.")]
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
 
 @app.command("run")
@@ -26,12 +25,12 @@ app: typer.Typer = typer.Typer()
 async def run(
     connection: ServerAccess,
     store: Store = Path(_STORE),
-    topic: Annotated[str, typer.Option(help="Topic of the delayed messages.")] = "delayed",
-    channel: Annotated[str, typer.Option(help="Channel of all relays.")] = "relay",
+    topic: Annotated[str, Option(help="Topic of the delayed messages.")] = "delayed",
+    channel: Annotated[str, Option(help="Channel of all relays.")] = "relay",
     keep: Annotated[
-        float, typer.Option(min=0, help="Seconds for which identities of published messages are remembered.")
+        float, Option(min=0, help="Seconds for which identities of published messages are remembered.")
     ] = 86_400.0,
-    create: Annotated[bool, typer.Option(help="Create the topic if it does not exist (with lookup).")] = True,
+    create: Annotated[bool, Option(help="Create the topic if it does not exist (with lookup).")] = True,
 ) -> None:
     """Publish the messages of publish(delay=…, via="relay") when they are due, at least once, until ^C or SIGTERM.
 
@@ -63,12 +62,12 @@ async def run(
 @examples("nsqext delay list", "nsqext delay list --topic orders --limit 10 --json")
 def show(
     store: Store = Path(_STORE),
-    topic: Annotated[str | None, typer.Option(help="Messages for this topic only.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Messages shown, the first due ones.")] = 100,
+    topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
+    limit: Annotated[int, Option(min=1, help="Messages shown, the first due ones.")] = 100,
     refused: Annotated[
-        bool, typer.Option("--refused", help="List the records of the topic that are no delayed messages instead.")
+        bool, Option("--refused", help="List the records of the topic that are no delayed messages instead.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON lines at a terminal too.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
     """List the messages in the store of a relay."""
     from nsqext.delays import DelayStore
@@ -102,10 +101,10 @@ def _time(seconds: float) -> str:
 @app.command("cancel")
 @examples("nsqext delay cancel order-17-reminder --yes")
 def cancel(
-    identity: Annotated[str, typer.Argument(help="Identity of the message.")],
+    identity: Annotated[str, Argument(help="Identity of the message.")],
     store: Store = Path(_STORE),
     yes: Yes = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
+    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
     """Cancel a message in the store of a relay; exit with 1 if it does not wait there or is being published."""
     from nsqext.delays import Cancellation, DelayStore
@@ -123,4 +122,4 @@ def cancel(
         {"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}"
     )
     if not done:
-        raise typer.Exit(1)
+        raise SystemExit(1)

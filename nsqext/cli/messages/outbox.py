@@ -6,15 +6,14 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-import typer
-
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
+from nsqext.cli.parameters import CommandGroup, Option
 from nsqext.cli.waiting import waits
 
-Database = Annotated[str, typer.Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
+Database = Annotated[str, Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
 
-app: typer.Typer = typer.Typer()
+app: CommandGroup = CommandGroup()
 
 
 @app.command("relay")
@@ -25,8 +24,8 @@ app: typer.Typer = typer.Typer()
 async def relay(
     connection: ServerAccess,
     database: Database,
-    batch: Annotated[int, typer.Option(min=1, help="Messages that are published together, at most.")] = 500,
-    poll: Annotated[float, typer.Option(min=0.01, help="Seconds between two polls of an empty outbox.")] = 0.5,
+    batch: Annotated[int, Option(min=1, help="Messages that are published together, at most.")] = 500,
+    poll: Annotated[float, Option(min=0.01, help="Seconds between two polls of an empty outbox.")] = 0.5,
 ) -> None:
     """Publish what transactions added to an outbox, at least once, until ^C or SIGTERM.
 
@@ -57,24 +56,24 @@ async def relay(
 @app.command("sql")
 @examples("nsqext outbox sql", "nsqext outbox sql --dialect sqlite | sqlite3 shop.db")
 def sql(
-    dialect: Annotated[Literal["postgresql", "sqlite"], typer.Option(help="Kind of the database.")] = "postgresql",
+    dialect: Annotated[Literal["postgresql", "sqlite"], Option(help="Kind of the database.")] = "postgresql",
 ) -> None:
     """Print the statements that create the tables of outbox and inbox, for a migration."""
     from nsqext.transactions import schema_sql
 
-    typer.echo(schema_sql(dialect), nl=False)
+    print(schema_sql(dialect), end="")
 
 
 @app.command("status")
 @examples("nsqext outbox status --database sqlite:///shop.db", "nsqext outbox status --discard 30 --yes")
 def status(
     database: Database,
-    retry: Annotated[bool, typer.Option("--retry", help="Publish the messages that were set aside.")] = False,
+    retry: Annotated[bool, Option("--retry", help="Publish the messages that were set aside.")] = False,
     discard: Annotated[
-        float | None, typer.Option(min=0, help="Delete messages set aside that are older than this number of days.")
+        float | None, Option(min=0, help="Delete messages set aside that are older than this number of days.")
     ] = None,
     yes: Yes = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a JSON line at a terminal too.")] = False,
+    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
     """Show how many messages wait, how many cannot be published and were set aside, and how many relays run."""
     from nsqext.transactions import OutboxStore

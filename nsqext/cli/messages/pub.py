@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import attrs
 import orjson
-import typer
 
 from nsqext import BatchFailed, OutgoingMessage
 from nsqext.cli.command import Topic, command, examples, parse_headers
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import outgoing_message
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.names import topic_and_partition
@@ -105,11 +105,9 @@ class PublishPace:
 class Columns:
     """CSV columns for key, headers and body."""
 
-    key_column: Annotated[str | None, typer.Option(help="CSV: column of the key.")] = None
-    header_column: Annotated[
-        list[str] | None, typer.Option(help="CSV: column to send as a header; repeat for more.")
-    ] = None
-    body_column: Annotated[str | None, typer.Option(help="CSV: column of the body. (default: the row as JSON)")] = None
+    key_column: Annotated[str | None, Option(help="CSV: column of the key.")] = None
+    header_column: Annotated[list[str] | None, Option(help="CSV: column to send as a header; repeat for more.")] = None
+    body_column: Annotated[str | None, Option(help="CSV: column of the body. (default: the row as JSON)")] = None
 
     def message(self, row: dict[str, str]) -> OutgoingMessage:
         """Return the message of a row."""
@@ -128,10 +126,10 @@ class Columns:
 class Sending:
     """How messages are sent."""
 
-    rate: Annotated[float, typer.Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
+    rate: Annotated[float, Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
     transport: Annotated[
         Literal["tcp", "http"] | None,
-        typer.Option(help="http where TCP does not pass; --nsqd are HTTP addresses then."),
+        Option(help="http where TCP does not pass; --nsqd are HTTP addresses then."),
     ] = None
 
     def producer(self, connection: ServerAccess) -> Producer:
@@ -142,16 +140,14 @@ class Sending:
 class Properties:
     """Properties of every published message."""
 
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
-    tag: Annotated[str | None, typer.Option(help="Tag for dispatch.")] = None
-    key: Annotated[str | None, typer.Option(help="Messages of one key go to one partition, in order.")] = None
+    header: Annotated[list[str] | None, Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
+    tag: Annotated[str | None, Option(help="Tag for dispatch.")] = None
+    key: Annotated[str | None, Option(help="Messages of one key go to one partition, in order.")] = None
     trace_id: Annotated[
-        int | None, typer.Option(help="Trace id; with it, the printed result has the message id and the offset.")
+        int | None, Option(help="Trace id; with it, the printed result has the message id and the offset.")
     ] = None
-    partition: Annotated[int | None, typer.Option(help="The partition; only for messages given as arguments.")] = None
-    delay: Annotated[
-        float | None, typer.Option(help="Seconds until delivery; only for messages given as arguments.")
-    ] = None
+    partition: Annotated[int | None, Option(help="The partition; only for messages given as arguments.")] = None
+    delay: Annotated[float | None, Option(help="Seconds until delivery; only for messages given as arguments.")] = None
 
     def of_a_batch(self) -> dict[str, Any]:
         """Return the properties that apply to every message of an input."""
@@ -224,11 +220,11 @@ async def _progress() -> AsyncIterator[Callable[[int], None]]:
 async def run(
     connection: ServerAccess,
     topic: Topic,
-    body: Annotated[list[str] | None, typer.Argument(help="Messages. (default: read --file or standard input)")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")] = None,
+    body: Annotated[list[str] | None, Argument(help="Messages. (default: read --file or standard input)")] = None,
+    file: Annotated[Path | None, Option(help="Read this file instead of standard input.")] = None,
     form: Annotated[
         Format,
-        typer.Option("--format", help="Input format: one message per line, JSON record or row; or the whole input."),
+        Option("--format", help="Input format: one message per line, JSON record or row; or the whole input."),
     ] = "lines",
     properties: Properties = Properties(),
     sending: Sending = Sending(),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import httpx
-import typer
 from attrs import frozen
 
 from nsqext.cli.command import UntilEnd, command, examples
 from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
 from nsqext.client.consumer.handlers.republish import republish
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
@@ -31,10 +31,10 @@ Send = Callable[["Message"], Awaitable[None]]
 class TargetCluster:
     """The cluster to publish to; by default the consumed cluster."""
 
-    to_lookupd: Annotated[str | None, typer.Option(help="Lookup addresses of the other cluster.")] = None
-    to_nsqd: Annotated[str | None, typer.Option(help="Addresses of the other nsqd.")] = None
-    to_url: Annotated[str | None, typer.Option(help="Settings of the other cluster as a URL.")] = None
-    to_context: Annotated[str | None, typer.Option(help="Context of the other cluster.")] = None
+    to_lookupd: Annotated[str | None, Option(help="Lookup addresses of the other cluster.")] = None
+    to_nsqd: Annotated[str | None, Option(help="Addresses of the other nsqd.")] = None
+    to_url: Annotated[str | None, Option(help="Settings of the other cluster as a URL.")] = None
+    to_context: Annotated[str | None, Option(help="Context of the other cluster.")] = None
 
     def connection(self) -> ServerAccess | None:
         """Return the connection to the cluster; None for the consumed cluster."""
@@ -48,9 +48,9 @@ class TargetCluster:
 class Hook:
     """The URL to send messages to."""
 
-    to_http: Annotated[str | None, typer.Option(help="Send each body to this URL with POST instead.")] = None
-    content_type: Annotated[str, typer.Option(help="--to-http: content type.")] = "application/octet-stream"
-    timeout: Annotated[float, typer.Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
+    to_http: Annotated[str | None, Option(help="Send each body to this URL with POST instead.")] = None
+    content_type: Annotated[str, Option(help="--to-http: content type.")] = "application/octet-stream"
+    timeout: Annotated[float, Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
 
 
 @examples(
@@ -61,15 +61,15 @@ class Hook:
 @command
 async def run(
     connection: ServerAccess,
-    topic: Annotated[str, typer.Argument(help="The topic to consume.")],
-    channel: Annotated[str, typer.Option(help="The channel to consume.")] = "relay",
-    to: Annotated[str | None, typer.Option(help="The topic to publish to.")] = None,
+    topic: Annotated[str, Argument(help="The topic to consume.")],
+    channel: Annotated[str, Option(help="The channel to consume.")] = "relay",
+    to: Annotated[str | None, Option(help="The topic to publish to.")] = None,
     cluster: TargetCluster = TargetCluster(),
     hook: Hook = Hook(),
     without_headers: Annotated[
-        bool, typer.Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
+        bool, Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Messages sent concurrently.")] = 16,
+    concurrency: Annotated[int, Option(min=1, help="Messages sent concurrently.")] = 16,
     until_end: UntilEnd = False,
 ) -> None:
     """Publish the messages of a topic to another topic, or send them to a URL, at least once.
@@ -171,12 +171,7 @@ async def _relay(connection: ServerAccess, consumer: Consumer, send: Send, *, un
     connection.show({"topic": consumer.topics[0], "relayed": count}, text)
 
 
-deadletters: typer.Typer = typer.Typer()
-
-
-@deadletters.callback()
-def _group() -> None:
-    """Make typer keep the name of a single command."""
+deadletters: CommandGroup = CommandGroup()
 
 
 @deadletters.command("replay")
@@ -184,11 +179,9 @@ def _group() -> None:
 @command
 async def replay(
     connection: ServerAccess,
-    topic: Annotated[str, typer.Argument(help="The dead letter topic.")],
-    channel: Annotated[str, typer.Option(help="Channel to consume; its position is the progress.")] = "replay",
-    idle: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a dead letter after which the replay ends.")
-    ] = 5.0,
+    topic: Annotated[str, Argument(help="The dead letter topic.")],
+    channel: Annotated[str, Option(help="Channel to consume; its position is the progress.")] = "replay",
+    idle: Annotated[float, Option(min=0.1, help="Seconds without a dead letter after which the replay ends.")] = 5.0,
 ) -> None:
     """Publish dead letters to the topics where they failed, with headers, tag, trace id and key.
 

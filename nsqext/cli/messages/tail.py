@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from attrs import Factory, field, frozen
 
 from nsqext import Requeue
@@ -24,6 +23,7 @@ from nsqext.cli.command import (
 )
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.message_files import message_record
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, OperationNotSupported
 from nsqext.errors.outside_text import escaped
@@ -47,16 +47,16 @@ def _parsed(parse: Callable[[Any], Any]) -> Any:
 class Filter:
     """Options that select messages; all must match."""
 
-    header: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
-    tag: Annotated[str | None, typer.Option(help="Only messages with this tag.")] = None
-    key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None
-    trace_id: Annotated[int | None, typer.Option(help="Only messages with this trace id.")] = None
+    header: Annotated[list[str] | None, Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
+    tag: Annotated[str | None, Option(help="Only messages with this tag.")] = None
+    key: Annotated[str | None, Option(help="Only messages with this key.")] = None
+    trace_id: Annotated[int | None, Option(help="Only messages with this trace id.")] = None
     since: Annotated[
         str | None,
-        typer.Option(help="Only messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
+        Option(help="Only messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
     ] = None
-    until: Annotated[str | None, typer.Option(help="Only messages stored before, as for --since.")] = None
-    partition: Annotated[list[int] | None, typer.Option(help="Only this partition; repeat for more.")] = None
+    until: Annotated[str | None, Option(help="Only messages stored before, as for --since.")] = None
+    partition: Annotated[list[int] | None, Option(help="Only this partition; repeat for more.")] = None
     headers: Mapping[str, str] = _parsed(lambda given: parse_headers(given.header))
     after: int | None = _parsed(lambda given: parse_time(given.since) if given.since else None)
     before: int | None = _parsed(lambda given: parse_time(given.until) if given.until else None)
@@ -78,10 +78,10 @@ class Filter:
 class Reading:
     """Options of the start and the end of reading."""
 
-    count: Annotated[int, typer.Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
+    count: Annotated[int, Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
     until_end: UntilEnd = False
     start: Annotated[
-        str | None, typer.Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
+        str | None, Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
     ] = None
 
 
@@ -89,9 +89,9 @@ class Reading:
 class Output:
     """Output format of messages."""
 
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline.")] = False
+    raw: Annotated[bool, Option("--raw", help="Print bodies only, each with a newline.")] = False
     template: Annotated[
-        str | None, typer.Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")
+        str | None, Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")
     ] = None
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ def _printer(connection: ServerAccess, output: Output) -> Callable[[Message, dic
 async def run(
     connection: ServerAccess,
     topic: Topic,
-    channel: Annotated[str | None, typer.Option(help="Channel to consume. (default: a temporary channel)")] = None,
+    channel: Annotated[str | None, Option(help="Channel to consume. (default: a temporary channel)")] = None,
     reading: Reading = Reading(),
     wanted: Filter = Filter(),
     output: Output = Output(),
@@ -211,10 +211,10 @@ async def run(
 async def trace(
     connection: ServerAccess,
     topic: Topic,
-    wanted: Annotated[str, typer.Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
+    wanted: Annotated[str, Argument(metavar="ID", help="Trace id, or message id of 32 hexadecimal digits.")],
     since: Annotated[
         str | None,
-        typer.Option(help="Search messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
+        Option(help="Search messages stored since: ISO time, seconds since 1970, or a time ago: 30s, 5m, 2h."),
     ] = None,
 ) -> None:
     """Find the stored messages with a trace id or message id, and show which channels have finished them.
@@ -253,8 +253,8 @@ async def trace(
         ids = f"id {record['id']} trace id {record['trace_id']}"
         connection.show(record, f"{place} {ids}: {escaped(str(text))}{by_channel}")
     if not found:
-        typer.echo(f"{topic} stores no message with the id {wanted}", err=True)
-        raise typer.Exit(1)
+        print(f"{topic} stores no message with the id {wanted}", file=sys.stderr)
+        raise SystemExit(1)
 
 
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:

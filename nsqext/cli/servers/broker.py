@@ -10,10 +10,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from attrs import frozen
 
 from nsqext.cli.command import command, examples
+from nsqext.cli.parameters import Option
 from nsqext.cli.servers.web import WEB_PORT, web_options
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting
@@ -58,32 +58,26 @@ class Addresses:
     """Listening addresses of the servers."""
 
     lookupd_http_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
+        list[str] | None, Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
     ] = None
     lookupd_tcp_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of a lookup node's TCP side; repeat for each.")
+        list[str] | None, Option(help="HOST:PORT of a lookup node's TCP side; repeat for each.")
     ] = None
-    tcp_address: Annotated[list[str] | None, typer.Option(help="HOST:PORT of an nsqd's TCP side; repeat for each.")] = (
-        None
-    )
-    http_address: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT of an nsqd's HTTP side; repeat for each.")
-    ] = None
-    host: Annotated[str, typer.Option(help="Host of addresses that are not given.")] = "127.0.0.1"
-    broadcast_address: Annotated[str, typer.Option(help="Host in the addresses that clients receive.")] = ""
+    tcp_address: Annotated[list[str] | None, Option(help="HOST:PORT of an nsqd's TCP side; repeat for each.")] = None
+    http_address: Annotated[list[str] | None, Option(help="HOST:PORT of an nsqd's HTTP side; repeat for each.")] = None
+    host: Annotated[str, Option(help="Host of addresses that are not given.")] = "127.0.0.1"
+    broadcast_address: Annotated[str, Option(help="Host in the addresses that clients receive.")] = ""
 
 
 @frozen
 class Protection:
     """Access to the servers."""
 
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, for clients that use TLS.")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None
-    http_guard: Annotated[bool, typer.Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = (
-        True
-    )
+    tls_cert: Annotated[Path | None, Option(help="Certificate, for clients that use TLS.")] = None
+    tls_key: Annotated[Path | None, Option(help="Its key.")] = None
+    http_guard: Annotated[bool, Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = True
     http_host: Annotated[
-        list[str] | None, typer.Option(help="A further host name that HTTP clients use; repeat for each.")
+        list[str] | None, Option(help="A further host name that HTTP clients use; repeat for each.")
     ] = None
 
     def files(self) -> tuple[Path, Path] | None:
@@ -99,13 +93,11 @@ class PageOptions:
 
     web: Annotated[
         bool,
-        typer.Option(
-            "--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."
-        ),
+        Option("--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."),
     ] = False
-    web_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")
-    ] = WEB_PORT
+    web_port: Annotated[int, Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")] = (
+        WEB_PORT
+    )
 
 
 @examples(
@@ -115,22 +107,20 @@ class PageOptions:
 )
 @command
 def run(
-    nodes: Annotated[int, typer.Option(help="Number of nsqd.")] = 3,
-    lookupds: Annotated[int, typer.Option(help="Number of nsqlookupd.")] = 1,
-    generation: Annotated[str, typer.Option(help="redesigned or original.")] = "redesigned",
+    nodes: Annotated[int, Option(help="Number of nsqd.")] = 3,
+    lookupds: Annotated[int, Option(help="Number of nsqlookupd.")] = 1,
+    generation: Annotated[str, Option(help="redesigned or original.")] = "redesigned",
     topic: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A topic to create: NAME, or NAME: and partitions=N, replicas=N, extend, ordered, channel=NAME."
-        ),
+        Option(help="A topic to create: NAME, or NAME: and partitions=N, replicas=N, extend, ordered, channel=NAME."),
     ] = None,
     data_path: Annotated[
-        Path | None, typer.Option(help="Folder for messages and topics. (default: keep them in memory)")
+        Path | None, Option(help="Folder for messages and topics. (default: keep them in memory)")
     ] = None,
     page: PageOptions = PageOptions(),
     addresses: Addresses = Addresses(),
     protection: Protection = Protection(),
-    lease: Annotated[float, typer.Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
+    lease: Annotated[float, Option(help="Seconds before the partitions of a silent node move to others.")] = 0.3,
 ) -> None:
     """Run an NSQ cluster in one process: nsqd and nsqlookupd of either generation.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import typer
 
 from nsqext.cli.command import examples
 from nsqext.cli.connection import Url, load_settings
+from nsqext.cli.parameters import Option
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
 from nsqext.types import Address
@@ -32,27 +32,25 @@ _USUAL = ("127.0.0.1:4161",)
 def run(
     lookupd: Annotated[
         str | None,
-        typer.Option(
-            help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."
-        ),
+        Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."),
     ] = None,
     url: Url = None,
-    write: Annotated[bool, typer.Option("--write", help="Offer actions; by default the page is read-only.")] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on; any except loopback needs a sign-in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for a free one.")] = WEB_PORT,
+    write: Annotated[bool, Option("--write", help="Offer actions; by default the page is read-only.")] = False,
+    host: Annotated[str, Option(help="Address to listen on; any except loopback needs a sign-in.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for a free one.")] = WEB_PORT,
     http_host: Annotated[
-        list[str] | None, typer.Option(help="A host name under which browsers reach the page; repeat for each.")
+        list[str] | None, Option(help="A host name under which browsers reach the page; repeat for each.")
     ] = None,
     basic_auth_file: Annotated[
-        Path | None, typer.Option(help=f"File with user:password; or the variable {AUTH_VARIABLE}.")
+        Path | None, Option(help=f"File with user:password; or the variable {AUTH_VARIABLE}.")
     ] = None,
     proxy_header: Annotated[
         str | None,
-        typer.Option(help="Header in which a reverse proxy names the signed-in user, such as X-Forwarded-User."),
+        Option(help="Header in which a reverse proxy names the signed-in user, such as X-Forwarded-User."),
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two samples of the cluster.")] = 1.0,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between two samples of the cluster.")] = 1.0,
     delay_store: Annotated[
-        Path | None, typer.Option(help="Store of `nsqext delay run` on this machine, whose messages are shown.")
+        Path | None, Option(help="Store of `nsqext delay run` on this machine, whose messages are shown.")
     ] = None,
     app: Annotated[
         str | None,

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import orjson
-import typer
 from attrs import frozen
 
 from nsqext.app.health import Health, HealthEndpoint, respond
 from nsqext.cli.command import examples
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
 from nsqext.client.signals import REPEATED
 from nsqext.errors import InvalidSetting
@@ -335,16 +335,14 @@ def _listen(text: str) -> socket.socket:
 
 @examples("nsqext run shop:app --workers 4", "nsqext run shop:app --reload")
 def run(
-    app: Annotated[str, typer.Argument(help="MODULE:APP, found from the current folder.")],
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
-    reload: Annotated[
-        bool, typer.Option(help="Restart the workers when a Python file of this folder changes.")
-    ] = False,
-    backend: Annotated[str, typer.Option(help="asyncio or trio.")] = "asyncio",
-    close_timeout: Annotated[float, typer.Option(help="Seconds until workers that drain are killed.")] = 40.0,
-    ready_file: Annotated[Path | None, typer.Option(help="A file that exists while all workers are ready.")] = None,
+    app: Annotated[str, Argument(help="MODULE:APP, found from the current folder.")],
+    workers: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
+    reload: Annotated[bool, Option(help="Restart the workers when a Python file of this folder changes.")] = False,
+    backend: Annotated[str, Option(help="asyncio or trio.")] = "asyncio",
+    close_timeout: Annotated[float, Option(help="Seconds until workers that drain are killed.")] = 40.0,
+    ready_file: Annotated[Path | None, Option(help="A file that exists while all workers are ready.")] = None,
     http: Annotated[
-        str | None, typer.Option(help="HOST:PORT that serves /healthz, /readyz and /metrics of all workers.")
+        str | None, Option(help="HOST:PORT that serves /healthz, /readyz and /metrics of all workers.")
     ] = None,
 ) -> None:
     """Run an app in worker processes until SIGTERM or Ctrl+C; then drain them. A second signal kills them.
@@ -365,4 +363,4 @@ def run(
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 
-    raise typer.Exit(anyio.run(supervise))
+    raise SystemExit(anyio.run(supervise))

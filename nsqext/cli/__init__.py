@@ -154,7 +154,7 @@ def _run(words: Sequence[str]) -> None:
         values = None if function is None else read_words(function, rest, os.environ)
         if values is not None:
             function(**values)
-            return
+            raise SystemExit(0)  # as typer does
     from nsqext.cli.typer_app import run_typer
 
     run_typer(COMMANDS, words)

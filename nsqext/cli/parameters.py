@@ -7,6 +7,7 @@ converts the declarations for help, completion, errors and all command lines tha
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,8 +121,10 @@ class Parameter:
         if get_origin(kind) is list:
             (kind,) = get_args(kind)
         text.encode()  # refuses bytes that are not UTF-8
-        if kind in (str, Path):
-            return kind(text)
+        if kind is str:
+            return text
+        if kind is Path and (os.access(text, os.R_OK) or not os.access(text, os.F_OK)):
+            return Path(text)
         if get_origin(kind) is Literal and text in get_args(kind):
             return text
         if kind in _NUMBERS and _NUMBERS[kind].fullmatch(text):

@@ -28,7 +28,7 @@ async def test_the_loop_runs_while_httpx_and_certificates_are_loaded(url: str, m
 
     if url == CLOSED:
         monkeypatch.setattr(http_client, "sys", SimpleNamespace(modules={}))
-        monkeypatch.setattr(http_client, "import_module", load)
+        monkeypatch.setattr(http_client, "load_httpx", load)
     monkeypatch.setattr(http_client, "_system_certificates", load)
     client = HttpClient(5)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
-import typer
 from attrs import frozen
 
 from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.files.tables import SCHEMA, writer_of
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.client.settings import settings_for, shared_settings
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -117,8 +117,8 @@ def write_synced(path: Path, data: bytes) -> None:
 def run(
     connection: ServerAccess,
     topic: Topic,
-    file: Annotated[Path, typer.Argument(help="FILE.parquet, FILE.csv or FILE.jsonl; it must not exist.")],
-    rows: Annotated[int, typer.Option(min=1, help="Messages after which the progress is written.")] = 100_000,
+    file: Annotated[Path, Argument(help="FILE.parquet, FILE.csv or FILE.jsonl; it must not exist.")],
+    rows: Annotated[int, Option(min=1, help="Messages after which the progress is written.")] = 100_000,
 ) -> None:
     """Write the messages that a topic of the redesigned NSQ has now to a file, by partition and offset, once each.
 

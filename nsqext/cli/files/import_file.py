@@ -6,13 +6,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from anyio.to_thread import run_sync
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.files.replay import Plan, Progress, publish_entries
 from nsqext.cli.files.tables import entries_of, format_of
+from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput
 
@@ -21,12 +21,12 @@ from nsqext.errors import InvalidInput
 @command
 async def run(
     connection: ServerAccess,
-    file: Annotated[Path, typer.Argument(help="FILE.parquet, FILE.csv or FILE.jsonl.")],
-    topic: Annotated[str, typer.Argument(help="The topic to publish to.")],
+    file: Annotated[Path, Argument(help="FILE.parquet, FILE.csv or FILE.jsonl.")],
+    topic: Annotated[str, Argument(help="The topic to publish to.")],
     keep_partitions: Annotated[
-        bool, typer.Option("--keep-partitions", help="Publish messages without key to their partition of the file.")
+        bool, Option("--keep-partitions", help="Publish messages without key to their partition of the file.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Messages in one publish.")] = 500,
+    batch: Annotated[int, Option(min=1, help="Messages in one publish.")] = 500,
 ) -> None:
     """Publish the messages of a file of `nsqext export` in its order, with headers, tags, keys and trace ids.
 

@@ -54,7 +54,7 @@ def run(
     ] = None,
     app: Annotated[
         str | None,
-        typer.Option(help="MODULE:APP, or a file of `nsqext app schema`, whose page is shown."),
+        Option(help="MODULE:APP, or a file of `nsqext app schema`, whose page is shown."),
     ] = None,
 ) -> None:
     """Serve the web page of a cluster: topics, channels, consumers and nodes with live numbers.

@@ -40,8 +40,8 @@ MISTAKES = (
     Mistake(
         "check without a healthy state exits with 0",
         "cli/admin/doctor.py",
-        "    if problems:\n        raise typer.Exit(1)\n\n\nasync def _check_nodes",
-        "    if len(problems) > 1:\n        raise typer.Exit(1)\n\n\nasync def _check_nodes",
+        "    if problems:\n        raise SystemExit(1)\n\n\nasync def _check_nodes",
+        "    if len(problems) > 1:\n        raise SystemExit(1)\n\n\nasync def _check_nodes",
     ),
     Mistake(
         "check ignores nodes that do not respond",

@@ -26,6 +26,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.protocol.headers import IDENTITY_HEADER
 from tests.support.consumers import eventually
 from tests.support.machine_pauses import unless_paused
 
@@ -366,6 +367,7 @@ class Scripted:
     def __init__(self) -> None:
         self.settings = {"timeout": "2.0"}
         self.publishing: list[bytes] = []
+        self.parts: list[dict[str, object]] = []
         self.most = 0
         self.published: list[bytes] = []
         self.may_end = anyio.Event()
@@ -375,6 +377,7 @@ class Scripted:
 
     async def publish(self, topic: str, body: bytes, **parts: object) -> None:
         self.publishing.append(body)
+        self.parts.append(parts)
         self.most = max(self.most, len(self.publishing))
         await self.may_end.wait()
         self.publishing.remove(body)
@@ -429,3 +432,61 @@ async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch
             await eventually(lambda: not knows(store, "ended"), DEADLINE)
             assert knows(store, "new")
             assert knows(store, "old"), "it is published now"
+
+
+async def test_headers_are_published_as_they_are_stored(tmp_path: Path) -> None:
+    producer = Scripted()
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store:
+        raw = DelayedMessage(identity="raw", topic="t", due=1, header=b'{"a":1e0}')
+        own = DelayedMessage(identity="own", topic="t", due=2, headers={IDENTITY_HEADER: "of the program"})
+        store.add([(raw, b"1"), (own, b"2")])
+        async with scripted(store, producer):
+            await eventually(lambda: not store.count(), DEADLINE)
+    found = {(parts["header"], str(parts["headers"])) for parts in producer.parts}
+    assert found == {(b'{"a":1e0}', "None"), (None, str({IDENTITY_HEADER: "of the program"}))}
+
+
+async def test_a_relay_that_ends_records_what_it_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: DelayRelay, due: float | None) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(DelayRelay, "_wait", never)  # it does not look again before its end
+    producer = Scripted()
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        async with scripted(store, producer):
+            await eventually(lambda: producer.published == [b"a"], DEADLINE)
+            assert store.count() == 1
+        assert store.count() == 0
+
+
+async def test_a_lease_is_longer_than_a_publish_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, leases = Scripted(), list[float]()
+    producer.settings = {"timeout": "70.0"}
+    take = DelayStore.take
+
+    def noted(store: DelayStore, published: Sequence[str], count: int, now: float, lease: float) -> Any:
+        leases.append(lease)
+        return take(store, published, count, now, lease)
+
+    monkeypatch.setattr(DelayStore, "take", noted)
+    with DelayStore(tmp_path / "store") as store:
+        async with scripted(store, producer):
+            await eventually(lambda: bool(leases), DEADLINE)
+    assert leases[0] > 70.0
+
+
+async def test_a_message_that_another_process_adds_is_published_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_POLL", 0.05)
+    producer = Scripted()
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store, DelayStore(tmp_path / "store") as other:
+        store.add([(DelayedMessage(identity="later", topic="t", due=round((time.time() + 3600) * 1000)), b"later")])
+        async with scripted(store, producer):
+            await anyio.sleep(0.1)  # it waits for the message that is due in an hour
+            other.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+            await eventually(lambda: producer.published == [b"a"], DEADLINE)

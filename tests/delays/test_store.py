@@ -124,6 +124,40 @@ def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: 
         assert identities(store, 80.0) == ["a"]
 
 
+def test_a_failure_changes_neither_messages_that_are_published_now_nor_later_messages(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.add([(message("a", 1.0), b""), (message("now", 2.0), b""), (message("later", 100.0), b"")])
+        assert identities(store, 3.0) == ["a", "now"]
+        store.failed("a", "no leader", 3.0, 10.0, alone=False)
+        assert {one.identity: (one.error, one.publishing) for one in store.waiting()} == {
+            "a": ("no leader", False),
+            "now": ("", True),
+            "later": ("", False),
+        }
+
+
+def test_messages_are_taken_in_the_order_of_their_times(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.add([(message(str(number), float(number)), b"") for number in (3, 1, 2)])
+        assert [identities(store, 10.0, 1) for _ in range(3)] == [["1"], ["2"], ["3"]]
+
+
+def test_a_cancelled_message_leaves_no_body_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with opened(path) as store:
+        store.add([(message("a", 1.0), b"secret")])
+        store.cancel("a")
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT identity, record FROM delayed").fetchall() == [("a", "")]
+
+
+def test_two_openings_of_a_file_have_one_name(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as one, opened(tmp_path / "store") as other:
+        assert one.name == other.name
+    with closing(sqlite3.connect(tmp_path / "store")) as file:
+        assert file.execute("SELECT count(*) FROM store").fetchone() == (1,)
+
+
 def test_messages_are_cancelled_before_and_after_they_are_added(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as store:
         assert store.cancel("early") is Cancellation.UNKNOWN

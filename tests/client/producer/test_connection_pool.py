@@ -194,7 +194,7 @@ async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0])
 async def test_a_node_rests_longer_after_each_failure(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     monkeypatch.setattr(connection_pool, "_clock", lambda: 1000.0)
-    monkeypatch.setattr("random.uniform", lambda low, high: low if share < 1 else high)
+    monkeypatch.setattr("nsqext.waits.chance.uniform", lambda low, high: low if share < 1 else high)
     place = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
     rests = []
     for _ in range(8):

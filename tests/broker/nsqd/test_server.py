@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +25,7 @@ from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT, RequestError
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.tls_layer import TlsLayer
+from nsqext.waits import chance
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import host, sized
 
@@ -485,7 +485,7 @@ async def test_the_original_posts_json_and_escapes_values(auth_server: _AuthServ
 async def test_the_original_asks_its_auth_servers_in_a_circle(
     auth_server: _AuthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random, "randrange", lambda count: count - 2)
+    monkeypatch.setattr(chance, "randrange", lambda count: count - 2)
     addresses = tuple(f"127.0.0.1:{port}" for port in (1, 2, 3, 4))
     options = NodeOptions(limits=ServerLimits.original(auth=True), clustered=False, auth_addresses=addresses)
     assert await query_auth(options, b"bad", "127.0.0.1:5", tls=True, common_name="billing") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import topics as module
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidState, LookupFailed, LookupUnreachable, NsqError
+from nsqext.waits import chance
 from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ async def test_the_list_is_read_again_after_the_poll_interval_or_sooner_while_th
         scene.options.poll_jitter = 0.5
         monkeypatch.setattr(module, "Subscriber", Subscriber)
         monkeypatch.setattr(anyio, "move_on_after", record)
-        monkeypatch.setattr(random, "uniform", draw)
+        monkeypatch.setattr(chance, "uniform", draw)
         monkeypatch.setattr(module, "pause_after", lambda least, most, failures: 100.0 * failures)
         tasks.start_soon(scene.subject.run)
         while len(pauses) < 5:

@@ -48,7 +48,7 @@ class ExportProgress:
     """
 
     def __init__(self, file: Path) -> None:
-        self.folder = file.with_name(f"{file.name}.progress")
+        self.folder: Path = file.with_name(f"{file.name}.progress")
         self._plan = self.folder / "plan.json"
 
     def begin(self, topic: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:

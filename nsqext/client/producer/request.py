@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
@@ -125,14 +124,13 @@ def with_columns(
     """Return bodies as messages with trace ids, headers and keys; without all of them, the messages unchanged."""
     if not (trace_ids or headers or keys):
         return messages
-    rows: Iterable[Mapping[str, str] | None] = repeat(None)
+    absent = [None] * len(messages)
+    rows: Sequence[Mapping[str, str] | None] = absent
     if headers:
         rows = [dict(zip(headers, values, strict=True)) for values in zip(*headers.values(), strict=True)]
     return [
         OutgoingMessage(body, named, None, trace_id, key)  # type: ignore[arg-type]
-        for body, named, trace_id, key in zip(
-            messages, rows, trace_ids or repeat(None), keys or repeat(None), strict=False
-        )
+        for body, named, trace_id, key in zip(messages, rows, trace_ids or absent, keys or absent, strict=True)
     ]
 
 

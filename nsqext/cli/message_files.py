@@ -43,8 +43,8 @@ def message_record(message: Message) -> dict[str, Any]:
         record |= {"tag": message.tag, "key": message.key, "headers": dict(message.headers)}
     except ProtocolError:
         # a header that is not JSON is kept unchanged
-        record |= {"tag": None, "key": None, "headers": {}, "header_base64": _encoded(message.header)}
-    return record | _body_fields(message.body)
+        record |= {"tag": None, "key": None, "headers": {}, "header_base64": encoded(message.header)}
+    return record | body_fields(message.body)
 
 
 def exact_record(message: Message) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def exact_record(message: Message) -> dict[str, Any]:
     """
     record = message_record(message)
     if _remade(record) != message.header:
-        record["header_base64"] = _encoded(message.header)
+        record["header_base64"] = encoded(message.header)
     return record
 
 
@@ -70,7 +70,8 @@ def _remade(record: Mapping[str, Any]) -> bytes | None:
         return None
 
 
-def _encoded(data: bytes) -> str:
+def encoded(data: bytes) -> str:
+    """Return bytes as text for JSON."""
     return base64.b64encode(data).decode()
 
 
@@ -111,12 +112,30 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _body_fields(body: bytes) -> dict[str, str]:
+def body_fields(body: bytes) -> dict[str, str]:
     """Return a body for JSON: ``body`` for text, ``body_base64`` otherwise."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
-        return {"body_base64": _encoded(body)}
+        return {"body_base64": encoded(body)}
+
+
+def synchronize(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Replace a file atomically and durably."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(data)
+    synchronize(temporary)
+    temporary.replace(path)
+    synchronize(path.parent)
 
 
 SUFFIX = ".jsonl.gz"
@@ -156,11 +175,7 @@ class MessageFiles:
         moment = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")
         self.path = self._folder / f"{self._topic}.{moment}Z{SUFFIX}"
         self._file = FileIO(self.path, "xb")
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # makes the name of the file durable
-        finally:
-            os.close(folder)
+        synchronize(self._folder)  # makes the name of the file durable
         self._began, self._size = time.monotonic(), 0
         return self._file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from attrs import frozen
 from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.files.tables import SCHEMA, writer_of
+from nsqext.cli.message_files import synchronize, write_synced
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.client.settings import settings_for, shared_settings
@@ -88,24 +88,6 @@ class ExportProgress:
         temporary.replace(self.folder / f"{partition:04d}-{start:020d}-{end:020d}.parquet")
         synchronize(self.folder)
         return int(end)
-
-
-def synchronize(path: Path) -> None:
-    """Make a file or the names in a folder durable."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Replace a file atomically and durably."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_bytes(data)
-    synchronize(temporary)
-    temporary.replace(path)
-    synchronize(path.parent)
 
 
 @examples(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +14,7 @@ from attrs import define, field, frozen
 
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
-from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries
+from nsqext.cli.message_files import Entry, files_in, outgoing_message, read_entries, write_synced
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting
@@ -49,14 +48,8 @@ class Progress:
     def save(self, last: Entry) -> None:
         """Record that all messages up to ``last`` are published."""
         self.lines[last.file] = last.number
-        if self.path is None:
-            return
-        temporary = self.path.with_name(f"{self.path.name}.new")
-        with temporary.open("wb") as file:
-            file.write(orjson.dumps(self.lines))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        if self.path is not None:
+            write_synced(self.path, orjson.dumps(self.lines))
 
 
 @frozen

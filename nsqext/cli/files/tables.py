@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
-from nsqext.cli.message_files import Entry, read_entries
+from nsqext.cli.message_files import Entry, body_fields, encoded, read_entries
 from nsqext.errors import InvalidInput, InvalidSetting
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ _RECORD = (
 _NUMBERS = ("partition", "offset", "timestamp", "trace_id", "attempts")
 _ROWS = 1000
 
-FORMATS = ("parquet", "csv", "jsonl")
-
 Writer: TypeAlias = Callable[[Path, Sequence[Path]], None]
 """Writes a file from the files of the parts."""
 _Reader: TypeAlias = Callable[[Path, int], Iterator[Entry]]
@@ -39,7 +36,7 @@ _Reader: TypeAlias = Callable[[Path, int], Iterator[Entry]]
 def format_of(file: Path) -> str:
     """Return the format that a file's name ends with."""
     found = file.suffix.removeprefix(".").lower()
-    if found not in FORMATS:
+    if found not in ("parquet", "csv", "jsonl"):
         raise InvalidSetting(
             f"{file} is of no known format", hint="give a name that ends with .parquet, .csv or .jsonl"
         )
@@ -111,14 +108,9 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     if row.get("trace_id") is not None:
         record["trace_id"] = row["trace_id"] & (1 << 64) - 1  # the column is signed
     value = row["value"]
-    body = value.encode() if isinstance(value, str) else bytes(value)
-    try:
-        record["body"] = body.decode()
-    except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(body).decode()
     if row.get("header"):
-        record["header_base64"] = base64.b64encode(row["header"]).decode()
-    return record
+        record["header_base64"] = encoded(row["header"])
+    return record | body_fields(value.encode() if isinstance(value, str) else bytes(value))
 
 
 def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:

@@ -36,7 +36,14 @@ def test_pauses_are_drawn_without_the_state_of_the_module_random() -> None:
 
 
 def test_forked_workers_draw_different_pauses() -> None:
-    program = "import os; from nsqext.waits import chance; print(os.fork() * 0 + chance.random(), flush=True)"
+    program = """
+import os
+from nsqext.waits import chance
+child = os.fork()
+print(chance.random(), flush=True)
+if child and os.waitpid(child, 0)[1]:
+    raise SystemExit("the forked process failed")
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     first, second = done.stdout.split()
     assert first != second

@@ -518,11 +518,17 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         for consumer in queued:
             publish(cluster, consumer.topics[0], b"b", partition=1)
         await eventually(lambda: all(consumer.statistics().in_flight == 2 for consumer in queued))
+        await eventually(lambda: all(connection.ready for c in unread for connection in c.statistics().connections))
         for consumer in unread:
             publish(cluster, consumer.topics[0], b"b", partition=1)
         names = [consumer.topics[0] for consumer in (*queued, *unread)]
-        while not all(sent(cluster, name, 1) for name in names):
-            time.sleep(0.01)  # noqa: ASYNC251 - this event loop reads none of them
+        waiting = set(names)
+        for _ in range(1000):
+            waiting -= {name for name in waiting if sent(cluster, name, 1)}
+            if not waiting:
+                break
+            time.sleep(0.01)  # noqa: ASYNC251 - this event loop reads no message
+        assert not waiting, "the server did not send the messages of these topics"
         time.sleep(2.5)  # noqa: ASYNC251 - as SIGSTOP: nothing of this process runs
         release.set()
         await eventually(lambda: not any(depth(cluster, name) for name in names))

@@ -88,10 +88,12 @@ class SilenceWatch:
         """Look up the due topics of all consumers."""
         services: dict[_Service, _Upgradable] = {}
         for member in members:
-            metadata = member.metadata
-            found = services.setdefault(frozenset(metadata.addresses), _Upgradable(metadata))
-            for topic, received in member.upgradable_topics().items():
-                found.since[topic] = max(received, found.since.get(topic, -inf))
+            topics, service = member.upgradable_topics(), member.metadata.service
+            if topics and service not in services:
+                services[service] = _Upgradable(member.metadata)
+            for topic, received in topics.items():
+                since = services[service].since
+                since[topic] = max(received, since.get(topic, -inf))
         before, self._looked_up, self.due = self._looked_up, {}, inf
         for service, found in services.items():
             last = before.get(service, {})

@@ -27,7 +27,7 @@ class Stand:
 class Lookups:
     """The metadata of a consumer: records what is looked up."""
 
-    addresses: tuple[str, ...] = ("lookup:4161",)
+    service: frozenset[str] = frozenset(("lookup:4161",))
     topics: list[str] = field(factory=list)
     lists: list[list[str]] = field(factory=list)
     long: bool = False

@@ -212,11 +212,14 @@ class SubscriptionGroup:
 
         Before the first message, the time when the last of their subscriptions was opened.
         """
-        found = {subscription.topic: 0.0 for subscription in self.live if subscription.upgradable and subscription.live}
+        found: dict[str, float] = {}
+        upgradable: set[str] = set()
         for subscription in self.live:
-            if subscription.topic in found:
-                found[subscription.topic] = max(subscription.received_at, found[subscription.topic])
-        return found
+            topic = subscription.topic
+            found[topic] = max(subscription.received_at, found.get(topic, 0.0))
+            if subscription.upgradable and subscription.live:
+                upgradable.add(topic)
+        return found if len(upgradable) == len(found) else {topic: found[topic] for topic in upgradable}
 
     def unpacking(self) -> UnpackBudget:
         """Return the bound of unpacked bytes; created on first use."""

@@ -35,6 +35,7 @@ class Connection:
         self.stopped = False
         self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
         self.ready = self.flushes = 0
+        self.pending: list[bytes] = []
         self.received_at, self.limited = 0.0, True
         self.silence_due = inf
         self.ticks: list[float] = []
@@ -52,6 +53,7 @@ class Connection:
     def flush(self) -> None:
         """Count the flushes."""
         self.flushes += 1
+        self.pending.clear()
 
     def tick(self) -> None:
         """Record the time."""
@@ -80,7 +82,7 @@ class Bench:
 
     answer_age: float | None = 1.5
     failures: int = 2
-    addresses: tuple[str, ...] = ("lookup:4161",)
+    service: frozenset[str] = frozenset(("lookup:4161",))
 
     def lists_cheaply(self, count: int) -> bool:
         """Return that the list of all topics is long."""

@@ -77,8 +77,11 @@ _LONGEST_REST = 60.0  # longest time between two ticks while nothing is in fligh
 _TICKS_PER_TIMEOUT = 8
 _TOGETHER = 0.02
 """Seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
-Shorter than a burst at full speed, it would split each burst into two.
 """
+_BURST = 16
+"""Answers that show a burst: an answer sent at once would split the next burst into two, with a read and a write each.
+"""
+_AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
 _clock = time.monotonic
@@ -351,6 +354,8 @@ class SubscriptionGroup:
     def flush(self) -> None:
         """Send all pending commands now."""
         unsent, self._unsent = self._unsent, []
+        if any(len(subscription.pending) >= _BURST for subscription in unsent):
+            self._collects_until = _clock() + _AFTER_BURST
         for subscription in unsent:
             subscription.flush()
 

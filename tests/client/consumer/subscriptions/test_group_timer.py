@@ -133,6 +133,22 @@ def test_the_first_answer_after_a_pause_is_sent_at_once(now: list[float]) -> Non
     assert [at_once(after) for after in (0.0, 0.01, 0.009, 0.002, 0.019)] == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize(("answers", "after_50_ms"), [(15, True), (16, False)])
+def test_no_answer_of_a_burst_is_sent_at_once(now: list[float], answers: int, after_50_ms: bool) -> None:
+    """Otherwise each burst would be split into two, with a read and a write each."""
+    bench, connection = Bench(), Connection()
+
+    def at_once(after: float) -> bool:
+        now[0] += after
+        return bench.group.needs_flush(cast("Subscription", connection), answer=True)
+
+    assert at_once(0.0)
+    connection.pending += [b"FIN"] * answers
+    bench.group.flush()
+    assert at_once(0.05) is after_50_ms
+    assert at_once(0.051), "the burst has ended"
+
+
 @pytest.mark.anyio
 async def test_every_answer_is_sent_at_once_for_a_minute_after_a_block_of_the_event_loop(now: list[float]) -> None:
     bench, connection = Bench(), cast("Subscription", Connection())

@@ -15,27 +15,28 @@ if TYPE_CHECKING:
     from nsqext import errors
     from nsqext.admin import Admin
     from nsqext.admin.options import AdminSettings
-    from nsqext.app.app import App, AppSettings
+    from nsqext.app.app import App
     from nsqext.app.router import Router
+    from nsqext.app.settings import AppSettings
     from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handlers.batches import MessageBatch
     from nsqext.client.consumer.message import Finish, Message, Reject, Requeue
-    from nsqext.client.consumer.options import ConsumerSettings, HandlerSettings
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.replay import replay_dead_letters
+    from nsqext.client.consumer.settings import ConsumerSettings, HandlerSettings
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher
-    from nsqext.client.producer.options import ProducerSettings
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
     from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, NsqError, PublishFailed, ServerError
     from nsqext.lookup.lookup import Lookup
-    from nsqext.lookup.options import LookupSettings
+    from nsqext.lookup.settings import LookupSettings
     from nsqext.protocol.identify import ExtFilter
-    from nsqext.transport.options import ConnectionSettings
+    from nsqext.transport.settings import ConnectionSettings
     from nsqext.types import Address, RawJson, Receipt, TopicMeta
 
 __all__ = (
@@ -84,16 +85,17 @@ __all__ = (
 _HOMES = {
     "nsqext.admin": ("Admin",),
     "nsqext.admin.options": ("AdminSettings",),
-    "nsqext.app.app": ("App", "AppSettings"),
+    "nsqext.app.app": ("App",),
     "nsqext.app.router": ("Router",),
+    "nsqext.app.settings": ("AppSettings",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
     "nsqext.client.consumer.subscriptions.subscription_group": ("ConsumerConnection", "ConsumerStatistics"),
     "nsqext.client.events": ("ClientEvent",),
-    "nsqext.client.consumer.options": ("ConsumerSettings", "HandlerSettings"),
+    "nsqext.client.consumer.settings": ("ConsumerSettings", "HandlerSettings"),
     "nsqext.client.consumer.handlers.batches": ("MessageBatch",),
     "nsqext.client.consumer.message": ("Finish", "Message", "Reject", "Requeue"),
-    "nsqext.client.producer.options": ("ProducerSettings",),
+    "nsqext.client.producer.settings": ("ProducerSettings",),
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
@@ -101,10 +103,10 @@ _HOMES = {
     "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),
-    "nsqext.lookup.options": ("LookupSettings",),
+    "nsqext.lookup.settings": ("LookupSettings",),
     "nsqext.lookup.lookup": ("Lookup",),
     "nsqext.protocol.identify": ("ExtFilter",),
-    "nsqext.transport.options": ("ConnectionSettings",),
+    "nsqext.transport.settings": ("ConnectionSettings",),
     "nsqext.types": ("Address", "RawJson", "Receipt", "TopicMeta"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

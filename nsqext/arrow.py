@@ -19,9 +19,9 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[arrow]'", name=_error.name) from _error
 
-from nsqext.client.producer.options import ProducerSettings
+from nsqext.client.producer.settings import ProducerSettings
 from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.lookup.options import LookupSettings
+from nsqext.lookup.settings import LookupSettings
 from nsqext.settings import unknown_setting
 from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.client_config import PREFIX, client_settings
@@ -31,7 +31,7 @@ from nsqext.spark.read.batch_plan import Pruning, plan, read_within
 from nsqext.spark.read.channel_batches import ChannelReader, rows_of
 from nsqext.spark.write.publisher import publish_rows
 from nsqext.spark.write.row_ids import NumberedIds
-from nsqext.transport.options import ConnectionSettings
+from nsqext.transport.settings import ConnectionSettings
 
 __all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "bounds", "consume", "read", "write")
 

@@ -11,7 +11,8 @@ from attrs import field, frozen
 from nsqext.arguments import check_number, check_time
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.lookup.options import LookupOptions, LookupSettings
+from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.settings import LookupSettings
 from nsqext.protocol.names import MAX_PARTITIONS
 from nsqext.settings import Schema, Setting, settings_of, unknown_setting
 

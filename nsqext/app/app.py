@@ -18,9 +18,8 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
-from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings, FailureOptions
+from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
-from nsqext.client.producer.options import ProducerSettings
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
@@ -33,6 +32,7 @@ from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
+    from nsqext.app.settings import AppSettings
     from nsqext.app.testing import AppTest
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
 _CHECK_TIMEOUT = 2.0  # most seconds of delay by the check of published topics
-
-
-class AppSettings(ProducerSettings, ConsumerSettings, total=False):
-    """Settings of an app's producer and consumers; a setting of both applies to both."""
 
 
 class App(Router, Runnable):

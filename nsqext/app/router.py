@@ -22,7 +22,7 @@ from nsqext.protocol.names import check_channel, check_tag, check_topic
 from nsqext.settings import unknown_setting
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.options import HandlerSettings
+    from nsqext.client.consumer.settings import HandlerSettings
 
 HandlerFunction = Callable[..., object]
 F = TypeVar("F", bound=HandlerFunction)

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
     from nsqext import Admin, App, Consumer, Producer
     from nsqext.admin import TopicInfo
-    from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
-    from nsqext.client.producer.options import ProducerSettings
+    from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.consumer.settings import ConsumerSettings
+    from nsqext.client.producer.settings import ProducerSettings
     from nsqext.settings import Given
 
 FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import sys
 import textwrap
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def _unit(setting: Setting) -> str:
 
 
 def _documented(settings: Iterable[Setting]) -> list[type]:
-    """Return the typed dictionaries that describe settings: they are beside their options."""
-    modules = [sys.modules[name] for name in dict.fromkeys(one.owner.__module__ for one in settings)]
+    """Return the typed dictionaries that describe settings: in ``settings``, beside ``options``."""
+    owners = dict.fromkeys(one.owner.__module__ for one in settings)
+    modules = [import_module(f"{owner.rpartition('.')[0]}.settings") for owner in owners]
     return [
         kind
         for module in modules

@@ -10,11 +10,12 @@ from attrs import field, frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.metadata import MetadataCache
-from nsqext.lookup.options import LookupOptions, LookupSettings
+from nsqext.lookup.options import LookupOptions
 from nsqext.settings import Given, Schema, build, settings_of
 from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
+    from nsqext.lookup.settings import LookupSettings
     from nsqext.types import Address
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
     from nsqext.client.consumer.handlers.batches import MessageBatches
     from nsqext.client.consumer.handlers.workers import MessageQueue, Slot
-    from nsqext.client.consumer.options import ConsumerSettings
+    from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup

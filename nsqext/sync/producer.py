@@ -22,7 +22,7 @@ from nsqext.sync.loop import BlockingClient, Method, Same, call, shared_loop
 if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
-    from nsqext.client.producer.options import ProducerSettings
+    from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt

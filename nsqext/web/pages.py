@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nsqext.admin import Admin, KeyRange, NodeStatus, PartitionStats, TopicInfo
     from nsqext.broker import Cluster
-    from nsqext.client.consumer.options import ConsumerSettings
+    from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.types import Address
     from nsqext.web.monitor import Monitor, Rate, Snapshot
     from nsqext.web.security import WebOptions

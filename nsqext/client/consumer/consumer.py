@@ -19,7 +19,7 @@ from nsqext.client.consumer.handlers.workers import (
     MessageHandler,
 )
 from nsqext.client.consumer.message import takes_message
-from nsqext.client.consumer.options import ConsumerOptions, ConsumerSettings
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions, select_topics
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
+    from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent

@@ -19,7 +19,7 @@ from nsqext.protocol.header_members import without_members
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqext.transport.options import ConnectionSettings
+    from nsqext.transport.settings import ConnectionSettings
 
 
 async def replay_dead_letters(

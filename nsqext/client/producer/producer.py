@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.arguments import refuse_unknown
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.options import ProducerOptions, ProducerSettings
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publisher import Publisher
 from nsqext.client.producer.request import (
     MessageRequest,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
+    from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Receipt, TopicMeta
 

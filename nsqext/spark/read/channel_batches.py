@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nsqext.client.consumer.message import Message
-    from nsqext.client.consumer.options import ConsumerSettings
+    from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.protocol.messages import RawMessage
     from nsqext.spark.options import SourceOptions
 

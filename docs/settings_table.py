@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from docs.generated_section import with_section
 from nsqext import ConnectionSettings, ConsumerSettings, HandlerSettings, LookupSettings, ProducerSettings
 from nsqext.client.settings import consumer_settings, producer_settings
 from nsqext.client.settings_help import default_of, descriptions
-from nsqext.settings import PREFIX, Setting
+from nsqext.settings_text import PREFIX
+
+if TYPE_CHECKING:
+    from nsqext.settings import Setting
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 

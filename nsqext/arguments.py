@@ -17,8 +17,14 @@ from nsqext.errors import InvalidInput, InvalidSetting, UnknownSetting
 if TYPE_CHECKING:
     from attrs import AttrsInstance
 
+_SECRET_WORDS = ("secret", "password", "token", "credential")
 _TYPO = 0.9
 """Similarity from which an unknown name is a typo of a known name."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a setting or parameter of this name, even misspelt, holds a secret."""
+    return any(word in name.lower() for word in _SECRET_WORDS)
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:

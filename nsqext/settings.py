@@ -9,55 +9,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attrs
 
-from nsqext.arguments import suggest
+from nsqext.arguments import is_secret_name, suggest
 from nsqext.errors import InvalidSetting, UnknownSetting
 
 if TYPE_CHECKING:
     import ssl
-    from urllib.parse import SplitResult
-
-
-__all__ = ("is_secret_name", "redact_url")
-
-_SECRET_WORDS = ("secret", "password", "token", "credential")
-_PARAMETER = r"([?&;])([^=&;#\s]*)=([^&;#\s]*)"
-_MASK = "***"
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a setting or parameter of this name, even misspelt, holds a secret."""
-    return any(word in name.lower() for word in _SECRET_WORDS)
-
-
-def redact_url(url: str, known: Container[str] | None = None) -> str:
-    """Return a URL or address without user, password and secret parameters.
-
-    Everything before the last ``@`` is removed, because a password may contain any character. Only values of ``known``
-    parameters are shown, because a misspelt name may hold a secret; None shows every parameter without a secret's name.
-    """
-    from urllib.parse import unquote_plus
-
-    def masked(match: re.Match[str]) -> str:
-        name = unquote_plus(match[2])
-        hidden = is_secret_name(name) or (known is not None and name not in known)
-        return f"{match[1]}{match[2]}={_MASK if hidden else match[3]}"
-
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        scheme, rest = "", url
-    # parameters first: the @ in a secret parameter must not show what follows it
-    rest = re.sub(_PARAMETER, masked, rest)
-    if "@" in rest:
-        rest = f"{_MASK}@{rest.rpartition('@')[2]}"
-    elif rest.startswith(":"):
-        rest = _MASK  # a secret without a host
-    return f"{scheme}{separator}{rest}"
 
 
 T = TypeVar("T")
@@ -66,14 +28,7 @@ Reader = Callable[[str], Any]
 Foreign = Callable[[], Mapping[str, "Setting"]]
 """Parses the text of a value; raises ValueError if invalid."""
 
-PREFIX = "NSQEXT_"
-"""Default prefix of environment variables."""
 ADDRESSES = ("lookupd", "nsqd")
-_OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER")
-"""Variables of other parts of the package."""
-_KUBERNETES = r"(PORT|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)"
-"""Variables that Kubernetes sets for a service with the prefix's name."""
-_SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}
@@ -203,20 +158,6 @@ def _with_flat_name(message: str, group: str, known: Mapping[str, Setting]) -> s
     return message
 
 
-# URL
-
-
-def is_url(given: object) -> bool:
-    """Return whether an address is a URL of settings."""
-    return isinstance(given, str) and given.strip().partition("://")[0] in _SCHEMES
-
-
-def _cuts_secret(parts: SplitResult) -> bool:
-    """Return whether a secret has a character that ends the host, so that its rest is parsed as a path."""
-    behind = parts.path + parts.fragment + parts.query.partition("=")[0]
-    return "@" not in parts.netloc and (parts.netloc.startswith(":") or "@" in behind)
-
-
 def parse(value: str, setting: Setting, place: str) -> object:
     """Parse a setting's text; raises InvalidSetting.
 
@@ -229,87 +170,6 @@ def parse(value: str, setting: Setting, place: str) -> object:
     except ValueError as error:
         shown = "***" if is_secret_name(setting.name) else repr(value)
         raise InvalidSetting(f"{place}{setting.name}={shown} cannot be parsed: {error}") from None
-
-
-def _from_url(url: str, known: Container[str] | None) -> dict[str, str]:
-    """Return the settings of a URL as text."""
-    from urllib.parse import parse_qsl, unquote  # not for clients without a URL
-
-    parts = _split(url)
-    shown = redact_url(url, known)
-    kind, port = _SCHEMES[parts.scheme]
-    userinfo, _, hosts = parts.netloc.rpartition("@")
-    given: dict[str, str] = {}
-    if hosts:
-        hosts = hosts.replace("%5B", "[").replace("%5D", "]")
-        given[kind] = ",".join(_with_port(host, port) for host in hosts.split(",") if host)
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    user, _, secret = userinfo.partition(":")
-    if user:
-        raise InvalidSetting(f"{shown}: NSQ has no user names", hint="a secret is written nsq://:SECRET@host:port")
-    if secret:
-        pairs.append(("auth_secret", unquote(secret)))
-    for name, value in pairs:
-        if name in given or (name in ADDRESSES and hosts):
-            raise InvalidSetting(f"{shown}: {name} is given twice")
-        given[name] = value
-    return given
-
-
-def _split(url: str) -> SplitResult:
-    from urllib.parse import urlsplit
-
-    if not isinstance(url, str):
-        raise InvalidSetting(f"the URL is a {type(url).__name__}, not text", hint="write nsq://lookupd:4161")
-    try:
-        # some versions of Python refuse brackets that do not enclose the whole host
-        parts = urlsplit(url.strip().replace("[", "%5B").replace("]", "%5D"))
-    except ValueError as error:
-        raise InvalidSetting(f"the URL cannot be read: {error}") from None
-    if parts.netloc.count("%5B") != parts.netloc.count("%5D"):
-        raise InvalidSetting("the URL cannot be read: brackets of IPv6 addresses are not closed")
-    if parts.scheme not in _SCHEMES:
-        raise InvalidSetting(
-            f"the URL has the scheme {parts.scheme!r}", hint="write nsq://lookupd:4161 or nsqd://nsqd:4150"
-        )
-    shown = redact_url(url, ())
-    if _cuts_secret(parts):
-        raise InvalidSetting(f"{shown}: no host behind the secret", hint="percent-encode /, ?, # and @ in it")
-    if parts.path.strip("/") or parts.fragment:
-        raise InvalidSetting(f"{shown}: a URL of settings has neither path nor fragment")
-    return parts
-
-
-def _with_port(host: str, port: int) -> str:
-    bare = host.rpartition("]")[2]
-    return host if ":" in bare else f"{host}:{port}"
-
-
-# Environment
-
-
-def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the environment's settings as text, without the URL."""
-    found = {}
-    for variable, value in environ.items():
-        name = variable.removeprefix(prefix)
-        if name == variable or name == "URL" or re.fullmatch(_KUBERNETES, name):
-            continue
-        if prefix == PREFIX and variable.startswith(_OTHERS):
-            continue
-        found[name.lower()] = value
-    return found
-
-
-def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of a URL and the environment as text, without addresses, for another process.
-
-    The default environment is the process's. Raises InvalidSetting.
-    """
-    environ = os.environ if environ is None else environ
-    url = url or environ.get(f"{PREFIX}URL")
-    found = _from_environment(environ, PREFIX) | (_from_url(url, ()) if url else {})
-    return {name: text for name, text in found.items() if name not in ADDRESSES}
 
 
 # All places
@@ -344,18 +204,11 @@ class _Collector:
             if name in self._own:
                 self.values.setdefault(name, read)
 
-    def add_url(self, url: str) -> None:
-        known = None if self._foreign is None else {*self._own, *self._foreign()}
-        self.add(_from_url(url, known), redact_url(url, known), text=True)
 
-    def add_environment(self, environ: Mapping[str, str], prefix: str) -> None:
-        """Add the settings of the environment's URL, then the environment's."""
-        if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*_", prefix):
-            raise InvalidSetting(f"env={prefix!r} is not a prefix of variables", hint='write env="ORDERS_"')
-        url = environ.get(f"{prefix}URL")
-        if url:
-            self.add_url(url)
-        self.add(_from_environment(environ, prefix), "environment", text=True)
+def _is_url(address: str) -> bool:
+    from nsqext.settings_text import is_url
+
+    return is_url(address)
 
 
 def _frozen(value: object) -> object:
@@ -402,27 +255,38 @@ class Schema:
                 needs lookup.
         """
         collector = _Collector(self.own, self.foreign)
-        given_url = is_url(lookupd)
+        given_url = isinstance(lookupd, str) and "://" in lookupd and _is_url(lookupd)
         if given_url and nsqd:
             raise InvalidSetting(f"{self.client}: both a URL and nsqd are given", hint="give one of them")
         addresses = {"lookupd": () if given_url else lookupd, "nsqd": nsqd}
         collector.add({**addresses, **keywords}, self.client, text=False)
         url = lookupd if given_url else url
+        if url or env is not None or not collector.addresses:
+            self._add_texts(collector, url, os.environ if environ is None else environ, env, required=required)
+        addresses = collector.addresses
+        if "nsqd" in addresses and not self.direct:
+            raise InvalidSetting(f"{self.client}: the addresses are those of nsqd", hint="give those of nsqlookupd")
+        return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
+
+    def _add_texts(
+        self, collector: _Collector, url: str | None, environ: Mapping[str, str], env: str | None, *, required: bool
+    ) -> None:
+        """Add the settings of a URL, and those of the environment if it is named or there is no address."""
+        from nsqext.settings_text import PREFIX, environment_texts, url_texts
+
+        known = None if self.foreign is None else {*self.own, *self.foreign()}
         if url:
-            collector.add_url(url)
+            collector.add(*url_texts(url, known), text=True)
         prefix = PREFIX if env is None else env
         if env is not None or not collector.addresses:
-            collector.add_environment(os.environ if environ is None else environ, prefix)
+            for texts, place in environment_texts(environ, prefix, known):
+                collector.add(texts, place, text=True)
         if required and not collector.addresses:
             raise InvalidSetting(
                 f"{self.client}: no address of lookup or nsqd is given",
                 hint=f"give {self.client}(lookupd='host:4161') or a URL such as {self.client}('nsq://host:4161'), or "
                 f"set {prefix}LOOKUPD, {f'{prefix}NSQD ' * self.direct}or {prefix}URL in the environment",
             )
-        addresses = collector.addresses
-        if "nsqd" in addresses and not self.direct:
-            raise InvalidSetting(f"{self.client}: the addresses are those of nsqd", hint="give those of nsqlookupd")
-        return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
 
     def effective(self, options: object) -> Mapping[str, object]:
         """Return an option object's values by name; secrets are ``***``.

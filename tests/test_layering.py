@@ -25,7 +25,7 @@ ROOT = "nsqext"  # the package itself: its public names
 BASE = {"arguments", "errors", "types"}
 PROTOCOL = BASE | {"protocol"}
 TRANSPORT = PROTOCOL | {"transport"}
-LOOKUP = TRANSPORT | {"http", "lookup", "settings"}
+LOOKUP = TRANSPORT | {"http", "lookup", "settings", "settings_text"}
 CLIENT = LOOKUP | {"client", "key_ranges", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
 
@@ -44,8 +44,9 @@ ALLOWED: dict[str, set[str]] = {
     "transport": PROTOCOL,
     "arguments": {"errors"},
     "waits": BASE,
-    "lookup": TRANSPORT | {"http", "settings", "waits"},
-    "settings": BASE,
+    "lookup": TRANSPORT | {"http", "settings", "settings_text", "waits"},
+    "settings": BASE | {"settings_text"},
+    "settings_text": BASE,
     "client": CLIENT,
     "admin": CLIENT,
     "partitions": CLIENT | {"admin"},

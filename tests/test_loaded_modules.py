@@ -23,13 +23,13 @@ _LOADED = """
     client.consumer.subscriptions.subscription_group client.consumer.subscriptions.topics
     client.producer client.producer.connection_pool client.producer.options client.producer.producer
     client.producer.publisher client.producer.request client.producer.route client.producer.sender
-    lookup lookup.lookup lookup.metadata lookup.options lookup.partition_map lookup.poller
+    lookup lookup.metadata lookup.options lookup.partition_map lookup.poller
     protocol protocol.client protocol.client.client_protocol protocol.client.commands protocol.frames protocol.headers
     protocol.identify protocol.messages protocol.names
     transport transport.connection transport.event_loop transport.handshake transport.options transport.send_queue
 """
 """Modules of both classes."""
-_CONNECTED = "http http.client lookup.client lookup.responses protocol.json_fields"
+_CONNECTED = "http http.client lookup.client lookup.responses"
 """Modules of the first connection, through lookup."""
 _ITERATED = "client.consumer.handlers.iteration"
 """Modules of the loop over messages."""

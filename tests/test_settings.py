@@ -30,7 +30,8 @@ from nsqext.client.settings import (
     producer_settings,
 )
 from nsqext.errors import InvalidSetting, UnknownSetting
-from nsqext.settings import Given, Setting, build, redact_url
+from nsqext.settings import Given, Setting, build
+from nsqext.settings_text import redact_url
 
 EMPTY: Mapping[str, str] = {}
 

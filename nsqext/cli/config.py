@@ -18,7 +18,7 @@ from nsqext.cli.connection import (
 from nsqext.cli.parameters import Argument, CommandGroup
 from nsqext.client.settings import app_schema
 from nsqext.errors import InvalidSetting
-from nsqext.settings import redact_url
+from nsqext.settings_text import redact_url
 
 app: CommandGroup = CommandGroup()
 

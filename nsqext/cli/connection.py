@@ -244,7 +244,7 @@ class ServerAccess:
     def texts(self) -> dict[str, str]:
         """Return the settings of connections and the lookup client as text, from URL and environment."""
         from nsqext.client.settings import settings_for, shared_settings
-        from nsqext.settings import settings_as_text
+        from nsqext.settings_text import settings_as_text
 
         texts: dict[str, str] = settings_for(shared_settings(), settings_as_text(self.chosen_url()))
         return texts
@@ -405,6 +405,6 @@ def load_settings(
         environ: the environment; by default the process's.
     """
     from nsqext.client.settings import app_schema
-    from nsqext.settings import PREFIX
+    from nsqext.settings_text import PREFIX
 
     return app_schema().collect(lookupd or (), nsqd or (), PREFIX, {}, environ, url=url, required=False)

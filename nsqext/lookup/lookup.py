@@ -8,35 +8,29 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from attrs import field, frozen
 
-from nsqext.errors import InvalidSetting
-from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.metadata import MetadataCache, SharedMetadata
 from nsqext.lookup.options import LookupOptions
 from nsqext.settings import Given, Schema, build, settings_of
-from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
     from nsqext.lookup.settings import LookupSettings
     from nsqext.types import Address
 
 
-@cache
-def _shared_options() -> type[Any]:
-    """Return the option class of the lookup client, whose settings have a group's prefix."""
+@frozen
+class _SharedOptions:
+    """The options of the lookup client, whose settings have the prefix of their group."""
 
-    @frozen
-    class SharedOptions:
-        lookup: LookupOptions = field(factory=LookupOptions)
-
-    return SharedOptions
+    lookup: LookupOptions = field(factory=LookupOptions)
 
 
 @cache
 def lookup_schema() -> Schema:
     """Return the settings of the lookup client."""
-    return Schema("Lookup", settings_of(_shared_options()), direct=False)
+    return Schema("Lookup", settings_of(_SharedOptions), direct=False)
 
 
-class Lookup(ProcessBound):
+class Lookup(SharedMetadata):
     """A lookup client that producers and consumers share; pass it to them instead of lookup addresses.
 
     Clients that share a `Lookup` have one list of lookup nodes, one poll per topic, and one pool of HTTP connections;
@@ -58,10 +52,8 @@ class Lookup(ProcessBound):
     ) -> None:
         schema = lookup_schema()
         given = schema.collect(lookupd, (), env, settings)
-        self.given: Mapping[str, Any] = given.values
-        """The values of its given settings."""
-        self._options = build(_shared_options(), schema.own, given.values)
-        self._metadata = MetadataCache(given.lookupd, options=self._options.lookup)
+        self._options = build(_SharedOptions, schema.own, given.values)
+        super().__init__(MetadataCache(given.lookupd, options=self._options.lookup), schema.own, given.values)
 
     def __repr__(self) -> str:
         return f"Lookup({','.join(map(str, self.addresses))!r})"
@@ -74,12 +66,7 @@ class Lookup(ProcessBound):
     @property
     def addresses(self) -> tuple[Address, ...]:
         """The lookup addresses."""
-        return self._metadata.addresses
-
-    @property
-    def metadata(self) -> MetadataCache:
-        """The shared cache."""
-        return self._metadata
+        return self.metadata.addresses
 
     def switch(self, lookupd: str | Sequence[str]) -> None:
         """Use other lookup nodes, for example of another cluster.
@@ -93,12 +80,7 @@ class Lookup(ProcessBound):
         Raises:
             InvalidSetting: no address, or an invalid address; the addresses stay unchanged.
         """
-        self._metadata.switch(lookupd)
-
-
-def values_of(given: Given) -> Mapping[str, Any]:
-    """Return the values that a client runs with, including a shared `Lookup`'s."""
-    return {**given.values, **given.lookupd.given} if isinstance(given.lookupd, Lookup) else given.values
+        self.metadata.switch(lookupd)
 
 
 def share_lookup(given: Given) -> Given:
@@ -108,14 +90,3 @@ def share_lookup(given: Given) -> Given:
     own: dict[str, Any] = {name: value for name, value in given.values.items() if name in lookup_schema().own}
     rest = {name: value for name, value in given.values.items() if name not in own}
     return Given(Lookup(given.lookupd, **own), (), rest)
-
-
-def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
-    """Return the cache for a client: the cache of a `Lookup`, or a new cache; raises InvalidSetting."""
-    if not isinstance(given.lookupd, Lookup):
-        return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
-    for name in given.values.keys() & lookup_schema().own.keys():
-        raise InvalidSetting(
-            f"{name} is given for a client that shares a Lookup", hint=f"give it to the Lookup: Lookup(..., {name}=...)"
-        )
-    return given.lookupd.metadata

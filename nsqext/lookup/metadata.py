@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import anyio
@@ -21,6 +21,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher
 from nsqext.protocol.names import check_topic
 from nsqext.transport.event_loop import call_in_loop, current_loop
+from nsqext.types import ProcessBound
 
 if TYPE_CHECKING:
     import httpx
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.client import LookupClient
     from nsqext.lookup.node_channels import NodeChannels
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
+    from nsqext.settings import Given
     from nsqext.types import Address
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
@@ -441,3 +443,28 @@ def log_filtered(view: PartitionMap) -> None:
     left_out = [str(node) if number is None else f"partition {number} at {node}" for number, node in view.filtered]
     use = "published to" if view.access == "w" else "consumed from"
     logger.warning("%s: not %s because of node_filter: %s", view.topic, use, outside_text(", ".join(left_out)))
+
+
+class SharedMetadata(ProcessBound):
+    """A cache that clients share: the part of `nsqext.Lookup` that they need."""
+
+    def __init__(self, metadata: MetadataCache, own: Collection[str], given: Mapping[str, Any]) -> None:
+        self.metadata: MetadataCache = metadata
+        self.own: Collection[str] = own  # names of the settings that belong to it
+        self.given: Mapping[str, Any] = given  # values of its given settings
+
+
+def values_of(given: Given) -> Mapping[str, Any]:
+    """Return the values that a client runs with, including a shared `nsqext.Lookup`'s."""
+    return {**given.values, **given.lookupd.given} if isinstance(given.lookupd, SharedMetadata) else given.values
+
+
+def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
+    """Return the cache for a client: the cache of a `nsqext.Lookup`, or a new cache; raises InvalidSetting."""
+    if not isinstance(given.lookupd, SharedMetadata):
+        return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
+    for name in given.values.keys() & given.lookupd.own:
+        raise InvalidSetting(
+            f"{name} is given for a client that shares a Lookup", hint=f"give it to the Lookup: Lookup(..., {name}=...)"
+        )
+    return given.lookupd.metadata

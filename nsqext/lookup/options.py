@@ -12,7 +12,6 @@ from attrs import field, frozen
 
 from nsqext.arguments import check_counts, check_kinds, check_times
 from nsqext.errors import InvalidSetting
-from nsqext.settings import redact_url
 from nsqext.transport.options import make_tls_context
 from nsqext.types import Address
 
@@ -203,6 +202,8 @@ def _is_bare_ipv6(text: str) -> bool:
 
 
 def _not_an_address(text: object, setting: str, hint: str) -> InvalidSetting:
+    from nsqext.settings_text import redact_url
+
     shown = redact_url(text) if isinstance(text, str) else text
     if isinstance(text, str) and _is_bare_ipv6(text.strip()):
         shown, hint = text, f"an IPv6 address needs brackets; {hint}"

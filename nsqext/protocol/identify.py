@@ -184,12 +184,14 @@ class Negotiated:
         """
         if data == b"OK":
             return cls()
-        from nsqext.protocol.json_fields import UnreadableFields, read_fields  # not at the import of a client
-
         try:
-            reply = read_fields(data, _REPLY)
-        except UnreadableFields as error:
+            sent = orjson.loads(data)
+            reply = {name: value for name in _REPLY if (value := sent.get(name)) is not None}
+        except (AttributeError, orjson.JSONDecodeError) as error:
             raise ProtocolError(f"the response to IDENTIFY is neither JSON nor OK: {data[:120]!r}") from error
+        wrong = [name for name, value in reply.items() if type(value) is not _REPLY[name]]
+        if wrong:
+            raise ProtocolError(f"the response to IDENTIFY has a wrong type of {wrong[0]}: {data[:120]!r}")
         values = {name: reply[name] for name in _AS_GRANTED if name in reply}
         values |= {name: outside_text(text) for name, text in values.items() if isinstance(text, str)}
         values |= {name: reply[name] / 1000 for name in ("msg_timeout", "max_msg_timeout") if reply.get(name)}

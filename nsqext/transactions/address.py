@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 from nsqext.errors import InvalidSetting
-from nsqext.settings import redact_url
+from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
     from nsqext.transactions.schema import Dialect

@@ -13,8 +13,8 @@ import pytest
 
 from nsqext import Lookup, Producer
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.lookup.lookup import metadata_cache, share_lookup
-from nsqext.lookup.metadata import MetadataCache
+from nsqext.lookup.lookup import share_lookup
+from nsqext.lookup.metadata import MetadataCache, metadata_cache
 from nsqext.lookup.options import LookupOptions
 from nsqext.settings import Given
 from nsqext.types import Address

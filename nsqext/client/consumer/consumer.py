@@ -27,7 +27,7 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.settings import HelpText, consumer_schema, consumer_settings
 from nsqext.client.tasks import BackgroundTasks, Runnable
 from nsqext.errors import InvalidSetting, InvalidState, NsqError
-from nsqext.lookup.lookup import Lookup, metadata_cache, share_lookup, values_of
+from nsqext.lookup.metadata import metadata_cache, values_of
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.settings import build
 from nsqext.transport.event_loop import call_in_loop
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
+    from nsqext.lookup.lookup import Lookup
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -103,6 +104,7 @@ class Consumer(Runnable):
         self._dead_letters: DeadLetterTopic | None = None
         if isinstance(self._options.failure.dead_letter, str):
             from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
+            from nsqext.lookup.lookup import share_lookup
 
             given = share_lookup(given)  # with the producer of dead letters
             self._dead_letters = DeadLetterTopic.of(self._options.failure.dead_letter, channel, given)

@@ -32,7 +32,7 @@ from nsqext.client.settings import HelpText, producer_schema, producer_settings
 from nsqext.client.tasks import BackgroundTasks
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
-from nsqext.lookup.lookup import Lookup, metadata_cache, values_of
+from nsqext.lookup.metadata import metadata_cache, values_of
 from nsqext.settings import build
 from nsqext.types import Address, ProcessBound
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.lookup.lookup import Lookup
     from nsqext.types import Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from nsqext.arguments import suggest
+from nsqext.arguments import is_secret_name, suggest
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.settings import consumer_settings, producer_settings, shared_settings
 from nsqext.errors import InvalidSetting
-from nsqext.settings import build, is_secret_name, parse
+from nsqext.settings import build, parse
 
 if TYPE_CHECKING:
     from nsqext.settings import Setting

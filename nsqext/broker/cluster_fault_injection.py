@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nsqext.broker.fault_injection import Direction, Rule
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
 from nsqext.errors.server import SERVER_ERRORS
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.lookupd.lookupd import LookupServer

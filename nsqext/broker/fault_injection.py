@@ -12,7 +12,7 @@ import anyio
 from attrs import define, field
 
 if TYPE_CHECKING:
-    from nsqext.protocol.frames import RequestError
+    from nsqext.protocol.server.request_error import RequestError
 
 Direction = Literal["in", "out"]
 """``in`` for bytes from clients, ``out`` for bytes to clients."""

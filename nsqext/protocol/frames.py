@@ -75,22 +75,3 @@ def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
                 raise ProtocolError(f"received the trace id {replied} in the response to a publish with {trace_id}")
             return message_id, replied, offset, size
     raise ProtocolError(f"expected OK and 28 bytes of trace in response to a publish, received {data[:40]!r}")
-
-
-class RequestError(Exception):
-    """An error sent to the client as an error frame."""
-
-    def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
-        super().__init__(code, text, fatal)
-        self.code = code  # ``E_…`` word
-        # description; its leading space is sent even without text, as by the redesigned server. None for an error that
-        # is only its code.
-        self.text = text
-        self.fatal = fatal  # the connection closes after the frame
-
-    def __str__(self) -> str:
-        return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
-
-    def frame(self) -> bytes:
-        """Return the bytes of the error frame; surrogate escapes stand for invalid UTF-8."""
-        return encode_frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))

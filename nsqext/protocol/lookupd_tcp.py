@@ -14,9 +14,9 @@ import orjson
 from attrs import asdict, fields, frozen
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
+from nsqext.protocol.server.request_error import RequestError
 
 MAGIC = b"  V1"
 PING = b"PING\n"

@@ -26,7 +26,6 @@ __all__ = (
     "MESSAGE_ID_SIZE",
     "RawMessage",
     "decode_into",
-    "encode_message",
     "message_id",
 )
 
@@ -107,19 +106,6 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
             hint="the topic may have been upgraded to extend; reconnect",
         ) from error
     message.body = data[position:]
-
-
-def encode_message(message: RawMessage, extend: bool = False, detail: bool = False) -> bytes:
-    """Return the data of a message frame for a subscription."""
-    parts = [_HEAD.pack(message.timestamp, message.attempts, message.id)]
-    if extend:
-        parts.append(bytes((message.version,)))
-        if message.version:
-            parts += (_U16.pack(len(message.header)), message.header)
-    if detail:
-        parts.append(_DETAIL.pack(message.offset, message.size))
-    parts.append(message.body)
-    return b"".join(parts)
 
 
 def message_id(internal_id: int, trace_id: int = 0) -> bytes:

@@ -12,7 +12,8 @@ from nsqext.client.producer.publish_port import PublishPort
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
-from nsqext.transport.handshake import BlockingConnection, open_connection, thread_can_wait
+from nsqext.transport.blocking_connection import BlockingConnection, thread_can_wait
+from nsqext.transport.handshake import open_connection
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal

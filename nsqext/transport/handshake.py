@@ -1,9 +1,8 @@
-"""Open a connection: TCP, magic, IDENTIFY, TLS, compression, AUTH; then subscribe, or use it in one thread."""
+"""Open a connection: TCP, magic, IDENTIFY, TLS, compression, AUTH; then subscribe."""
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from nsqext.protocol.client.commands import Command
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.tls_layer import TlsLayer
     from nsqext.transport.options import ConnectionOptions
@@ -237,60 +235,3 @@ async def _authenticate(connection: Connection, options: ConnectionOptions, nego
         raise AuthRequired(
             "E_AUTH_FIRST", "the node requires AUTH", node=str(connection.address), hint="set auth_secret"
         )
-
-
-_TICK = 250  # milliseconds after which a thread waiting for a response enforces the timeouts
-
-
-def thread_can_wait() -> bool:
-    """Return whether threads can wait for a socket by `select.poll`."""
-    return hasattr(select, "poll")
-
-
-class BlockingConnection:
-    """Requests of one thread at a time over a connection that the event loop does not read any more.
-
-    Protocol and timeouts are the connection's. The caller must hold a lock for each method.
-    """
-
-    __slots__ = ("_poll", "_writing", "connection")
-
-    def __init__(self, connection: Connection) -> None:
-        connection.detach()
-        # from `open_connection`; this is called in its event loop
-        self.connection: Connection = connection
-        self._writing = False
-        self._poll = select.poll()
-        self._poll.register(connection.fileno(), select.POLLIN)
-
-    def request(self, data: Command, deadline: float) -> bytes:
-        """Send a command and return the data of its response; see `nsqext.transport.connection.Connection.request`.
-
-        An exception from a signal in this thread, such as KeyboardInterrupt, closes the connection: bytes may have been
-        read and not processed, so that later responses would belong to other commands.
-        """
-        connection = self.connection
-        complete = False
-        try:
-            reply = connection.post(data, deadline)
-            while reply.data is None and reply.error is None:
-                self._wait()
-            complete = True
-        finally:
-            if not complete:
-                connection.close()
-        if reply.error is not None:
-            raise reply.error
-        return reply.data or b""
-
-    def _wait(self) -> None:
-        """Wait until bytes can be received or sent, or a tick is due, and process them."""
-        connection = self.connection
-        writing = connection.sending
-        if writing != self._writing:
-            self._poll.modify(connection.fileno(), select.POLLIN | (select.POLLOUT if writing else 0))
-            self._writing = writing
-        if self._poll.poll(_TICK) and not writing:
-            connection.poll()
-        else:
-            connection.tick()

@@ -12,22 +12,17 @@ from nsqext.errors import ProtocolError, ServerError
 from nsqext.errors.server import SERVER_ERRORS, server_error
 from nsqext.protocol.client.client_protocol import ClientProtocol, FrameParser, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import (
-    HEARTBEAT,
-    FrameType,
-    RequestError,
-    decode_trace_reply,
-    encode_frame,
-    encode_trace_reply,
-)
+from nsqext.protocol.frames import HEARTBEAT, FrameType, decode_trace_reply, encode_frame, encode_trace_reply
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
-from nsqext.protocol.messages import RawMessage, decode_into, encode_message
+from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record, encode_record, raw_size
 from nsqext.protocol.server.command_parser import CommandTarget, PublishItem, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.request_error import RequestError
 from tests.captures import Conversation, Step, conversation, conversations, disk_records
 from tests.support.command_reader import OpenRules, read_commands, write_command
+from tests.support.message_frames import encode_message
 from tests.support.tables import table
 
 ALL = [pytest.param(one, id=one.name) for one in conversations()]

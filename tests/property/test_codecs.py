@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
 from nsqext.protocol.extjson import UnreadableHeader, read_header
-from nsqext.protocol.frames import RequestError, decode_trace_reply, encode_trace_reply
+from nsqext.protocol.frames import decode_trace_reply, encode_trace_reply
 from nsqext.protocol.headers import decode_headers, encode_headers, tag_of
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.lookupd_tcp import PeerInfo
-from nsqext.protocol.messages import RawMessage, decode_into, encode_message, message_id
+from nsqext.protocol.messages import RawMessage, decode_into, message_id
 from nsqext.protocol.names import is_valid_tag, is_valid_topic
 from nsqext.protocol.record import Record, decode_record, encode_record
 from nsqext.protocol.server.command_parser import PUBLISH_VERBS, CommandTarget, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import ext_body, multi_body
+from tests.support.message_frames import encode_message
 from tests.support.strategies import (
     HEADERS,
     JSON,

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from nsqext.errors import NsqError, ProtocolError, ServerError
 from nsqext.protocol.client.client_protocol import ClientProtocol, FrameParser, Reply
 from nsqext.protocol.client.commands import NOP
-from nsqext.protocol.frames import HEARTBEAT, RequestError, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, encode_frame
 from nsqext.protocol.lookupd_tcp import LookupdCommandParser
 from nsqext.protocol.messages import RawMessage, decode_into
 from nsqext.protocol.record import decode_record
 from nsqext.protocol.server.command_parser import MAX_LINE, BatchReader, CommandTarget
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands, write_command
 from tests.support.strategies import (
     COMMANDS,

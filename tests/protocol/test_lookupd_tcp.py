@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.lookupd_tcp import (
     MAGIC,
     NO_PARTITION,
@@ -19,6 +18,7 @@ from nsqext.protocol.lookupd_tcp import (
     response_size,
     unregister,
 )
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.tables import table
 
 _PEER = PeerInfo("10.0.0.1", 4150, 4151, "1.3.0", "host", "zone", "region")

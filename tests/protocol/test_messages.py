@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, decode_into, encode_message, message_id
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, decode_into, message_id
+from tests.support.message_frames import encode_message
 from tests.support.tables import table
 
 _HEAD = bytes.fromhex("18e9e85ed920b381 0003 0008000000000002 000000000000007b")

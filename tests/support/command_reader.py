@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nsqext.protocol.client import commands as write
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import (
     BATCH_VERBS,
     PUBLISH_VERBS,
@@ -18,6 +17,7 @@ from nsqext.protocol.server.command_parser import (
     check_room,
 )
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import ext_body, internal_create_topic, multi_body, trace_body
 
 __all__ = ("OpenRules", "Reading", "read_commands", "write_command")

@@ -12,8 +12,9 @@ import anyio.lowlevel
 from nsqext.errors import NsqError
 from nsqext.partitions import ChannelPosition, Leader
 from nsqext.protocol.client.commands import rdy
-from nsqext.protocol.messages import RawMessage, encode_message
+from nsqext.protocol.messages import RawMessage
 from nsqext.types import Address, TopicMeta
+from tests.support.message_frames import encode_message
 
 __all__ = ("LEADER", "Clock", "Connection", "Servers", "fins", "frames")
 

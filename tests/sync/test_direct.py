@@ -20,8 +20,8 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
 from nsqext.middleware import Middleware, Publishing
+from nsqext.transport.blocking_connection import BlockingConnection
 from nsqext.transport.connection import Connection
-from nsqext.transport.handshake import BlockingConnection
 from nsqext.types import Address
 from tests.support.connections import pub
 from tests.support.fake_nsqd import ok

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import Stored
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:

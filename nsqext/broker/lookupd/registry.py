@@ -13,8 +13,8 @@ from attrs import asdict, define, field
 
 from nsqext.broker.listeners import peer_name
 from nsqext.errors.outside_text import outside_text
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus

@@ -12,12 +12,13 @@ from nsqext.broker.nsqd import publish_commands as publish
 from nsqext.broker.nsqd.session import Dialect, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, read_partition, run_authorized
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import CLOSE_WAIT, OK, RequestError
+from nsqext.protocol.frames import CLOSE_WAIT, OK
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.names import MAX_PARTITION, is_valid_channel, is_valid_topic
 from nsqext.protocol.server.command_parser import State, check_state
 from nsqext.protocol.server.go_format import base10, byte_list, decode, parse_bool, wrap
 from nsqext.protocol.server.negotiate import identify_reply, negotiate
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.types import TopicMeta
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.channel.channel import Channel
     from nsqext.broker.nsqd.auth_server import Authorizations
-    from nsqext.protocol.frames import RequestError
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.command_parser import State
     from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits
+    from nsqext.protocol.server.request_error import RequestError
 
 _BUCKETS = 16
 _HOUR = 3600 * 1_000_000_000

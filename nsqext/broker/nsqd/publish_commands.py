@@ -17,9 +17,10 @@ from attrs import frozen
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.nsqd.validation import recheck_auth
-from nsqext.protocol.frames import OK, RequestError, encode_trace_reply
+from nsqext.protocol.frames import OK, encode_trace_reply
 from nsqext.protocol.record import raw_size
 from nsqext.protocol.server.command_parser import Command, PublishItem, parse_publish
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Hosted, Node

@@ -17,9 +17,10 @@ from attrs import evolve
 
 from nsqext.broker.engine.channel.in_flight import SubscribedClient
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
-from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, RequestError, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, OK, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import Command, CommandParser, State
 from nsqext.protocol.server.negotiate import ClientSettings
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nsqext.broker.nsqd.auth_server import Authorizations, query_auth
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import (
     BATCH_VERBS,
     BatchReader,
@@ -18,6 +17,7 @@ from nsqext.protocol.server.command_parser import (
     check_state,
 )
 from nsqext.protocol.server.go_format import decode, parse_int, word_lists
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:

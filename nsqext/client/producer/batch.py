@@ -18,7 +18,8 @@ from nsqext.client.producer.request import (
     with_columns,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE, multi, multi_ext, multi_trace
+from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_trace
+from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_header_columns, encode_headers
 from nsqext.types import Receipt

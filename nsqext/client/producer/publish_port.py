@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
-    from nsqext.transport.handshake import BlockingConnection
+    from nsqext.transport.blocking_connection import BlockingConnection
     from nsqext.types import Receipt
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of a second; Go's durations count nanoseconds."""

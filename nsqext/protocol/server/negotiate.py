@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 from attrs import define, field, frozen
 
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.identify import DISPATCH_TYPES
 from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.names import MAX_TAG_BYTES
+from nsqext.protocol.server.request_error import RequestError
 
 Generation = str
 """The redesigned NSQ (youzan/nsq) or the original (nsqio/nsq)."""

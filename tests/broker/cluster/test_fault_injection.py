@@ -9,7 +9,7 @@ import pytest
 
 from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.runtime import Clock
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 
 FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
 

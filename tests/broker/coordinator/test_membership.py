@@ -14,7 +14,7 @@ from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOption
 from nsqext.broker.coordinator.replication import mirror_channels
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, hosted, make_coordinator, publish, running, until, wrong_roles
 from tests.support.engine_partition import Consumer
 

@@ -12,7 +12,7 @@ from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.log import Refusal
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.coordinators import bodies, counted, hosted, publish, running, until, wrong_roles
 
 NODES = ("n1", "n2", "n3", "n4")

@@ -12,8 +12,8 @@ import pytest
 from nsqext.broker.nsqd.http.publish import write_json
 from nsqext.broker.nsqd.server import application
 from nsqext.http.api import Metric, render_metrics
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.client.commands import identify
-from nsqext.protocol.frames import HEARTBEAT, RequestError
+from nsqext.protocol.frames import HEARTBEAT
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from nsqext.protocol.tls_layer import TlsLayer
 from nsqext.waits import chance
 from tests.support.commands import multi_body

@@ -14,9 +14,10 @@ from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.commands import REDESIGNED
 from nsqext.broker.nsqd.node import Node
 from nsqext.errors import NsqError
-from nsqext.protocol.frames import HEARTBEAT, FrameType, RequestError
+from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, sized
 

@@ -9,7 +9,7 @@ import pytest
 from attrs import define
 
 from nsqext.broker.nsqd.publish_commands import commit
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 
 pytestmark = pytest.mark.anyio
 

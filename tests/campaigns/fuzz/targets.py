@@ -12,7 +12,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.protocol.frames import FrameType, encode_frame
-from nsqext.protocol.messages import RawMessage, encode_message
+from nsqext.protocol.messages import RawMessage
 from tests.campaigns.fuzz.file_targets import LETTERS, coordinator_state, disk, message_files, stored_files
 from tests.campaigns.fuzz.wire_targets import (
     NODE_INFO,
@@ -26,6 +26,7 @@ from tests.campaigns.fuzz.wire_targets import (
     nsqlookupd_http,
     nsqlookupd_tcp,
 )
+from tests.support.message_frames import encode_message
 from tests.support.nsqd_sessions import sized
 
 __all__ = ("TARGETS", "Target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.errors import InvalidBody
-from nsqext.protocol.client import commands
+from nsqext.protocol.client import batch_commands, commands
 from tests.support.tables import table
 
 _ID = bytes(range(5, 21))
@@ -28,13 +28,13 @@ _ID = bytes(range(5, 21))
         ),
         (commands.publish_ext(b"PUB_EXT t 0\n", b"{}", b"b"), b"PUB_EXT t 0\n\0\0\0\x05\0\x02{}b"),
         (
-            commands.multi_ext(b"MPUB_EXT t 0\n", [b"{}", b""], [b"b", b"c"]),
+            batch_commands.multi_ext(b"MPUB_EXT t 0\n", [b"{}", b""], [b"b", b"c"]),
             b"MPUB_EXT t 0\n\0\0\0\x14\0\0\0\x02\0\0\0\x05\0\x02{}b\0\0\0\x03\0\0c",
         ),
-        (commands.multi(b"MPUB t 1\n", [b"a", b"bc"]), b"MPUB t 1\n\0\0\0\x0f\0\0\0\x02\0\0\0\x01a\0\0\0\x02bc"),
-        (commands.multi(b"MPUB t\n", [b"a"], [1]), b"MPUB t\n\0\0\0\x09\0\0\0\x01\0\0\0\x01a"),
-        (bytes(commands.multi(b"MPUB t\n", [b"x" * 5000, b"a"]))[7:19], b"\0\0\x13\x95\0\0\0\x02\0\0\x13\x88"),
-        (commands.multi(b"MPUB t\n", []), b"MPUB t\n\0\0\0\x04\0\0\0\0"),
+        (batch_commands.multi(b"MPUB t 1\n", [b"a", b"bc"]), b"MPUB t 1\n\0\0\0\x0f\0\0\0\x02\0\0\0\x01a\0\0\0\x02bc"),
+        (batch_commands.multi(b"MPUB t\n", [b"a"], [1]), b"MPUB t\n\0\0\0\x09\0\0\0\x01\0\0\0\x01a"),
+        (bytes(batch_commands.multi(b"MPUB t\n", [b"x" * 5000, b"a"]))[7:19], b"\0\0\x13\x95\0\0\0\x02\0\0\x13\x88"),
+        (batch_commands.multi(b"MPUB t\n", []), b"MPUB t\n\0\0\0\x04\0\0\0\0"),
         (commands.sub("t", "c"), b"SUB t c\n"),
         (commands.sub("t", "c", 3, verb="SUB_ORDERED"), b"SUB_ORDERED t c 3\n"),
         (commands.sub("t", "c", 3, verb="SUB_ADVANCED", start="special:-1"), b"SUB_ADVANCED t c 3 special:-1\n"),

@@ -25,16 +25,8 @@ from nsqext.errors.server import (
     Unauthorized,
     server_error,
 )
-from nsqext.protocol.client.commands import (
-    LargeCommand,
-    multi,
-    multi_ext,
-    multi_trace,
-    publish_ext,
-    publish_line,
-    publish_trace,
-    sized,
-)
+from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_trace
+from nsqext.protocol.client.commands import LargeCommand, publish_ext, publish_line, publish_trace, sized
 from nsqext.protocol.client.http_publish import MAX_QUERY, HttpPublish, decode_reply, encode_publish
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_headers

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nsqext.protocol.client import commands
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import MAX_LINE, MAX_LINE_ORIGINAL, Command, CommandParser
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.command_reader import OpenRules, read_commands
 from tests.support.commands import ext_body, multi_body
 from tests.support.tables import table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import State, check_state
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.tables import table
 
 

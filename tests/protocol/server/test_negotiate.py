@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.tables import table
 
 _REDESIGNED = ServerLimits()

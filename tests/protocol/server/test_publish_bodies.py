@@ -6,7 +6,6 @@ from struct import pack
 
 import pytest
 
-from nsqext.protocol.frames import RequestError
 from nsqext.protocol.server.command_parser import (
     BatchReader,
     CommandTarget,
@@ -16,6 +15,7 @@ from nsqext.protocol.server.command_parser import (
     parse_publish,
 )
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import ext_body, multi_body, trace_body
 from tests.support.tables import table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqext.protocol.frames import RequestError
+from nsqext.protocol.server.request_error import RequestError
 
 
 def test_an_empty_text_leaves_its_blank() -> None:

@@ -10,11 +10,12 @@ import pytest
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.headers import add_key, encode_headers
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, encode_message, message_id
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, message_id
 from nsqext.spark.columns import ALL_COLUMNS, BASE_COLUMNS, Columns, arrow_schema
 from nsqext.spark.read import arrow as rows
 from nsqext.spark.read.arrow import RowFormat, to_batches
 from nsqext.spark.read.frames import decode_frames, from_messages
+from tests.support.message_frames import encode_message
 
 MOMENT = 1_700_000_000_123_456_789
 

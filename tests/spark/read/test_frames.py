@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.errors import ProtocolError
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, decode_into, encode_message
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, RawMessage, decode_into
 from nsqext.spark.read.frames import MessageColumns, decode_frames, finish_commands, from_messages
+from tests.support.message_frames import encode_message
 
 
 @st.composite

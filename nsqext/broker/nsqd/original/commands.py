@@ -13,10 +13,11 @@ from nsqext.broker.nsqd.publish_commands import put
 from nsqext.broker.nsqd.session import MESSAGE_HEAD, Dialect, Session, SessionSubscriber
 from nsqext.broker.nsqd.validation import CommandValidator, auth, check_auth, recheck_auth, run_authorized
 from nsqext.protocol.extjson import quote
-from nsqext.protocol.frames import FrameType, RequestError
+from nsqext.protocol.frames import FrameType
 from nsqext.protocol.names import is_valid_topic
 from nsqext.protocol.server.command_parser import BATCH_VERBS, BatchReader, Command, CommandTarget, check_state
 from nsqext.protocol.server.go_format import MASK_64, base10, decode, wrap
+from nsqext.protocol.server.request_error import RequestError
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.channel.channel import Channel

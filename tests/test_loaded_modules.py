@@ -13,7 +13,7 @@ import nsqext
 from nsqext.broker import Cluster
 
 _LOADED = """
-    nsqext _version arguments errors errors.outside_text errors.server settings types waits
+    nsqext _version arguments errors errors.server settings types waits
     client client.events client.pulse client.settings client.tasks client.trace_log
     client.consumer client.consumer.consumer client.consumer.message client.consumer.options
     client.consumer.handlers client.consumer.handlers.dispatcher client.consumer.handlers.workers

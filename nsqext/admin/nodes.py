@@ -10,8 +10,14 @@ import orjson
 
 from nsqext.admin.requests import AdminBase, ClusterRequests, ask_all, cluster_generation, http_address
 from nsqext.admin.stats import in_sync_replicas, node_statuses
-from nsqext.errors import ConnectionFailed, InvalidInput, LookupUnreachable, OperationNotSupported, PartitionUnavailable
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import (
+    ConnectionFailed,
+    InvalidInput,
+    LookupUnreachable,
+    OperationNotSupported,
+    PartitionUnavailable,
+    outside_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,8 +20,8 @@ from nsqext.errors import (
     OperationNotSupported,
     PartitionUnavailable,
     TopicNotFound,
+    outside_text,
 )
-from nsqext.errors.outside_text import outside_text
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.partition_map import PartitionMap, failure, merged
 from nsqext.lookup.responses import NodeInfo, unwrap

@@ -9,8 +9,7 @@ from attrs import evolve
 
 from nsqext.admin.requests import ask_all, cluster_generation, generation_of, http_address, http_of
 from nsqext.admin.results import Generation, NodeStatus, TopicStats
-from nsqext.errors import ConnectionFailed
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import ConnectionFailed, outside_text
 from nsqext.lookup.node_stats import ChannelStats, PartitionChannelStats, PartitionStats, read_stats
 from nsqext.types import Address
 

@@ -115,7 +115,7 @@ def _unknown(name: str) -> NoReturn:
 
 
 def _fail(text: str) -> NoReturn:
-    from nsqext.errors.outside_text import escaped
+    from nsqext.errors import escaped
 
     print(f"nsqext: {escaped(text)}", file=sys.stderr)
     raise SystemExit(2)

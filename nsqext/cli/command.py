@@ -18,8 +18,7 @@ import attrs
 
 from nsqext.cli.connection import ServerAccess, confirm
 from nsqext.cli.parameters import Argument, Option
-from nsqext.errors import InvalidSetting, NsqError
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import InvalidSetting, NsqError, escaped
 
 if TYPE_CHECKING:
     from nsqext import Position

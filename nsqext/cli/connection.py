@@ -32,8 +32,8 @@ from nsqext.errors import (
     LookupUnreachable,
     PartitionUnavailable,
     TopicNotFound,
+    escaped,
 )
-from nsqext.errors.outside_text import escaped
 from nsqext.http.client import load_httpx
 from nsqext.waits import Doubling
 

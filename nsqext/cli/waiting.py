@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Lock, Timer
 from typing import TYPE_CHECKING
 
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import escaped
 
 if TYPE_CHECKING:
     from nsqext import App, Consumer

@@ -363,3 +363,25 @@ class ServerError(NsqError):
         self.args: tuple[Any, ...] = (code, description)
         self.code = code
         self.description = description
+
+
+# Texts of servers in errors, logs and terminals
+
+MAX_TEXT = 500
+"""Most characters of a text."""
+
+
+def escaped(text: str) -> str:
+    r"""Return a text with escapes such as \x1b for characters that are not printable.
+
+    Line ends would forge log lines, escape sequences control a terminal, and direction marks hide names.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def outside_text(text: str, most: int = MAX_TEXT) -> str:
+    """Return a text of at most ``most`` characters and an ellipsis; see `escaped`."""
+    shown = escaped(text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[:most]}…"

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from nsqext.errors import ServerError
-from nsqext.errors.outside_text import MAX_TEXT, outside_text
+from nsqext.errors import MAX_TEXT, ServerError, outside_text
 
 __all__ = (
     "SERVER_ERRORS",

@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from nsqext._version import __version__
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import outside_text
 
 if TYPE_CHECKING:
     import ssl

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from attrs import evolve
 
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import (
+    InvalidInput,
+    InvalidSetting,
+    InvalidState,
+    LookupFailed,
+    NsqError,
+    TopicNotReady,
+    outside_text,
+)
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
 from nsqext.lookup.partition_map import failure
 from nsqext.lookup.responses import (

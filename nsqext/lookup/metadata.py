@@ -14,8 +14,7 @@ from weakref import WeakSet
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
-from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, PartitionUnavailable
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, PartitionUnavailable, outside_text
 from nsqext.lookup.options import NODE_PORT, LookupOptions, LookupUrl, parse_addresses
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.poller import ExtendedTopics, Polled, Poller, RefreshBudget, Refresher

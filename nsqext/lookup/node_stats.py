@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from nsqext.errors import ProtocolError
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import ProtocolError, outside_text
 
 if TYPE_CHECKING:
     from nsqext.types import Address

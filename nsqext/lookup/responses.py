@@ -23,8 +23,8 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
     TopicNotReady,
+    outside_text,
 )
-from nsqext.errors.outside_text import outside_text
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.options import url_of
 from nsqext.protocol.names import MAX_PARTITION

@@ -12,8 +12,7 @@ from attrs import field, frozen
 
 from nsqext._version import __version__
 from nsqext.arguments import is_number
-from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import InvalidSetting, ProtocolError, outside_text
 
 __all__ = (
     "DISPATCH_TYPES",

@@ -15,8 +15,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from attrs import define
 
 from nsqext.broker.listeners import split_address
-from nsqext.errors import NsqError
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import NsqError, outside_text
 from nsqext.errors.server import server_error
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.protocol.lookupd_tcp import MAGIC, PING, PeerInfo, identify, register, response_size, unregister

@@ -12,7 +12,7 @@ import anyio
 from attrs import asdict, define, field
 
 from nsqext.broker.listeners import peer_name
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import outside_text
 from nsqext.protocol.lookupd_tcp import LookupdCommand, LookupdCommandParser, PeerInfo, encode_response
 from nsqext.protocol.server.request_error import RequestError
 

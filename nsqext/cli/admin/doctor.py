@@ -17,8 +17,7 @@ from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting, NsqError
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import InvalidSetting, NsqError, escaped
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupUrl, is_loopback, parse_lookup_addresses, url_of

@@ -17,8 +17,7 @@ from nsqext.cli.command import Topic, command, examples
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import ConnectionFailed, InvalidSetting, LookupFailed, escaped
 from nsqext.errors.server import BadChannel
 from nsqext.protocol.names import check_channel, check_topic
 

@@ -20,8 +20,7 @@ from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting, NsqError
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import InvalidSetting, NsqError, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

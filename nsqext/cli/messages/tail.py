@@ -25,8 +25,7 @@ from nsqext.cli.connection import ServerAccess
 from nsqext.cli.message_files import message_record
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting, OperationNotSupported
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import InvalidSetting, OperationNotSupported, escaped
 from nsqext.protocol.headers import header_json
 from nsqext.protocol.names import topic_and_partition
 

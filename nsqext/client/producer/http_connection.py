@@ -19,8 +19,8 @@ from nsqext.errors import (
     NsqError,
     ProtocolError,
     RequestTimeout,
+    outside_text,
 )
-from nsqext.errors.outside_text import outside_text
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.options import url_of
 from nsqext.protocol.client.client_protocol import Reply

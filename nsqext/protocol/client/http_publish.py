@@ -14,8 +14,7 @@ from urllib.parse import quote, urlencode
 import orjson
 from attrs import frozen
 
-from nsqext.errors import InvalidHeader, NsqError, OperationNotSupported, ProtocolError
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import InvalidHeader, NsqError, OperationNotSupported, ProtocolError, outside_text
 from nsqext.errors.server import Unauthorized, server_error
 from nsqext.protocol.frames import OK, encode_trace_reply
 from nsqext.protocol.headers import TRACE_ID_HEADER

@@ -16,8 +16,7 @@ from nsqext.cli.command import parse_time
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.messages.pub import read_lines
 from nsqext.cli.messages.tail import Filter
-from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.errors.outside_text import escaped
+from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
 

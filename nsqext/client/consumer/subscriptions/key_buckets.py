@@ -18,8 +18,7 @@ import anyio
 from attrs import define, evolve, field, frozen
 
 from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.errors import InvalidSetting, NsqError
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import InvalidSetting, NsqError, outside_text
 from nsqext.key_ranges import bucket_tags, count_of_tag, plan_moves, shared_tag
 from nsqext.waits import chance
 

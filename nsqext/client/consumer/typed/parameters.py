@@ -16,8 +16,7 @@ from attrs import define, field, frozen
 
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
-from nsqext.errors import InvalidSetting
-from nsqext.errors.outside_text import outside_text
+from nsqext.errors import InvalidSetting, outside_text
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.options import FailureOptions

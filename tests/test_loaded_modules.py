@@ -14,7 +14,7 @@ from nsqext.broker import Cluster
 
 _LOADED = """
     nsqext _version arguments errors errors.server settings types waits
-    client client.events client.pulse client.settings client.tasks client.trace_log
+    client client.events client.pulse client.settings client.tasks
     client.consumer client.consumer.consumer client.consumer.message client.consumer.options
     client.consumer.handlers client.consumer.handlers.dispatcher client.consumer.handlers.workers
     client.consumer.subscriptions client.consumer.subscriptions.assignment client.consumer.subscriptions.backoff

@@ -1,15 +1,19 @@
-"""Events of producers and consumers, for callbacks of the program."""
+"""What producers and consumers report: events to callbacks of the program, messages to the trace log."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from attrs import frozen
+from attrs import define, frozen
 
 from nsqext.arguments import is_coroutine_function
 from nsqext.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.message import Message
+    from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.client")
 
@@ -52,3 +56,26 @@ class ClientEvents:
                 callback(event)
             except Exception:
                 logger.exception("a callback for events failed: %r", event)
+
+
+class Tracer(Protocol):
+    """The trace log, see `nsqext.client.trace_log`."""
+
+    def wants(self, topic: str) -> bool:
+        """Return whether a topic is traced."""
+
+    def published(self, receipts: Iterable[Receipt], local: str = "") -> None:
+        """Log stored messages of traced topics."""
+
+    def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
+        """Log received messages of a traced topic."""
+
+
+@define
+class Tracing:
+    """Where clients find the trace log."""
+
+    log: Tracer | None = None  # None while no topic is traced
+
+
+tracing: Tracing = Tracing()

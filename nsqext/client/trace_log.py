@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from nsqext.client.events import tracing
 from nsqext.protocol.names import check_topic
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ class TraceLog:
     """Select the topics to trace, for all clients of this process; at any time, from any thread."""
 
     def __init__(self) -> None:
-        self.active: bool = False  # any topic is traced; checked on hot paths
         self._topics: frozenset[str] = frozenset()
         self._all = False
 
@@ -37,7 +37,7 @@ class TraceLog:
             self._all = True
         else:
             self._topics |= {check_topic(topic)}
-        self.active = True
+        tracing.log = self
 
     def off(self, topic: str | None = None) -> None:
         """Stop tracing a topic; None for all topics. While all are traced, no topic can be excluded."""
@@ -45,13 +45,15 @@ class TraceLog:
             self._all, self._topics = False, frozenset()
         else:
             self._topics -= {topic}
-        self.active = self._all or bool(self._topics)
+        if not (self._all or self._topics):
+            tracing.log = None
 
     def wants(self, topic: str) -> bool:
+        """Return whether a topic is traced."""
         return self._all or topic in self._topics
 
     def published(self, receipts: Iterable[Receipt], local: str = "") -> None:
-        """Log stored messages, with ``host:port`` of this end of the connection; only if ``active``."""
+        """Log stored messages, with ``host:port`` of this end of the connection."""
         for receipt in receipts:
             if self.wants(receipt.topic):
                 fields = {
@@ -63,7 +65,7 @@ class TraceLog:
                 _log("published", receipt, local, fields, "internal_id", "trace_id", "queue_offset", "node")
 
     def consumed(self, messages: Iterable[Message], channel: str, local: str) -> None:
-        """Log received messages of a topic and channel; only if ``active`` and the topic is traced."""
+        """Log received messages of a traced topic."""
         for message in messages:
             fields = {
                 "channel": channel,

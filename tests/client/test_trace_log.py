@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqext import Consumer, Receipt, trace_log
+from nsqext.client.events import tracing
 from nsqext.client.trace_log import TraceLog
 from nsqext.errors import InvalidName
 from tests.support.consumers import quick
@@ -26,18 +27,18 @@ def _off_afterwards() -> Iterator[None]:
 
 def test_topics_are_switched_on_and_off() -> None:
     log = TraceLog()
-    assert (log.active, log.wants("a")) == (False, False)
+    assert (tracing.log, log.wants("a")) == (None, False)
     log.on("a")
-    assert (log.active, log.wants("a"), log.wants("b")) == (True, True, False)
+    assert (tracing.log, log.wants("a"), log.wants("b")) == (log, True, False)
     log.on()
     assert log.wants("b")
     log.off("a")
-    assert (log.active, log.wants("a")) == (True, True)
+    assert (tracing.log, log.wants("a")) == (log, True)
     log.off()
-    assert (log.active, log.wants("a")) == (False, False)
+    assert (tracing.log, log.wants("a")) == (None, False)
     log.on("a")
     log.off("a")
-    assert not log.active
+    assert tracing.log is None
     with pytest.raises(InvalidName):
         log.on("no topic")
 

@@ -12,7 +12,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from nsqext.arguments import refuse_unknown
-from nsqext.client.events import ClientEvents
+from nsqext.client.events import ClientEvents, tracing
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publisher import Publisher
@@ -30,7 +30,6 @@ from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import HelpText, producer_schema, producer_settings
 from nsqext.client.tasks import BackgroundTasks
-from nsqext.client.trace_log import trace_log
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
 from nsqext.lookup.metadata import metadata_cache, values_of
 from nsqext.settings import build
@@ -413,7 +412,7 @@ class Producer(ProcessBound):
             or not self._publisher.open
             or type(body) is not bytes
             or not 0 < len(body) <= self._plain_size
-            or trace_log.active
+            or tracing.log is not None
         ):
             return None
         if key is not None:

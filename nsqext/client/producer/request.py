@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 from attrs import define, field, frozen
 
 from nsqext.arguments import is_delay, is_whole
-from nsqext.client.trace_log import trace_log
+from nsqext.client.events import tracing
 from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
@@ -226,7 +226,7 @@ def check_supported(target: Target, *, header: bool) -> None:
 
 def logs_traces(topic: str, meta: TopicMeta) -> bool:
     """Return whether the trace log needs a topic's receipts, so that its messages get trace id 0."""
-    return trace_log.active and trace_log.wants(topic) and meta.partition_num > 0
+    return tracing.log is not None and tracing.log.wants(topic) and meta.partition_num > 0
 
 
 def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from nsqext.client.trace_log import trace_log
+from nsqext.client.events import tracing
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -224,8 +224,8 @@ class Sender:
         self.counters.bytes_sent += size
         if self.settler is not None:
             self.settler.stored(receipts)
-        if trace_log.active:
-            trace_log.published(receipts, connection.local_address)
+        if tracing.log is not None:
+            tracing.log.published(receipts, connection.local_address)
         return receipts
 
     async def connection(self, target: Target) -> PooledConnection:

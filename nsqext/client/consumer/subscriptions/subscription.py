@@ -14,7 +14,7 @@ from attrs import define
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, KeySharing, Message
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.trace_log import trace_log
+from nsqext.client.events import tracing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
 from nsqext.errors.server import TouchFailed
 from nsqext.protocol.client.commands import req, touch
@@ -243,8 +243,8 @@ class Subscription(PartitionReader):
         self.received_at = now
         if self.start is not None:
             messages = self._skip(self.start, messages)
-        if trace_log.active and trace_log.wants(self.topic):
-            trace_log.consumed(messages, request.channel, self._connection.local_address)
+        if (log := tracing.log) is not None and log.wants(self.topic):
+            log.consumed(messages, request.channel, self._connection.local_address)
         early = monitor.early
         if delayed or (early is not None and early.postponed):
             keep = self._keeps_early and 2 * self.in_flight <= monitor.share

@@ -119,7 +119,7 @@ def test_consumers_of_a_topic_share_its_lookups() -> None:
 
 
 def test_a_topic_of_two_services_is_looked_up_at_both() -> None:
-    here, there = Lookups(frozenset({"here:4161"})), Lookups(("there:4161",))
+    here, there = Lookups(frozenset({"here:4161"})), Lookups(frozenset({"there:4161"}))
     Consumers([(here, [Stand()]), (there, [Stand()])]).run(104.0)
     assert (here.topics, there.topics) == (["t"], ["t"])
 

@@ -30,6 +30,7 @@ __all__ = (
     "quick_sharing",
     "running",
     "sent",
+    "server_ready",
     "take",
     "tape",
 )
@@ -129,7 +130,7 @@ async def running(consumer: Consumer, body: Callable[[], Awaitable[object]], *no
                         await peer.close()
 
 
-def _channels(cluster: Cluster, topic: str) -> Iterator[tuple[int, dict[str, int]]]:
+def _channels(cluster: Cluster, topic: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the statistics of the channels, each with its partition."""
     for node in cluster.nodes.values():
         data = plain_http.get(f"http://{node.http}/stats", params={"format": "json", "topic": topic}).json()
@@ -150,6 +151,12 @@ def depth(cluster: Cluster, topic: str) -> int:
 def sent(cluster: Cluster, topic: str, partition: int) -> int:
     """Return the number of messages of a partition that its server has sent, and that are not answered."""
     return sum(channel["in_flight_count"] for number, channel in _channels(cluster, topic) if number == partition)
+
+
+def server_ready(cluster: Cluster, topic: str, partition: int) -> int:
+    """Return the RDY counts of a partition that its server has received, over all connections."""
+    channels = (channel for number, channel in _channels(cluster, topic) if number == partition)
+    return sum(client["ready_count"] for channel in channels for client in channel["clients"])
 
 
 def opened(topic: str | list[str], cluster: Cluster, **settings: Unpack[ConsumerSettings]) -> Consumer:

@@ -18,7 +18,7 @@ from anyio import create_task_group
 import nsqext
 from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, MessageBatch, Producer
 from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight, NegotiationFailed
-from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, sent, take
+from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, sent, server_ready, take
 from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
 from tests.support.messages import share_of_a_late_consumer
@@ -518,7 +518,7 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         for consumer in queued:
             publish(cluster, consumer.topics[0], b"b", partition=1)
         await eventually(lambda: all(consumer.statistics().in_flight == 2 for consumer in queued))
-        await eventually(lambda: all(connection.ready for c in unread for connection in c.statistics().connections))
+        await eventually(lambda: all(server_ready(cluster, consumer.topics[0], 1) for consumer in unread))
         for consumer in unread:
             publish(cluster, consumer.topics[0], b"b", partition=1)
         names = [consumer.topics[0] for consumer in (*queued, *unread)]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from attrs import AttrsInstance
 
 _SECRET_WORDS = ("secret", "password", "token", "credential")
-_TYPO = 0.9
-"""Similarity from which an unknown name is a typo of a known name."""
+_TYPO = 0.9  # similarity from which an unknown name is a typo of a known name
 
 
 def is_secret_name(name: str) -> bool:

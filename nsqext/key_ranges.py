@@ -28,12 +28,9 @@ CELL_BITS = 20
 CELLS = SPACE >> CELL_BITS
 _NOTHING = bytes(8 * CELLS)
 
-_EVEN = 50
-"""Messages per consumer counted as evenly distributed, so that a few real messages do not decide."""
-_BUSY = 1.2
-"""Multiple of the fair share from which a consumer is too busy."""
-_WORTH = 0.9
-"""Largest new share of the busiest consumer, relative to its old share, for which borders move."""
+_EVEN = 50  # messages per consumer counted as evenly distributed, so that a few real messages do not decide
+_BUSY = 1.2  # multiple of the fair share from which a consumer is too busy
+_WORTH = 0.9  # largest new share of the busiest consumer, relative to its old share, for which borders move
 
 
 @lru_cache(maxsize=65_536)
@@ -45,8 +42,8 @@ def position_of(key: bytes) -> int:
 class OwnedRange(NamedTuple, Generic[C]):
     """A range of the hash space with its consumer."""
 
-    low: float  # from 0.0, inclusive
-    high: float  # up to 1.0, exclusive
+    low: float  #: from 0.0, inclusive
+    high: float  #: up to 1.0, exclusive
     consumer: C
 
 
@@ -289,8 +286,8 @@ def count_of_tag(tag: str) -> int:
 class Moves(NamedTuple):
     """A consumer's next moves of a partition's buckets."""
 
-    claim: tuple[str, ...] = ()  # tags of buckets without an owner
-    release: tuple[str, ...] = ()  # tags of its buckets, for consumers with fewer
+    claim: tuple[str, ...] = ()  #: tags of buckets without an owner
+    release: tuple[str, ...] = ()  #: tags of its buckets, for consumers with fewer
 
 
 def plan_moves(

@@ -31,8 +31,7 @@ Foreign = Callable[[], Mapping[str, "Setting"]]
 ADDRESSES = ("lookupd", "nsqd")
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
-_PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}
-"""Groups of options whose settings have a prefix."""
+_PREFIXES = {"lookup": "lookup_", "backoff": "backoff_"}  # groups of options whose settings have a prefix
 _RENAMED = {
     ("backoff", "mode"): "backoff",
     ("lookup", "address_map"): "address_map",
@@ -43,22 +42,22 @@ _RENAMED = {
 class Setting(NamedTuple):
     """A setting; a named tuple, because an attrs class takes five times as long at each import."""
 
-    name: str  # everywhere; in capitals and with the prefix in the environment
-    member: str  # attribute of the option class
-    group: str  # attribute of the outer option class for this class; empty for the outer class itself
-    kind: str  # annotation of the attribute
+    name: str  #: everywhere; in capitals and with the prefix in the environment
+    member: str  #: attribute of the option class
+    group: str  #: attribute of the outer option class for this class; empty for the outer class itself
+    kind: str  #: annotation of the attribute
     default: object
-    read: Reader | None  # parses its text; None if it is only a keyword
-    owner: type  # the option class
+    read: Reader | None  #: parses its text; None if it is only a keyword
+    owner: type  #: the option class
 
 
 @attrs.frozen
 class Given:
     """Settings from all places."""
 
-    lookupd: Any  # lookup addresses
-    nsqd: Any  # instead of ``lookupd``
-    values: Mapping[str, Any] = attrs.field(repr=False)  # given values by name; some are secrets
+    lookupd: Any  #: lookup addresses
+    nsqd: Any  #: instead of ``lookupd``
+    values: Mapping[str, Any] = attrs.field(repr=False)  #: given values by name; some are secrets
 
 
 def _read_bool(text: str) -> bool:
@@ -221,12 +220,12 @@ def _frozen(value: object) -> object:
 class Schema:
     """The settings of one kind of client."""
 
-    client: str  # its class, for errors
+    client: str  #: its class, for errors
     own: Mapping[str, Setting]
-    # settings of other clients, allowed in URL and environment; checked, not used. None if unknown: unknown names are
-    # ignored then.
+    #: settings of other clients, allowed in URL and environment; checked, not used. None if unknown: unknown names are
+    #: ignored then.
     foreign: Foreign | None = None
-    direct: bool = True  # can work without lookup, with nsqd addresses
+    direct: bool = True  #: can work without lookup, with nsqd addresses
 
     def collect(
         self,

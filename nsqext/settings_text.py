@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 PREFIX = "NSQEXT_"
 """Default prefix of environment variables."""
 _ADDRESSES = ("lookupd", "nsqd")
+# variables of other parts of the package
 _OTHERS = ("NSQEXT_TEST_", "NSQEXT_BENCH_", "NSQEXT_WEB_", "NSQEXT_CONTEXTS_", "NSQEXT_WORKER")
-"""Variables of other parts of the package."""
+# variables that Kubernetes sets for a service with the prefix's name
 _KUBERNETES = r"(PORT|SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_\w+)?)"
-"""Variables that Kubernetes sets for a service with the prefix's name."""
 _SCHEMES = {"nsq": ("lookupd", 4161), "nsqd": ("nsqd", 4150)}
 _PARAMETER = r"([?&;])([^=&;#\s]*)=([^&;#\s]*)"
 _MASK = "***"

@@ -38,12 +38,10 @@ T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
+# seconds between repeats of the request for partitions while they have no leaders. A real cluster assigns missing
+# leaders in its check of all topics: once a minute, and after such a request if the last check is 6 s old. Without
+# repeats a topic takes up to two minutes.
 _AGAIN = 7.0
-"""Seconds between repeats of the request for partitions while they have no leaders.
-
-A real cluster assigns missing leaders in its check of all topics: once a minute, and after such a request if the last
-check is 6 s old. Without repeats a topic takes up to two minutes.
-"""
 _PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
 # error codes of a node that is not, or not yet, the partition's leader

@@ -36,11 +36,11 @@ class _Message:
     """Messages of a topic, as a handler or publisher describes them."""
 
     topic: str
-    kind: Any = field(default=None, eq=str)  # type of the bodies, which may have no hash; None if it is not known
+    kind: Any = field(default=None, eq=str)  #: type of the bodies, which may have no hash; None if it is not known
     headers: tuple[HeaderInput, ...] = ()
-    key: str | None = None  # header of the key
+    key: str | None = None  #: header of the key
     tag: str | None = None
-    dead: bool = False  # dead letters
+    dead: bool = False  #: dead letters
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class _Message:
 class _Operation:
     """What a handler or publisher does with the messages of a topic."""
 
-    action: str  # receive or send
+    action: str  #: receive or send
     name: str
     message: _Message
     function: object = None

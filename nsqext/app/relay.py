@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app.app import App
 
-_MARGIN = 5.0
-"""Seconds beyond the timeout of a publish after which another relay takes what a relay has leased."""
+_MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes what a relay has leased
 
 
 class Relay:

@@ -38,12 +38,12 @@ class HandlerSpec:
     topics: TopicSelection
     channel: str
     function: HandlerFunction
-    call: Callable[..., Awaitable[object]]  # the function, or the call of a blocking function in a thread
-    plan: CallPlan | None  # of the call's arguments; None if the function receives the message
+    call: Callable[..., Awaitable[object]]  #: the function, or the call of a blocking function in a thread
+    plan: CallPlan | None  #: of the call's arguments; None if the function receives the message
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
-    auto_finish: bool = True  # see `nsqext.Consumer.handler`
-    batch: BatchLimits | None = None  # of a batch handler; None for single messages
+    auto_finish: bool = True  #: see `nsqext.Consumer.handler`
+    batch: BatchLimits | None = None  #: of a batch handler; None for single messages
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -54,7 +54,7 @@ class PublishedTopic:
     """A topic to which a service publishes, as `Router.publishes` declares it."""
 
     topic: str
-    kind: Any  # type of the bodies; None if it is not known
+    kind: Any  #: type of the bodies; None if it is not known
     headers: Mapping[str, type]
     key: bool
     tag: str | None

@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OPTIONS = ProducerOptions()
+# ids of all tests' messages; from the clock, because an inbox may remember an earlier process
 _numbers = count(time.time_ns())
-"""Ids of all tests' messages; from the clock, because an inbox may remember an earlier process."""
-_MESSAGE_SIZE = 1000
-"""Bytes between two messages in a test's log."""
+_MESSAGE_SIZE = 1000  # bytes between two messages in a test's log
 _offsets = count(time.time_ns(), _MESSAGE_SIZE)
 
 
@@ -45,9 +44,9 @@ class Published:
     """A message that the app published."""
 
     topic: str
-    message: OutgoingMessage  # body, headers, tag, trace id and key
-    delay: float | None = None  # seconds
-    partition: int | None = None  # chosen by the publish
+    message: OutgoingMessage  #: body, headers, tag, trace id and key
+    delay: float | None = None  #: seconds
+    partition: int | None = None  #: chosen by the publish
 
     @property
     def body(self) -> bytes:

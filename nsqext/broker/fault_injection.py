@@ -22,12 +22,12 @@ Direction = Literal["in", "out"]
 class Rule:
     """One disturbance of the bytes of a node's connections."""
 
-    # ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
+    #: ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
     kind: Literal["drop", "delay", "cut"]
     direction: Direction
-    peer: str | None = None  # ``host:port`` of the client's end; None for every client
-    seconds: float = 0.0  # length of a delay
-    # bytes to discard or connections to cut; None without limit
+    peer: str | None = None  #: ``host:port`` of the client's end; None for every client
+    seconds: float = 0.0  #: length of a delay
+    #: bytes to discard or connections to cut; None without limit
     left: int | None = None
 
     @property
@@ -65,9 +65,9 @@ def _half(data: bytes, direction: Direction) -> bytes:
 class NodeFaults:
     """The faults of one node; changed only in the cluster's event loop."""
 
-    active: bool = False  # at least one fault is set
-    refusing: bool = False  # new connections are closed at once
-    frozen: bool = False  # the node does not read, write or run timers, as a stopped process
+    active: bool = False  #: at least one fault is set
+    refusing: bool = False  #: new connections are closed at once
+    frozen: bool = False  #: the node does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")

@@ -83,8 +83,8 @@ class ClusterShape:
 
     nodes: int = 3
     lookupds: int = 1
-    generation: str = "redesigned"  # ``redesigned`` or ``original``
-    data_path: Path | None = None  # folder of messages and topics; None for memory
+    generation: str = "redesigned"  #: ``redesigned`` or ``original``
+    data_path: Path | None = None  #: folder of messages and topics; None for memory
 
     def __attrs_post_init__(self) -> None:
         check_number("nodes", self.nodes, 1, 64)

@@ -65,10 +65,10 @@ class ManagedNode:
     """One nsqd of the cluster with its server while it is alive."""
 
     member: ClusterMember
-    tcp: Address  # where it listens
+    tcp: Address  #: where it listens
     http: Address
-    registration: RegistrationClient | None = None  # registers it at lookup nodes; only in the original generation
-    server: NsqdServer | None = field(default=None, init=False)  # None while it is down
+    registration: RegistrationClient | None = None  #: registers it at lookup nodes; only in the original generation
+    server: NsqdServer | None = field(default=None, init=False)  #: None while it is down
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
@@ -107,10 +107,10 @@ class ManagedLookupd:
 
     lookupd: LookupServer
     app: Starlette
-    tcp: Address  # where it listens for nsqd
-    http: Address  # where its HTTP API listens
-    guard: HttpGuard | None = None  # refuses HTTP requests that a foreign web page caused
-    server: HttpServer | None = field(default=None, init=False)  # None while it is down
+    tcp: Address  #: where it listens for nsqd
+    http: Address  #: where its HTTP API listens
+    guard: HttpGuard | None = None  #: refuses HTTP requests that a foreign web page caused
+    server: HttpServer | None = field(default=None, init=False)  #: None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 

@@ -56,10 +56,10 @@ class TlsFiles:
 
     cert: Path
     key: Path
-    root_ca: Path | None = None  # authorities of client certificates
-    # ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty text does not
+    root_ca: Path | None = None  #: authorities of client certificates
+    #: ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty text does not
     client_auth: str = ""
-    min_version: str = "tls1.0"  # for example ``tls1.2``
+    min_version: str = "tls1.0"  #: for example ``tls1.2``
 
     def context(self, generation: str = "original") -> ssl.SSLContext:
         """Return the server's TLS context; the redesigned generation supports at most TLS 1.2."""
@@ -94,19 +94,19 @@ def _missing_file(paths: Iterable[Path | None]) -> str | None:
 class NsqdSettings:
     """Settings of a standalone nsqd; times in seconds."""
 
-    node: NodeOptions  # except what follows from the other settings
-    generation: str = "original"  # ``original`` or ``redesigned``
-    tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
-    http: str = "127.0.0.1:0"  # the same for HTTP
-    https: str = ""  # the same for HTTPS; used when there is a certificate
-    broadcast_ports: tuple[int, int] = (0, 0)  # TCP and HTTP port in lookup responses; 0 for the listening ports
-    lookupd_addresses: tuple[str, ...] = ()  # TCP addresses of lookup nodes
-    lookup_ping: float = 15.0  # seconds between two PINGs to lookup nodes
-    limits: Mapping[str, Any] = field(factory=dict)  # members of `ServerLimits` that differ from the generation's
+    node: NodeOptions  #: except what follows from the other settings
+    generation: str = "original"  #: ``original`` or ``redesigned``
+    tcp: str = "127.0.0.1:0"  #: ``host:port`` where it listens, port 0 for a free port
+    http: str = "127.0.0.1:0"  #: the same for HTTP
+    https: str = ""  #: the same for HTTPS; used when there is a certificate
+    broadcast_ports: tuple[int, int] = (0, 0)  #: TCP and HTTP port in lookup responses; 0 for the listening ports
+    lookupd_addresses: tuple[str, ...] = ()  #: TCP addresses of lookup nodes
+    lookup_ping: float = 15.0  #: seconds between two PINGs to lookup nodes
+    limits: Mapping[str, Any] = field(factory=dict)  #: members of `ServerLimits` that differ from the generation's
     tls: TlsFiles | None = None
-    tls_required: str = "false"  # ``true``, ``false`` or ``tcp-https``
-    http_guard: bool = False  # refuse HTTP requests that a foreign web page caused; see `nsqext.http.uvicorn_server`
-    # host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
+    tls_required: str = "false"  #: ``true``, ``false`` or ``tcp-https``
+    http_guard: bool = False  #: refuse HTTP requests that a foreign web page caused; see `nsqext.http.uvicorn_server`
+    #: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
     http_hosts: tuple[str, ...] = ()
 
     @property
@@ -187,14 +187,14 @@ async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> 
 class LookupdSettings:
     """Settings of a standalone nsqlookupd; times in seconds."""
 
-    generation: str = "original"  # ``original``, or ``redesigned`` without a cluster
-    tcp: str = "127.0.0.1:0"  # ``host:port`` where it listens, port 0 for a free port
-    http: str = "127.0.0.1:0"  # the same for HTTP
-    broadcast_address: str = "127.0.0.1"  # its host in the answer to IDENTIFY
-    inactive_producer_timeout: float = 300.0  # when lookup responses stop showing a node without PING
-    tombstone_lifetime: float = 45.0  # how long a tombstone hides a node
-    http_guard: bool = False  # see `NsqdSettings`
-    http_hosts: tuple[str, ...] = ()  # see `NsqdSettings`
+    generation: str = "original"  #: ``original``, or ``redesigned`` without a cluster
+    tcp: str = "127.0.0.1:0"  #: ``host:port`` where it listens, port 0 for a free port
+    http: str = "127.0.0.1:0"  #: the same for HTTP
+    broadcast_address: str = "127.0.0.1"  #: its host in the answer to IDENTIFY
+    inactive_producer_timeout: float = 300.0  #: when lookup responses stop showing a node without PING
+    tombstone_lifetime: float = 45.0  #: how long a tombstone hides a node
+    http_guard: bool = False  #: see `NsqdSettings`
+    http_hosts: tuple[str, ...] = ()  #: see `NsqdSettings`
 
 
 async def run_lookupd(settings: LookupdSettings) -> None:

@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 PROGRAMS: dict[str, str] = {"nsqd": "nsqext.cli.servers.nsqd", "nsqlookupd": "nsqext.cli.servers.nsqlookupd"}
 """Replacements of the original programs; ``main(arguments)`` of these modules parses the arguments."""
 
+# names of commands in other programs
 _OTHER_NAMES = {
     "produce": "pub",
     "publish": "pub",
@@ -87,8 +88,8 @@ _OTHER_NAMES = {
     "read": "tail",
     "subscribe": "tail",
 }
-"""Names of commands in other programs."""
 
+# the package's extra with each module
 _EXTRAS = {
     "typer": "cli",
     "rich": "cli",
@@ -102,7 +103,6 @@ _EXTRAS = {
     "prometheus_client": "prometheus",
     "opentelemetry": "otel",
 }
-"""The package's extra with each module."""
 
 
 def _unknown(name: str) -> NoReturn:

@@ -55,7 +55,7 @@ class Contexts:
     """Content of the contexts file."""
 
     urls: dict[str, str] = field(factory=dict)
-    current: str | None = None  # name of the context to use without an address
+    current: str | None = None  #: name of the context to use without an address
 
     def url(self, name: str) -> str:
         """Return the URL of a context."""

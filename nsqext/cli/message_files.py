@@ -191,7 +191,7 @@ class Entry:
     """A recorded message."""
 
     file: str
-    number: int  # line number, from 1
+    number: int  #: line number, from 1
     record: dict[str, Any]
 
 

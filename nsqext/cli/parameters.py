@@ -84,9 +84,9 @@ class Parameter:
     """A declared parameter of a command."""
 
     name: str
-    type: Any  # without Annotated
+    type: Any  #: without Annotated
     declared: Argument | Option
-    default: Any  # inspect.Parameter.empty without a default
+    default: Any  #: inspect.Parameter.empty without a default
 
     @property
     def several(self) -> bool:

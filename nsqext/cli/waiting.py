@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 What = str | Callable[[], str | None] | None
 """Text behind "waiting for", or a function that returns it; None for an intended pause."""
 
-_SILENCE = 2.0
-"""Seconds without output until the report."""
+_SILENCE = 2.0  # seconds without output until the report
 
 
 class Waits:

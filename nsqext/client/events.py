@@ -75,7 +75,7 @@ class Tracer(Protocol):
 class Tracing:
     """Where clients find the trace log."""
 
-    log: Tracer | None = None  # None while no topic is traced
+    log: Tracer | None = None  #: None while no topic is traced
 
 
 tracing: Tracing = Tracing()

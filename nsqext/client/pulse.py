@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PAST_DUE = 0.01
 """Seconds by which a tick follows a time that must have passed."""
+# seconds after a late tick within which bytes may have waited in the socket; trio orders timers and readers freely
 _AFTERWARDS = 0.05
-"""Seconds after a late tick within which bytes may have waited in the socket; trio orders timers and readers freely."""
 
 _SILENCE = 4.0  # seconds without a message, and between two lookups, of a topic
 _JITTER = 1.0  # most seconds by which a pause is shorter, so that processes do not coincide
@@ -51,7 +51,7 @@ class _Upgradable:
     """Topics without extend support to which consumers of one lookup service are subscribed."""
 
     metadata: MetadataCache
-    since: dict[str, float] = field(factory=dict)  # last messages of each topic
+    since: dict[str, float] = field(factory=dict)  #: last messages of each topic
 
     def look_up(self, looked_up: dict[str, float], now: float) -> float:
         """Look up the due topics, and update ``looked_up``; return when the next is due."""
@@ -77,7 +77,7 @@ class SilenceWatch:
     """
 
     def __init__(self) -> None:
-        self.due: float = inf  # next `look_up`; infinity without such topics
+        self.due: float = inf  #: next `look_up`; infinity without such topics
         self._looked_up: dict[_Service, dict[str, float]] = {}
 
     def watch(self, now: float) -> None:
@@ -108,11 +108,11 @@ class Pulse:
     The first consumer's timer is enough: the others wake only when something is due.
     """
 
-    members: dict[PulseMember, None] = field(factory=dict)  # open consumers; the first one's timer keeps ticking
-    ticked_at: float = field(default=0.0, init=False)  # last tick of that timer
-    due_at: float = field(default=inf, init=False)  # its next tick
-    stood_since: float = field(default=0.0, init=False)  # last tick before the latest standstill
-    stood_until: float = field(default=-inf, init=False)  # until when read bytes may have arrived during the standstill
+    members: dict[PulseMember, None] = field(factory=dict)  #: open consumers; the first one's timer keeps ticking
+    ticked_at: float = field(default=0.0, init=False)  #: last tick of that timer
+    due_at: float = field(default=inf, init=False)  #: its next tick
+    stood_since: float = field(default=0.0, init=False)  #: last tick before the latest standstill
+    stood_until: float = field(default=-inf, init=False)  #: until when read bytes may be from the standstill
     silence: SilenceWatch = field(factory=SilenceWatch, init=False)
 
     @classmethod

@@ -33,7 +33,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self.stops: list[Callable[[], None]] = []
-        self.received: int = 0  # number of the first signal
+        self.received: int = 0  #: number of the first signal
         self._ignored_until = 0.0
         self._before: dict[signal.Signals, Any] = {}
 

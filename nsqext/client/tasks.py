@@ -30,8 +30,8 @@ E = TypeVar("E", bound=BaseException)
 
 _get_ident = threading.get_ident
 
+# markers of the `BackgroundTasks` that the current task belongs to, or was started from
 _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_tasks", default=())
-"""Markers of the `BackgroundTasks` that the current task belongs to, or was started from."""
 
 
 def first_error(errors: BaseExceptionGroup[E]) -> E:
@@ -63,8 +63,8 @@ class BackgroundTasks:
     """
 
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.error: BaseException | None = None  # first error of a task
-        self.loop: object = None  # native event loop of `start`
+        self.error: BaseException | None = None  #: first error of a task
+        self.loop: object = None  #: native event loop of `start`
         # the loop's thread; 0 before `start`, and in a forked process, where it does not run
         self._thread = 0
         self._loop_runs: Callable[[], bool] = _never

@@ -52,12 +52,12 @@ CREATE TABLE IF NOT EXISTS refused (
     reason TEXT NOT NULL
 );
 """
+# columns that files of earlier versions lack
 _ADDED = {
     "state": "ALTER TABLE delayed ADD COLUMN state INTEGER NOT NULL DEFAULT 0",
     "until": "ALTER TABLE delayed ADD COLUMN until REAL",
     "span": "ALTER TABLE delayed ADD COLUMN span REAL",
 }
-"""Columns that files of earlier versions lack."""
 _INDEXES = """
 DROP INDEX IF EXISTS delayed_next;
 CREATE INDEX IF NOT EXISTS delayed_due ON delayed (next) WHERE next IS NOT NULL AND until IS NULL;
@@ -65,8 +65,7 @@ CREATE INDEX IF NOT EXISTS delayed_held ON delayed (until) WHERE until IS NOT NU
 CREATE INDEX IF NOT EXISTS delayed_ended ON delayed (due) WHERE next IS NULL;
 """
 _END = "next=NULL, record='', state=0, until=NULL"
-_FREE = "until IS NOT NULL AND (until <= :clock OR until > :clock + span)"
-"""A lease or pause is over."""
+_FREE = "until IS NOT NULL AND (until <= :clock OR until > :clock + span)"  # a lease or pause is over
 _TAKE = f"""
 UPDATE delayed SET until=:clock + :lease, span=:lease, state=:state WHERE identity IN (
     SELECT identity FROM (
@@ -83,14 +82,11 @@ SELECT min(next) FROM (
     FROM delayed WHERE until IS NOT NULL
 )
 """  # noqa: S608
+# states of an unpublished message. In the last two a relay publishes it now; in the last it was cancelled meanwhile,
+# and is not published again after a failure.
 _WAITING, _PUBLISHING, _ENDING = 0, 1, 2
-"""States of an unpublished message. In the last two a relay publishes it now; in the last it was cancelled meanwhile,
-and is not published again after a failure.
-"""
-_MOST_REFUSED = 1000
-"""Records that were set aside; older records are deleted."""
-_BUSY = 30.0
-"""Seconds that a transaction waits for other processes."""
+_MOST_REFUSED = 1000  # records that were set aside; older records are deleted
+_BUSY = 30.0  # seconds that a transaction waits for other processes
 
 
 @frozen
@@ -107,12 +103,9 @@ class WaitingMessage:
 class Cancellation(Enum):
     """Outcome of a request to cancel a delayed message."""
 
-    CANCELLED = "cancelled"
-    """It is not published."""
-    TOO_LATE = "too late"
-    """It is being published; if that fails, it is not repeated."""
-    UNKNOWN = "unknown"
-    """It does not wait, because it is unknown, published or cancelled."""
+    CANCELLED = "cancelled"  #: it is not published
+    TOO_LATE = "too late"  #: it is being published; if that fails, it is not repeated
+    UNKNOWN = "unknown"  #: it does not wait, because it is unknown, published or cancelled
 
 
 @frozen
@@ -338,15 +331,11 @@ class DelayStore:
 
 logger: logging.Logger = logging.getLogger("nsqext.delays")
 
-_AT_ONCE = 200
-"""Messages taken from the store and published together."""
+_AT_ONCE = 200  # messages taken from the store and published together
 _IN_FLIGHT = 2000
-_RETRY = 15.0
-"""Seconds until another attempt to publish a message."""
-_POLL = 1.0
-"""Seconds between two checks of a store to which another process adds messages."""
-_FORGET = 600.0
-"""Seconds between two removals of old identities."""
+_RETRY = 15.0  # seconds until another attempt to publish a message
+_POLL = 1.0  # seconds between two checks of a store to which another process adds messages
+_FORGET = 600.0  # seconds between two removals of old identities
 
 
 class DelayRelay(Relay):

@@ -96,16 +96,11 @@ class NsqError(Exception):
         hint: what to do.
     """
 
-    retryable: ClassVar[bool] = False
-    """A retry of the request may succeed."""
-    refresh_lookup: ClassVar[bool] = False
-    """The cached partition map may be stale and is refreshed before a retry."""
-    overload: ClassVar[bool] = False
-    """The server is overloaded, and a retry waits."""
-    closes_connection: ClassVar[bool] = False
-    """The server closes the connection after this error."""
-    maybe_stored: ClassVar[bool] = False
-    """A publish that fails with this error may have been stored."""
+    retryable: ClassVar[bool] = False  #: a retry of the request may succeed
+    refresh_lookup: ClassVar[bool] = False  #: the cached partition map may be stale and is refreshed before a retry
+    overload: ClassVar[bool] = False  #: the server is overloaded, and a retry waits
+    closes_connection: ClassVar[bool] = False  #: the server closes the connection after this error
+    maybe_stored: ClassVar[bool] = False  #: a publish that fails with this error may have been stored
 
     def __init__(
         self,
@@ -157,8 +152,7 @@ def _rebuild(cls: type[NsqError], args: tuple[Any, ...], state: dict[str, Any]) 
 class InvalidInput(NsqError, ValueError):
     """An argument is invalid; nothing was sent."""
 
-    index: int | None = None
-    """Index of the invalid message in a batch."""
+    index: int | None = None  #: index of the invalid message in a batch
 
 
 class InvalidName(InvalidInput):
@@ -347,10 +341,8 @@ class ServerError(NsqError):
     """
 
     code: str = ""  #: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``
-    codes: ClassVar[tuple[str, ...]] = ()
-    """The codes of this class."""
-    advice: ClassVar[str | None] = None
-    """What to do, the hint of an error without its own hint."""
+    codes: ClassVar[tuple[str, ...]] = ()  #: the codes of this class
+    advice: ClassVar[str | None] = None  #: what to do, the hint of an error without its own hint
 
     def __init_subclass__(cls, *, codes: tuple[str, ...] = (), closes_connection: bool | None = None) -> None:
         super().__init_subclass__()

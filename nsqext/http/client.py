@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 Reason = Literal["closed", "invalid", "not HTTP", "too long", "unreachable", "untrusted", "compressed"]
 
 _KEPT_ALIVE = 16
-_REPLIES = 4
-"""Responses of the largest size that may be received concurrently."""
+_REPLIES = 4  # responses of the largest size that may be received concurrently
 _MOST_BYTES = 16 << 20
-_MAX_TEXT = 500
-"""Quoted characters of a transport's error, which may contain the response."""
+_MAX_TEXT = 500  # quoted characters of a transport's error, which may contain the response
 # identity keeps Content-Length equal to the body's size
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": f"nsqext/{__version__}"}
 _SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")

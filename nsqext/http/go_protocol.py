@@ -19,8 +19,7 @@ BROKEN_BODY = "nsqext.broken_body"
 """Key in the scope of a request whose body ended early or had invalid chunks."""
 _CLOSE = (b"connection", b"close")
 _LINGER = 0.5  # seconds, as in the real servers
-_SKIPPED = 256 << 10
-"""Bytes of an unread body that the server reads before the next request."""
+_SKIPPED = 256 << 10  # bytes of an unread body that the server reads before the next request
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VERSION = re.compile(rb"HTTP/(\d)\.(\d)")

@@ -22,10 +22,10 @@ __all__ = ("QueueTopics", "kept_delay", "log_lost")
 class QueueTopics:
     """How queues' topics are created; numbers and extend headers apply to the redesigned NSQ."""
 
-    topic_create: bool = True  # False: they must exist
-    topic_partitions: int = 1  # of each topic
-    topic_replicas: int = 1  # of each partition
-    topic_extend: bool = True  # with extend headers
+    topic_create: bool = True  #: if False, they must exist
+    topic_partitions: int = 1  #: of each topic
+    topic_replicas: int = 1  #: of each partition
+    topic_extend: bool = True  #: with extend headers
 
     def __attrs_post_init__(self) -> None:
         check_counts(self, "topic_partitions", "topic_replicas")

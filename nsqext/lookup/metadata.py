@@ -117,7 +117,7 @@ class MetadataCache:
         self._topics: tuple[str, ...] = ()
         self._listed_at = float("-inf")
         self._listing = anyio.Lock()
-        self.failures: int = 0  # consecutive rounds without a usable response
+        self.failures: int = 0  #: consecutive rounds without a usable response
 
     def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
         from nsqext.lookup.client import LookupClient  # lazy: clients of fixed nodes need no HTTP
@@ -449,8 +449,8 @@ class SharedMetadata(ProcessBound):
 
     def __init__(self, metadata: MetadataCache, own: Collection[str], given: Mapping[str, Any]) -> None:
         self.metadata: MetadataCache = metadata
-        self.own: Collection[str] = own  # names of the settings that belong to it
-        self.given: Mapping[str, Any] = given  # values of its given settings
+        self.own: Collection[str] = own  #: names of the settings that belong to it
+        self.given: Mapping[str, Any] = given  #: values of its given settings
 
 
 def values_of(given: Given) -> Mapping[str, Any]:

@@ -37,8 +37,8 @@ _ADDRESS = re.compile(
 class LookupUrl(Address):
     """An HTTP address with HTTPS or a path prefix; a plain ``host:port`` is an `Address`."""
 
-    scheme: str = "https"  # ``http`` or ``https``
-    path: str = ""  # prefix of all paths, without a trailing slash
+    scheme: str = "https"  #: ``http`` or ``https``
+    path: str = ""  #: prefix of all paths, without a trailing slash
 
     def __str__(self) -> str:
         return f"{self.scheme}://{super().__str__()}{self.path}"

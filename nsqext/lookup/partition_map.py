@@ -27,19 +27,19 @@ class PartitionMap:
     """Partitions, leaders and meta of a topic at one time. Equality ignores the version."""
 
     topic: str
-    access: str = "w"  # ``w`` to publish, ``r`` to consume
-    # all zero if no lookup node sends it (the original NSQ)
+    access: str = "w"  #: ``w`` to publish, ``r`` to consume
+    #: all zero if no lookup node sends it (the original NSQ)
     meta: TopicMeta = field(factory=TopicMeta)
-    # TCP addresses by partition, in the order of partitions
+    #: TCP addresses by partition, in the order of partitions
     leaders: Mapping[int, Address] = field(factory=dict)
-    nodes: tuple[Address, ...] = ()  # nodes with the topic without partitions (the original NSQ)
-    http: Mapping[Address, Address] = field(factory=dict)  # HTTP address by TCP address
-    # partitions and leaders (None and the node without partitions) that ``node_filter`` excludes from ``leaders`` and
-    # ``nodes``
+    nodes: tuple[Address, ...] = ()  #: nodes with the topic without partitions (the original NSQ)
+    http: Mapping[Address, Address] = field(factory=dict)  #: HTTP address by TCP address
+    #: partitions and leaders (None and the node without partitions) that ``node_filter`` excludes from ``leaders`` and
+    #: ``nodes``
     filtered: tuple[tuple[int | None, Address], ...] = ()
-    # partitions not offered in the last round; their last known leaders may be down or not writable
+    #: partitions not offered in the last round; their last known leaders may be down or not writable
     unlisted: frozenset[int] = frozenset()
-    version: int = field(default=0, eq=False)  # increases with each change
+    version: int = field(default=0, eq=False)  #: increases with each change
 
     @property
     def partition_num(self) -> int:
@@ -67,9 +67,9 @@ class PartitionLeader:
     """A leader according to one lookup node."""
 
     node: NodeInfo
-    epoch: int = 0  # epoch of the lookup node
-    since: int = 0  # first of the consecutive rounds in which it returned this leader
-    confirmed: int = 0  # last round in which it returned this leader
+    epoch: int = 0  #: epoch of the lookup node
+    since: int = 0  #: first of the consecutive rounds in which it returned this leader
+    confirmed: int = 0  #: last round in which it returned this leader
 
 
 @define

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0  # seconds to the next poll after a leader is lost; later polls wait as long as it is missing
+# divides the time for which added partitions have had no leader; the result is the pause until their next poll
 _ADDED_SHARE = 20
-"""Divides the time for which added partitions have had no leader; the result is the pause until their next poll."""
 _POLLS = 4  # topics polled concurrently
 _REFRESHES = 32  # rounds per second, and at once, after errors of found topics
 _REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
-_LISTED_FOR_ONE = 10
-"""A list of this many topics costs a lookup node less than one look-up costs both sides."""
+_LISTED_FOR_ONE = 10  # a list of this many topics costs a lookup node less than one look-up costs both sides
 
 
 class PollPace:
@@ -68,7 +67,7 @@ class RefreshBudget:
     """
 
     def __init__(self, rate: float = _REFRESHES) -> None:
-        self.topics: int = 0  # topics of the cache
+        self.topics: int = 0  #: topics of the cache
         # rounds per second, and at once; with many topics a fifth of their number, so that all are refreshed within
         # five seconds
         self._rate = rate
@@ -99,13 +98,13 @@ class Refresher:
         admits: Callable[[Address], bool] | None = None,
     ) -> None:
         self.topic: str = topic
-        self.map: PartitionMap | None = None  # None until a lookup node has found the topic
-        # of the last failed round
+        self.map: PartitionMap | None = None  #: None until a lookup node has found the topic
+        #: of the last failed round
         self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
-        self.unknown: bool = False  # lookup nodes responded in the last round, but none found the topic
-        # nodes without partitions that any lookup node listed in the last round; None if no lookup node responded
+        self.unknown: bool = False  #: lookup nodes responded in the last round, but none found the topic
+        #: nodes without partitions that any lookup node listed in the last round; None if no lookup node responded
         self.listed: frozenset[Address] | None = None
-        self.poll_at: float = _NEVER  # in seconds of the event loop's clock
+        self.poll_at: float = _NEVER  #: in seconds of the event loop's clock
         self._access = access  # ``w`` or ``r``
         self._merger = PartitionMapMerger(topic, access, admits=admits)
         self._admits = admits  # whether a node is used; None for all
@@ -202,7 +201,7 @@ class ExtendedTopics:
     """Reads the list of all topics with extend support, where that costs less than look-ups."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, bool]]], extended: Callable[[str], None]) -> None:
-        self.poll_at: float = _NEVER  # now or never
+        self.poll_at: float = _NEVER  #: now or never
         self._ask = ask  # extend support of all topics
         # called with each requested topic that has extend support, or whose support the list omits
         self._extended = extended
@@ -238,7 +237,7 @@ class ExtendedTopics:
 class Polled(Protocol):
     """A topic's map or a list, as the poller sees it."""
 
-    poll_at: float  # in seconds of the event loop's clock
+    poll_at: float  #: in seconds of the event loop's clock
 
     async def refresh(self, *, after_error: bool) -> None:
         """Poll; raises InvalidState."""

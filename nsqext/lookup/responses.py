@@ -41,8 +41,7 @@ MapAddress = Callable[[Address], Address]
 _SHOWN = 120  # quoted bytes of an unexpected response
 _MAX_HOST = 255  # characters of a host name
 _MAX_CHANNELS = 10_000  # channels read per topic; only listed to the user
-_SHARED_NODES = 4096
-"""Nodes without topics shared by all responses, for many lookup nodes with the same nodes."""
+_SHARED_NODES = 4096  # nodes without topics shared by all responses, for many lookup nodes with the same nodes
 _SHARED_TEXT = 500  # longest text of a shared node
 _GATEWAY_ERRORS = (502, 503, 504)  # of proxies whose server is down
 
@@ -53,11 +52,11 @@ class NodeInfo:
 
     tcp: Address
     http: Address | None = None
-    version: str = ""  # contains ``HA`` in the redesigned generation
+    version: str = ""  #: contains ``HA`` in the redesigned generation
     hostname: str = ""
-    # partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
+    #: partitions on the node by topic; empty tuples on the original NSQ. Only ``/nodes`` returns them.
     topics: Mapping[str, tuple[int, ...]] = field(factory=dict, hash=False)
-    tombstoned: tuple[str, ...] = ()  # topics hidden on this node by the lookup service
+    tombstoned: tuple[str, ...] = ()  #: topics hidden on this node by the lookup service
 
     @property
     def redesigned(self) -> bool:
@@ -69,22 +68,22 @@ class NodeInfo:
 class LookupNode:
     """A lookup node in ``/listlookup``."""
 
-    address: Address  # HTTP address
-    epoch: int = 0  # increases with each election of a lookup leader
-    leader: bool = False  # only the leader changes the cluster
+    address: Address  #: HTTP address
+    epoch: int = 0  #: increases with each election of a lookup leader
+    leader: bool = False  #: only the leader changes the cluster
 
 
 @frozen
 class LookupAnswer:
     """Response of one lookup node about a topic, or its error."""
 
-    source: Address  # the lookup node
-    epoch: int = 0  # from ``/listlookup``
-    meta: TopicMeta | None = None  # None if not sent (the original NSQ)
-    partitions: Mapping[int, NodeInfo] = field(factory=dict)  # leaders by partition
-    nodes: tuple[NodeInfo, ...] = ()  # nodes with the topic without partitions (the original NSQ)
+    source: Address  #: the lookup node
+    epoch: int = 0  #: from ``/listlookup``
+    meta: TopicMeta | None = None  #: None if not sent (the original NSQ)
+    partitions: Mapping[int, NodeInfo] = field(factory=dict)  #: leaders by partition
+    nodes: tuple[NodeInfo, ...] = ()  #: nodes with the topic without partitions (the original NSQ)
     channels: tuple[str, ...] = ()
-    error: NsqError | None = None  # `TopicNotFound`, `TopicNotReady` or `LookupFailed`
+    error: NsqError | None = None  #: `TopicNotFound`, `TopicNotReady` or `LookupFailed`
 
     @property
     def found(self) -> bool:

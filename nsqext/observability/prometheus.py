@@ -57,13 +57,13 @@ class _Handled:
 class _Series:
     """A metric read from the statistics of clients at each scrape."""
 
-    name: str  # without the namespace
+    name: str  #: without the namespace
     help: str
-    # returns the value, or the values by additional labels; None for no value
+    #: returns the value, or the values by additional labels; None for no value
     read: Callable[[Any], float | dict[tuple[str, ...], float | None] | None]
     kind: Literal["counter", "gauge"] = "gauge"
-    combine: Callable[[float, float], float] = float.__add__  # for clients with the same labels
-    labels: tuple[str, ...] = ()  # additional labels
+    combine: Callable[[float, float], float] = float.__add__  #: for clients with the same labels
+    labels: tuple[str, ...] = ()  #: additional labels
 
 
 _sum = _Series

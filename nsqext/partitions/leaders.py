@@ -33,11 +33,9 @@ _clock = time.monotonic
 
 FIRST_CONTACT = 5.0
 """Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
+# seconds of absence after which a topic counts as deleted. A restarted nsqlookupd knows its topics only after their
+# nodes registered again.
 _DELETED_AFTER = 20.0
-"""Seconds of absence after which a topic counts as deleted.
-
-A restarted nsqlookupd knows its topics only after their nodes registered again.
-"""
 _UNOBSERVED = 10.0  # seconds after which an absence not observed again may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5

@@ -37,8 +37,7 @@ class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_f
 
 DelayRecord = DelayedMessage | DelayCancel
 
-_LATEST = 253_402_300_799_999
-"""End of the year 9999 in milliseconds since 1970, the latest time that programs can show."""
+_LATEST = 253_402_300_799_999  # end of the year 9999 in milliseconds since 1970, the latest time that programs can show
 _decoder: msgspec.json.Decoder[DelayRecord] = msgspec.json.Decoder(DelayRecord)
 
 

@@ -40,8 +40,8 @@ class Member(NamedTuple):
 
     name: str
     value: bytes
-    start: int  # where its name begins, with the quote
-    stop: int  # behind its value
+    start: int  #: where its name begins, with the quote
+    stop: int  #: behind its value
 
 
 def members_of(header: bytes) -> list[Member]:

@@ -176,8 +176,8 @@ def _check(name: object, value: object) -> None:
         )
 
 
+# types of values with whole numbers beyond 64 bits, which orjson reads as floats
 _MAY_BE_INEXACT = frozenset((float, list, dict))
-"""Types of values with whole numbers beyond 64 bits, which orjson reads as floats."""
 
 
 def decode_headers(encoded: bytes) -> dict[str, Any]:

@@ -35,14 +35,14 @@ _ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "versi
 class PeerInfo:
     """Body of IDENTIFY (describes an nsqd) and of its response (describes the nsqlookupd)."""
 
-    broadcast_address: str = ""  # for clients
+    broadcast_address: str = ""  #: for clients
     tcp_port: int = 0
     http_port: int = 0
     version: str = ""
     hostname: str = ""
-    topology_zone: str = ""  # original nsqd only
-    topology_region: str = ""  # original nsqd only
-    distributed_id: str = ""  # id in the cluster; redesigned nodes only
+    topology_zone: str = ""  #: original nsqd only
+    topology_region: str = ""  #: original nsqd only
+    distributed_id: str = ""  #: id in the cluster; redesigned nodes only
 
     def encode(self) -> bytes:
         """Return the JSON body, with names in the real servers' order."""
@@ -111,11 +111,11 @@ def encode_response(data: bytes) -> bytes:
 class LookupdCommand(NamedTuple):
     """A command of an nsqd."""
 
-    verb: str  # PING, IDENTIFY, REGISTER or UNREGISTER
-    topic: str = ""  # of REGISTER and UNREGISTER
-    channel: str = ""  # of REGISTER and UNREGISTER; empty for the whole topic
-    partition: int = NO_PARTITION  # of REGISTER and UNREGISTER; `NO_PARTITION` without a name
-    peer: PeerInfo | None = None  # of IDENTIFY
+    verb: str  #: PING, IDENTIFY, REGISTER or UNREGISTER
+    topic: str = ""  #: of REGISTER and UNREGISTER
+    channel: str = ""  #: of REGISTER and UNREGISTER; empty for the whole topic
+    partition: int = NO_PARTITION  #: of REGISTER and UNREGISTER; `NO_PARTITION` without a name
+    peer: PeerInfo | None = None  #: of IDENTIFY
 
 
 class LookupdCommandParser:
@@ -129,7 +129,7 @@ class LookupdCommandParser:
         self._body_expected = False
         # REGISTER and UNREGISTER name a partition (redesigned generation), which an original nsqd may omit.
         self._partitions = partitions
-        self.peer: PeerInfo | None = None  # body of IDENTIFY
+        self.peer: PeerInfo | None = None  #: body of IDENTIFY
 
     def receive(self, data: bytes) -> None:
         self._buffer += data

@@ -32,8 +32,8 @@ class TlsLayer:
             self._object = context.wrap_bio(self._in, self._out, server_side, server_hostname)
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
-        self.ready: bool = False  # the handshake is complete
-        self.closed: bool = False  # the peer announced its end
+        self.ready: bool = False  #: the handshake is complete
+        self.closed: bool = False  #: the peer announced its end
         self._handshake()
 
     @property

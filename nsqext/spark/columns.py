@@ -14,7 +14,8 @@ from nsqext.errors import InvalidSetting
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns = tuple[str, ...]  # in the order of `READABLE`
+Columns = tuple[str, ...]
+"""In the order of `READABLE`."""
 
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -33,7 +34,8 @@ _TYPES: dict[str, pa.DataType] = {
 }
 READABLE: Columns = tuple(_TYPES)
 """Columns that the option `columns` may name."""
-ALL_COLUMNS: Columns = READABLE[: READABLE.index("header")]  # with `includeHeaders`
+ALL_COLUMNS: Columns = READABLE[: READABLE.index("header")]
+"""With `includeHeaders`."""
 BASE_COLUMNS: Columns = ALL_COLUMNS[: ALL_COLUMNS.index("headers")]
 _HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -48,8 +50,8 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "tag": ("string",),
     "header": ("binary",),
 }
+# type to cast a column to; by default the first type in `_WRITABLE`
 _CAST_TO = {"value": "binary or string", "key": "binary or string", "partition": "int", "trace_id": "bigint"}
-"""Type to cast a column to; by default the first type in `_WRITABLE`."""
 _COLLATION = re.compile(r" collate \w+")
 WRITABLE: Columns = tuple(_WRITABLE)
 """Columns that become a message."""

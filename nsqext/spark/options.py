@@ -45,7 +45,8 @@ from nsqext.spark.read.offsets import (
     parse_times,
 )
 
-ID_HEADER = IDENTITY_HEADER  # default header for the id of a row
+ID_HEADER = IDENTITY_HEADER
+"""Default header for the id of a row."""
 
 _MAX_RDY = 2500
 _SHOWN = 120
@@ -54,7 +55,8 @@ _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 
 # options that Spark adds: of queries, and of tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
-TABLE_OPTION = "provider"  # option that Spark adds for tables
+TABLE_OPTION = "provider"
+"""Option that Spark adds for tables."""
 _TABLE_PREFIX = "option."  # Spark adds each table option again with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
@@ -64,9 +66,9 @@ class _Option:
     """One option."""
 
     read: Callable[[str], Any]
-    only: Literal["batch", "stream"] | None = None  # kind of query with this option; None for both
-    of_ranges: bool = False  # not in `readMode=channel`
-    name: str = ""  # in the documentation; by default the attribute in camel case
+    only: Literal["batch", "stream"] | None = None  #: kind of query with this option; None for both
+    of_ranges: bool = False  #: not in `readMode=channel`
+    name: str = ""  #: in the documentation; by default the attribute in camel case
     member: str = ""
 
 
@@ -178,16 +180,16 @@ def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
 class SourceOptions:
     """Options of a read, in seconds and bytes; see docs/reference/spark.md."""
 
-    client: ClientConfig  # how to reach the servers; its `timeout` is `readTimeoutMs`, in seconds
-    topics: Mapping[str, tuple[int, ...] | None]  # partitions by topic; None for all
-    # regular expression for names of topics; `topics` is empty then
+    client: ClientConfig  #: how to reach the servers; its `timeout` is `readTimeoutMs`, in seconds
+    topics: Mapping[str, tuple[int, ...] | None]  #: partitions by topic; None for all
+    #: regular expression for names of topics; `topics` is empty then
     subscribe_pattern: str | None = _option(None, read_pattern, of_ranges=True)
     columns: tuple[str, ...] = _option(BASE_COLUMNS, read_columns)
-    # the column `headers` is an array of key and value (binary), as in Kafka's source
+    #: the column `headers` is an array of key and value (binary), as in Kafka's source
     headers_as_array: bool = False
     channel: str | None = _option(None, read_channel)
-    start: RangeLimit = _EARLIEST  # where reading begins; for streams by default the latest message
-    end: RangeLimit = _LATEST  # where reading ends, exclusive
+    start: RangeLimit = _EARLIEST  #: where reading begins; for streams by default the latest message
+    end: RangeLimit = _LATEST  #: where reading ends, exclusive
     max_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream")
     max_bytes_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
     min_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
@@ -199,9 +201,9 @@ class SourceOptions:
     fail_on_data_loss: bool = _option(True, read_bool, of_ranges=True)
     read_mode: Literal["offset", "channel"] = _option("offset", read_choice("offset", "channel"), "stream")
     reset_channel: bool = _option(False, read_bool, "stream", of_ranges=True)
-    # what a query with a new checkpoint does at a channel that is not where the options begin; None raises an error
+    #: what a query with a new checkpoint does at a channel that is not where the options begin; None raises an error
     existing_channel: Literal["continue"] | None = _option(None, read_choice("continue"), "stream", of_ranges=True)
-    # where a partition begins that has no message since its time
+    #: where a partition begins that has no message since its time
     starting_offsets_by_timestamp_strategy: Literal["error", "latest"] = _option(
         "latest", read_choice("error", "latest"), of_ranges=True
     )
@@ -299,7 +301,7 @@ class SinkOptions:
     ack_batch_bytes: int = _option(1 << 20, read_number(1))
     max_rows_per_second: int | None = _option(None, read_number(1))
     bad_rows_topic: str | None = _option(None, check_topic)
-    job: str | None = _option(None, read_text, "batch")  # the first part of the ids of rows
+    job: str | None = _option(None, read_text, "batch")  #: the first part of the ids of rows
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:

@@ -32,7 +32,8 @@ __all__ = (
 
 HAS_READ_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark passes the start and limit of a micro-batch, and announces ``availableNow``."""
-HAS_PUSHDOWN = hasattr(datasource, "Filter")  # Spark passes the filters of a batch
+HAS_PUSHDOWN = hasattr(datasource, "Filter")
+"""Spark passes the filters of a batch."""
 
 if TYPE_CHECKING or HAS_READ_LIMITS:
     from pyspark.sql.streaming.datasource import (

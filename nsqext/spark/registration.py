@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-NAME = "nsqext"  # argument of `format()`
+NAME = "nsqext"
+"""Argument of `format()`."""
 _OLDEST = (4, 0)
 _OLDEST_ARROW = (18,)
 _NEEDED = "import nsqext, numpy, pandas, pyarrow, pyspark"
@@ -232,6 +233,7 @@ def _problem(interpreter: str, path: list[str]) -> str:
 # Errors
 
 _ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$", re.MULTILINE)
+# what Spark says about processes, and what happened
 _OF_PROCESSES = {
     re.compile(r"Python worker failed to connect back"): "PythonWorkerTooSlow: Spark gives a Python process 10 seconds "
     "to start, and this machine was busy: start the query again with the same checkpoint",
@@ -240,7 +242,6 @@ _OF_PROCESSES = {
     re.compile(r"Python worker exited unexpectedly"): "PythonWorkerEnded: a Python process of a task was killed or ran "
     "out of memory: start the query again with the same checkpoint, or the job again",
 }
-"""What Spark says about processes, and what happened."""
 
 
 def root_cause(error: BaseException) -> str | None:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
         SimpleDataSourceStreamReader,
     )
 
-FORMAT = "nsqext"  # argument of `format()`
+FORMAT = "nsqext"
+"""Argument of `format()`."""
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _METADATA = "nsqext.options"
 _FOLDER = "streaming_job"
-_ROOT = "userFiles"
-"""First part of the driver's folder of files; a Connect session has a folder below it."""
+_ROOT = "userFiles"  # first part of the driver's folder of files; a Connect session has a folder below it
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Receipt
 
+# publishes to a node in the event loop before a connection for threads opens: many programs publish only once
 _WARM_UP = 3
-"""Publishes to a node in the event loop before a connection for threads opens: many programs publish only once."""
 _PAUSE = 100  # publishes in the event loop after a failed connection for threads, until the next try
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8

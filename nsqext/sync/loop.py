@@ -28,8 +28,7 @@ from nsqext.types import ProcessBound
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 
-_HALT_TIMEOUT = 5.0
-"""Seconds that the end of the process waits for a busy event loop."""
+_HALT_TIMEOUT = 5.0  # seconds that the end of the process waits for a busy event loop
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any, bool | None])
 T = TypeVar("T")
@@ -55,7 +54,7 @@ class SharedLoop:
     """The event loop of all open objects: starts with the first, ends after the last."""
 
     def __init__(self) -> None:
-        # of event loops in the parent of this forked process, which never respond
+        #: of event loops in the parent of this forked process, which never respond
         self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = ("nsq_cluster", "nsq_topic")
 
 _MARKER = "nsq_topic"
-_NAME = 40
-"""Characters of the test's name in the topic's name; servers accept 64 in total."""
+_NAME = 40  # characters of the test's name in the topic's name; servers accept 64 in total
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

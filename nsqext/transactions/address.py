@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 _HINT = "write postgresql://user:password@host/name, or sqlite:///path"
 _URL = re.compile(r"(?P<kind>[A-Za-z0-9]+)(\+\w+)?:(?P<rest>.*)", re.DOTALL)
 _PARTS = re.compile(r"[\s:/?#@&=,;%'\"]+")
-_SHORTEST = 3
-"""Characters of the shortest part of a secret that is hidden: shorter ones stand in words of each error."""
+_SHORTEST = 3  # characters of the shortest part of a secret that is hidden: shorter ones stand in words of each error
 
 
 class DatabaseAddress(NamedTuple):

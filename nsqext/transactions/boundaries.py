@@ -21,15 +21,14 @@ from nsqext.transactions.schema import (
 _SAVEPOINT: Final = "nsqext_handler"
 _XID: Final = "SELECT txid_current_if_assigned()"
 _FLAG: Final = "default_transaction_read_only"
+# marks the transaction of a write, without an effect in it: PostgreSQL reports to the client when the end of the
+# transaction removes the mark, so that no statement has to ask
 _MARKING: Final = (
     "WITH written AS ({write} RETURNING 1) SELECT count(*), "  # noqa: S608
     f"set_config('{_FLAG}', '{{flag}}', true), "
     "txid_current_if_assigned() FROM written"
 )
-"""Marks the transaction of a write, without an effect in it: PostgreSQL reports to the client when the end of the
-transaction removes the mark, so that no statement has to ask."""
-_GUARDED: Final = "nsqext_transaction"
-"""Key in ``Session.info`` of SQLAlchemy: the transaction of the handler."""
+_GUARDED: Final = "nsqext_transaction"  # key in ``Session.info`` of SQLAlchemy: the transaction of the handler
 _ONE_TRANSACTION: Final = "a message and its effects have to be in one transaction"
 
 
@@ -38,8 +37,7 @@ class End(Enum):
 
     OPEN = "open"
     ENDED = "ended"
-    FAILED = "failed"
-    """A statement has failed; PostgreSQL refuses others, and a commit is a rollback without an error."""
+    FAILED = "failed"  #: a statement has failed; PostgreSQL refuses others, and a commit is a rollback without an error
 
 
 def check_outermost(connection: SqlConnection) -> None:
@@ -197,8 +195,7 @@ def end_error(end: End, topic: str) -> InvalidState:
     )
 
 
-_IDLE, _IN_ERROR = 0, 3
-"""What libpq calls no transaction, and a transaction of which a statement has failed."""
+_IDLE, _IN_ERROR = 0, 3  # what libpq calls no transaction, and a transaction of which a statement has failed
 
 
 def _is_idle(driver: Any) -> bool:
@@ -224,8 +221,7 @@ def _blocking(connection: Any) -> Any:
     return connection
 
 
-_listening: WeakSet[type] = WeakSet()
-"""Classes of sessions: each `sessionmaker` has its own."""
+_listening: WeakSet[type] = WeakSet()  # classes of sessions: each `sessionmaker` has its own
 
 
 def _guard(session: Any, transaction: object) -> None:

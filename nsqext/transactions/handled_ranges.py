@@ -37,13 +37,11 @@ _REMOVE_RANGE = f"""
 DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND first = :first AND stored = :stored AND handled = :handled
 """  # noqa: S608
 _FORGET_RANGES = "DELETE FROM nsqext_inbox_range WHERE handled < :before"
+# nanoseconds by which the clocks of leaders may differ: a later message may have an earlier time by so much
 _CLOCKS = 5_000_000_000
-"""Nanoseconds by which the clocks of leaders may differ: a later message may have an earlier time by so much."""
 
-_IDLE = 1_000_000_000
-"""Nanoseconds without a message after which ranges are kept apart."""
-_APART = 3600.0
-"""Seconds for which they are."""
+_IDLE = 1_000_000_000  # nanoseconds without a message after which ranges are kept apart
+_APART = 3600.0  # seconds for which they are
 
 
 class HandledRange(NamedTuple):

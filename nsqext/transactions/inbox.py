@@ -28,19 +28,14 @@ logger: logging.Logger = logging.getLogger("nsqext.transactions")
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
 """
-_DIGEST = "sha256:"
-"""Begins identities that stand for those that a database cannot store."""
+_DIGEST = "sha256:"  # begins identities that stand for those that a database cannot store
 _REMOVE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity AND handled = :handled"
 _FORGET = "DELETE FROM nsqext_inbox WHERE handled < :before"
-_PROBE = "#probe"
-"""In place of a channel: no channel has this name."""
+_PROBE = "#probe"  # in place of a channel: no channel has this name
 _REMOVE_PROBE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity"
-_KEEP_PROBE = 3600.0
-"""Seconds for which other processes keep it."""
-_FORGET_EVERY = 600.0
-"""Seconds between two removals of old identities."""
-_MERGE_EVERY = 200
-"""Messages of a partition between two merges of its ranges, in one process."""
+_KEEP_PROBE = 3600.0  # seconds for which other processes keep it
+_FORGET_EVERY = 600.0  # seconds between two removals of old identities
+_MERGE_EVERY = 200  # messages of a partition between two merges of its ranges, in one process
 
 
 class Inbox(HandlerTransaction[S]):

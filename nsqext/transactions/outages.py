@@ -38,8 +38,7 @@ SQLITE: Final = {
 }
 """Primary result codes of SQLite for such errors."""
 
-_PRIMARY = 0xFF
-"""Bits of a result code of SQLite that are its primary one."""
+_PRIMARY = 0xFF  # bits of a result code of SQLite that are its primary one
 
 
 def outage_of(error: BaseException) -> str | None:

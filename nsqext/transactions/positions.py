@@ -30,6 +30,7 @@ VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFL
 _STEP_BACK = f"UPDATE nsqext_position SET next = last WHERE {OF_PARTITION} AND last = :last AND identity = :identity"  # noqa: S608
 _SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {OF_PARTITION}"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
+# settings with other values than these leave messages out, which look like lost ones
 _ALLOWED = {
     "tag": (None,),
     "ext_filter": (None,),
@@ -37,10 +38,8 @@ _ALLOWED = {
     "max_attempts": (0,),
     "dispatch": (None, SHARED),
 }
-"""Settings with other values than these leave messages out, which look like lost ones."""
 
-_MOVES = 3
-"""How often a channel is moved to a message until that message is missing."""
+_MOVES = 3  # how often a channel is moved to a message until that message is missing
 
 
 class _Row(NamedTuple):

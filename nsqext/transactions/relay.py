@@ -28,14 +28,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
-_FIRST = 1 << 17
-"""Bytes that are published at once at first."""
-_MARGIN = 1.0
-"""Seconds before the end of a lease at which publishes end that could not renew it."""
-_RETRY = 5.0
-"""Seconds until a topic is tried again that could not be published to."""
-_RECONNECT = 1.0
-"""Seconds until a database that could not be reached is tried again."""
+_FIRST = 1 << 17  # bytes that are published at once at first
+_MARGIN = 1.0  # seconds before the end of a lease at which publishes end that could not renew it
+_RETRY = 5.0  # seconds until a topic is tried again that could not be published to
+_RECONNECT = 1.0  # seconds until a database that could not be reached is tried again
 
 
 class Pace:

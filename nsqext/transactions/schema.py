@@ -181,7 +181,7 @@ class ChannelPartition(NamedTuple):
 
     topic: str
     channel: str
-    partition: int | None  # never None in a table: messages of the original NSQ have no offsets
+    partition: int | None  #: never None in a table, because messages of the original NSQ have no offsets
 
 
 class SqlConnection(Protocol):

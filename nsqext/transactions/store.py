@@ -19,13 +19,11 @@ from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, prepared, statements_of
 
-_BUSY = 30.0
-"""Seconds that a transaction of SQLite waits for those of other processes."""
+_BUSY = 30.0  # seconds that a transaction of SQLite waits for those of other processes
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
 MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
-_READ_ONLY = "25006"
-"""SQLSTATE of a server that only reads."""
+_READ_ONLY = "25006"  # SQLSTATE of a server that only reads
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
 
 

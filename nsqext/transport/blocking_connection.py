@@ -28,7 +28,7 @@ class BlockingConnection:
 
     def __init__(self, connection: Connection) -> None:
         connection.detach()
-        # from `open_connection`; this is called in its event loop
+        #: from `open_connection`; this is called in its event loop
         self.connection: Connection = connection
         self._writing = False
         self._poll = select.poll()

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
 
 _READ_SIZE = 16384
-_FRESH = 0.02
-"""Seconds after a read for which a connection counts as alive; later, a check precedes each request."""
+_FRESH = 0.02  # seconds after a read for which a connection counts as alive; later, a check precedes each request
+# bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read
 _MAX_UNSENT = 16 * 1024 * 1024
-"""Bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read."""
+# parts of one system call; every system allows this number (IOV_MAX)
 _MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
-"""Parts of one system call; every system allows this number (IOV_MAX)."""
 _NEVER = float("inf")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
 
@@ -49,14 +48,14 @@ class Connection:
     ) -> None:
         self.address: Address = address
         self.closed: bool = False
-        # the protocol's state, with the error that ended the connection
+        #: the protocol's state, with the error that ended the connection
         self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
-        self.heartbeat_interval: float = 0.0  # seconds between heartbeats of the server; 0 for none
-        # called with the data of the message frames of each read. Messages without it end the connection.
+        self.heartbeat_interval: float = 0.0  #: seconds between heartbeats of the server; 0 for none
+        #: called with the data of the message frames of each read. Messages without it end the connection.
         self.on_messages: Callable[[list[bytes]], None] | None = None
-        self.on_request: Callable[[], None] | None = None  # called before each request
-        self.read_size: int = _READ_SIZE  # most bytes of one read
+        self.on_request: Callable[[], None] | None = None  #: called before each request
+        self.read_size: int = _READ_SIZE  #: most bytes of one read
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
@@ -74,7 +73,7 @@ class Connection:
         self._drained: anyio.Event | None = None
         # reading
         self._reading = False
-        self.received_at: float = _clock()  # when anything was received last
+        self.received_at: float = _clock()  #: when anything was received last
         self._oldest = 0.0
         self._ended: anyio.Event | None = None
         self._detached = False

@@ -50,9 +50,9 @@ class Watch:
     def __init__(self, loop: AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
         self.loop: AsyncioLoop = loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
-        # the waiters set by the running callback; None outside of the callback
+        #: the waiters set by the running callback; None outside of the callback
         self.woken: list[ResponseWaiter] | None = None
-        self.cancelled: type[BaseException] = get_cancelled_exc_class()  # exception that cancels a task
+        self.cancelled: type[BaseException] = get_cancelled_exc_class()  #: exception that cancels a task
         self._callback = callback  # called when the socket is readable
         self._fd = fd
         self._writing = False

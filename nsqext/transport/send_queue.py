@@ -30,7 +30,7 @@ class SendQueue:
         self._parts: deque[tuple[bytes | memoryview, int]] = deque()
         """Bytes, and the number of commands that begin in them."""
         self._encoded = False
-        self.begun: int = 0  # commands of a partly sent first part, otherwise 0
+        self.begun: int = 0  #: commands of a partly sent first part, otherwise 0
 
     def __bool__(self) -> bool:
         return bool(self._parts)

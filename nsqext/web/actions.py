@@ -78,8 +78,8 @@ class Action:
 
     perform: Perform
     button: str
-    done: str  # text after success
-    question: str = ""  # confirmation for an action that cannot be undone
+    done: str  #: text after success
+    question: str = ""  #: confirmation for an action that cannot be undone
 
 
 def topic_page(topic: str) -> str:

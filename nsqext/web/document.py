@@ -20,7 +20,7 @@ class FieldRow:
     name: str
     kind: str
     required: bool
-    text: str  # its description
+    text: str  #: its description
 
 
 @frozen
@@ -30,8 +30,8 @@ class MessageRow:
     identity: str
     topic: str
     name: str
-    content_type: str  # empty if it is not known
-    payload: str  # type of the body
+    content_type: str  #: empty if it is not known
+    payload: str  #: type of the body
     headers: tuple[FieldRow, ...]
     key: bool
     tag: str
@@ -42,12 +42,12 @@ class OperationRow:
     """A handler or publisher."""
 
     name: str
-    action: str  # receive or send
+    action: str  #: receive or send
     topic: str
     pattern: bool
-    channel: str  # empty if it sends
+    channel: str  #: empty if it sends
     summary: str
-    messages: tuple[str, ...]  # identities
+    messages: tuple[str, ...]  #: identities
     notes: tuple[str, ...]
 
 

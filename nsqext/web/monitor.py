@@ -32,7 +32,7 @@ _REQUEST_TIMEOUT, _STRAGGLER_TIMEOUT = 1.5, 0.5
 class Rate:
     """Messages per second over the last samples."""
 
-    points: tuple[float, ...] = ()  # oldest first
+    points: tuple[float, ...] = ()  #: oldest first
 
     @property
     def now(self) -> float:
@@ -47,13 +47,13 @@ _NO_RATE = Rate()
 class Snapshot:
     """A cluster's state at one time."""
 
-    taken: float  # in seconds since 1970
+    taken: float  #: in seconds since 1970
     topics: Mapping[str, TopicInfo]
     stats: Mapping[str, TopicStats]
     nodes: tuple[NodeStatus, ...]
-    published: Mapping[str, Rate]  # by topic
-    finished: Mapping[tuple[str, str], Rate]  # by topic and channel
-    error: NsqError | None = None  # of a later failed sample
+    published: Mapping[str, Rate]  #: by topic
+    finished: Mapping[tuple[str, str], Rate]  #: by topic and channel
+    error: NsqError | None = None  #: of a later failed sample
 
     def publish_rate(self, topic: str) -> Rate:
         return self.published.get(topic, _NO_RATE)

@@ -49,9 +49,9 @@ class NodeRow:
     """A row of a table of nodes."""
 
     address: str
-    name: str  # in an embedded cluster
-    state: Literal["up", "down", "frozen"]  # frozen only in an embedded cluster
-    status: NodeStatus | None  # None if lookup does not list the node at the moment
+    name: str  #: in an embedded cluster
+    state: Literal["up", "down", "frozen"]  #: frozen only in an embedded cluster
+    status: NodeStatus | None  #: None if lookup does not list the node at the moment
     leads: tuple[tuple[str, int], ...]
 
 
@@ -59,20 +59,20 @@ class NodeRow:
 class PartitionRow:
     """A partition on its topic's page."""
 
-    number: int | None  # None for a node's share of an original topic
-    leader: Address | None  # TCP address
-    replicas: tuple[str, ...]  # TCP addresses of the other in-sync replicas
-    stats: PartitionStats | None  # from the leader; None without a response
+    number: int | None  #: None for a node's share of an original topic
+    leader: Address | None  #: TCP address
+    replicas: tuple[str, ...]  #: TCP addresses of the other in-sync replicas
+    stats: PartitionStats | None  #: from the leader; None without a response
 
 
 @frozen
 class WatchedMessage:
     """A received message, with the page's members of `nsqext.StoredMessage`."""
 
-    id: str  # hexadecimal
-    timestamp: int  # when stored, in nanoseconds since 1970
-    body: str  # text, with U+FFFD for bytes that are not UTF-8
-    node: str  # TCP address of its node
+    id: str  #: hexadecimal
+    timestamp: int  #: when stored, in nanoseconds since 1970
+    body: str  #: text, with U+FFFD for bytes that are not UTF-8
+    node: str  #: TCP address of its node
 
 
 class Pages:

@@ -26,9 +26,9 @@ class TopicRow:
 
     name: str
     topic: TopicInfo
-    stats: TopicStats | None  # None without a response
-    rate: Rate  # received messages
-    partitions: int  # redesigned NSQ: as created, led or not; original NSQ: nodes
+    stats: TopicStats | None  #: None without a response
+    rate: Rate  #: received messages
+    partitions: int  #: on the redesigned NSQ as created, led or not; on the original NSQ nodes
     messages: int
     depth: int
     lag: int
@@ -41,7 +41,7 @@ class Column:
 
     label: str
     value: Callable[[TopicRow], object]
-    falling: bool = True  # the first click sorts the largest number first
+    falling: bool = True  #: the first click sorts the largest number first
 
 
 COLUMNS: Mapping[str, Column] = {
@@ -61,10 +61,10 @@ class TopicList:
     """A page of topics with a text in their names."""
 
     rows: tuple[TopicRow, ...]
-    search: str  # text in names; empty for all
-    sort: str  # a key of `COLUMNS`
+    search: str  #: text in names; empty for all
+    sort: str  #: a key of `COLUMNS`
     falling: bool
-    page: int  # from 1
+    page: int  #: from 1
     pages: int
     found: int
     total: int

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.coordinator.topics import ClusterMember, CoordinatedPartition, TopicState
 
-_MIRROR = 0.2
-"""Seconds between copies of channel positions to followers; a leader's crash loses later positions."""
+_MIRROR = 0.2  # seconds between copies of channel positions to followers; a leader's crash loses later positions
 
-_RETRY = 1.0
-"""Seconds after which a replica with a full disk tries to catch up again."""
+_RETRY = 1.0  # seconds after which a replica with a full disk tries to catch up again
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -36,8 +34,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 class CoordinatorOptions:
     """Times of the coordinator, in seconds; see `nsqext.broker.options.ClusterOptions`."""
 
-    lease: float = 0.3  # 20 in the real cluster
-    join_pause: float = 0.05  # about 3 in the real cluster
+    lease: float = 0.3  #: 20 in the real cluster
+    join_pause: float = 0.05  #: about 3 in the real cluster
     replace_after: float = 600.0
 
 
@@ -48,14 +46,14 @@ class Coordinator:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, ClusterMember] = {}
         self.topics: dict[str, TopicState] = {}
-        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  # by topic and partition
-        self.upgrading = False  # an operator announced an upgrade
-        # called with the topic's name after each change of it or its roles
+        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  #: by topic and partition
+        self.upgrading = False  #: an operator announced an upgrade
+        #: called with the topic's name after each change of it or its roles
         self.watchers: list[Callable[[str], None]] = []
-        # topic, partition and node of each replica that catches up
+        #: topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}  # cancels the lease of each silent node
-        self.separated: set[frozenset[str]] = set()  # pairs of nodes without a connection
+        self.leases: dict[str, anyio.CancelScope] = {}  #: cancels the lease of each silent node
+        self.separated: set[frozenset[str]] = set()  #: pairs of nodes without a connection
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
         self._leads: Counter[str] = Counter()

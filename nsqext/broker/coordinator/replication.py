@@ -104,13 +104,13 @@ class ReplicaSet:
 
     topic: str
     partition: int
-    state: CoordinatedPartition  # as the coordinator decided
-    # whether a node (first name) gets answers from another node (second name)
+    state: CoordinatedPartition  #: as the coordinator decided
+    #: whether a node (first name) gets answers from another node (second name)
     reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
-    changes: Waiters = field(factory=Waiters, init=False)  # wakes waiting tasks
+    changes: Waiters = field(factory=Waiters, init=False)  #: wakes waiting tasks
     _refused: str = field(default="", init=False)
 
     @property

@@ -19,14 +19,14 @@ class TopicSpec:
     """Specification of a topic; a topic with an equal specification may be created again (captured: topic_create)."""
 
     partition_num: int = 1
-    replica: int = 1  # copies of each partition
-    suggest_load: int = 0  # load for placement; stored, not used
-    sync_every: int = 0  # messages between two syncs to disk; 0 for the server's default
-    retention_days: int = 0  # days to keep finished messages; 0 for the server's default
-    ordered: bool = False  # SUB_ORDERED is required; one node may hold several partitions
-    multi_part: bool = False  # one node may hold several partitions
-    extend: bool = False  # messages may carry JSON headers
-    disable_channel_auto_create: bool = False  # channels must be registered
+    replica: int = 1  #: copies of each partition
+    suggest_load: int = 0  #: load for placement; stored, not used
+    sync_every: int = 0  #: messages between two syncs to disk; 0 for the server's default
+    retention_days: int = 0  #: days to keep finished messages; 0 for the server's default
+    ordered: bool = False  #: SUB_ORDERED is required; one node may hold several partitions
+    multi_part: bool = False  #: one node may hold several partitions
+    extend: bool = False  #: messages may carry JSON headers
+    disable_channel_auto_create: bool = False  #: channels must be registered
 
     @property
     def shares_nodes(self) -> bool:
@@ -89,12 +89,12 @@ class TopicSpec:
 class CoordinatedPartition:
     """One partition."""
 
-    leader: str  # elected last; may be dead
-    replicas: list[str]  # nodes with a copy, in sync or not
-    in_sync: list[str]  # replicas with every acknowledged message, leader included
-    epoch: int = 1  # grows with each election
-    resigned: bool = False  # the leader lost its majority (captured: failover_kill_follower)
-    joining: set[str] = field(factory=set)  # nodes about to join the in-sync replicas; writes wait for them
+    leader: str  #: elected last; may be dead
+    replicas: list[str]  #: nodes with a copy, in sync or not
+    in_sync: list[str]  #: replicas with every acknowledged message, leader included
+    epoch: int = 1  #: grows with each election
+    resigned: bool = False  #: the leader lost its majority (capture failover_kill_follower)
+    joining: set[str] = field(factory=set)  #: nodes about to join the in-sync replicas; writes wait for them
 
     def candidate(self, alive: Collection[str]) -> str | None:
         """Return the in-sync node that should lead, preferably the present leader; None if all are dead.
@@ -146,15 +146,15 @@ class TopicState:
 class ClusterMember:
     """One node."""
 
-    name: str  # for example ``n1``
-    node: Node  # the nsqd; survives a kill, as its disk would
-    tcp: Address  # for clients
-    http: Address  # its HTTP API
-    number: int  # its position among the nodes, from 1
+    name: str  #: for example ``n1``
+    node: Node  #: the nsqd; survives a kill, as its disk would
+    tcp: Address  #: for clients
+    http: Address  #: its HTTP API
+    number: int  #: its position among the nodes, from 1
     alive: bool = True
-    isolated: bool = False  # serves clients; neither the coordinator nor other nodes reach it
-    present: bool = True  # alive, or with an unexpired lease
-    removing: bool = False  # its partitions move to other nodes
+    isolated: bool = False  #: serves clients; neither the coordinator nor other nodes reach it
+    present: bool = True  #: alive, or with an unexpired lease
+    removing: bool = False  #: its partitions move to other nodes
 
     @property
     def reachable(self) -> bool:

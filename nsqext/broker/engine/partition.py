@@ -44,21 +44,21 @@ class Partition:
         self.topic = topic
         self.partition = partition
         self.options: PartitionOptions = options or PartitionOptions()
-        self.extend: bool = self.options.extend  # messages carry extend headers
-        self.ordered: bool = self.options.ordered  # channels accept only SUB_ORDERED
+        self.extend: bool = self.options.extend  #: messages carry extend headers
+        self.ordered: bool = self.options.ordered  #: channels accept only SUB_ORDERED
         self._budget: MemoryBudget = budget or MemoryBudget()  # of the node
         self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=self._budget)
         self.channels: dict[str, Channel] = {}
-        self.committed: int = 0  # number of the last committed message
-        self.readable: int = 0  # number of the last message for channels
-        self.readable_offset: int = 0  # offset behind it
-        self.suspended: bool = False  # another node leads, consumers are refused
-        self.paused: bool = False  # channels get no messages (original server)
-        self.touched: bool = False  # a deadline may have changed since the last `tick`
-        self.changes: int = 0  # grows with each change of the channels' persistent state and each removal of records
-        self.message_count: int = 0  # messages stored since the partition was opened
-        self.message_bytes: int = 0  # of their bodies
-        # called with the name of a deleted channel
+        self.committed: int = 0  #: number of the last committed message
+        self.readable: int = 0  #: number of the last message for channels
+        self.readable_offset: int = 0  #: offset behind it
+        self.suspended: bool = False  #: another node leads, consumers are refused
+        self.paused: bool = False  #: channels get no messages (original server)
+        self.touched: bool = False  #: a deadline may have changed since the last `tick`
+        self.changes: int = 0  #: grows with each change of the channels' persistent state and each removal of records
+        self.message_count: int = 0  #: messages stored since the partition was opened
+        self.message_bytes: int = 0  #: of their bodies
+        #: called with the name of a deleted channel
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._schedule = schedule or Schedule()  # ticks the partition when something is due
         self._original = self.options.original

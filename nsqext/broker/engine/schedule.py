@@ -29,7 +29,7 @@ class Schedule:
     has passed.
     """
 
-    on_change: Callable[[], None] = lambda: None  # called at the first `add` since the last `run`
+    on_change: Callable[[], None] = lambda: None  #: called at the first `add` since the last `run`
     _changed: dict[Scheduled, None] = field(factory=dict)
     _deadlines: dict[Scheduled, float] = field(factory=dict)
     _heap: list[tuple[float, int, Scheduled]] = field(factory=list)

@@ -34,9 +34,9 @@ _UNKNOWN = Address("127.0.0.1", 0)
 class ListedPartition:
     """One partition."""
 
-    registered: str | None  # the connected node that registered as leader; accepts writes
-    reader: str | None  # the node for consumers; may refuse writes at the moment
-    channels: tuple[str, ...]  # registered by the leader; empty while it accepts no writes
+    registered: str | None  #: the connected node that registered as leader; accepts writes
+    reader: str | None  #: the node for consumers; may refuse writes at the moment
+    channels: tuple[str, ...]  #: registered by the leader; empty while it accepts no writes
 
 
 @frozen
@@ -104,10 +104,10 @@ ClusterView = LiveView | ClusterSnapshot
 class LookupServer(ABC):
     """One lookup node without its sockets."""
 
-    name: str = "nsqlookupd"  # for example ``l1`` in a cluster
+    name: str = "nsqlookupd"  #: for example ``l1`` in a cluster
     tcp: Address = _UNKNOWN
     http: Address = _UNKNOWN
-    delay: float = 0.0  # seconds before each response
+    delay: float = 0.0  #: seconds before each response
     alive: bool = True
 
     @abstractmethod
@@ -138,11 +138,11 @@ class Lookupd(LookupServer):
     """One lookup node."""
 
     coordinator: Coordinator
-    group: LookupdGroup  # all lookup nodes of the cluster
+    group: LookupdGroup  #: all lookup nodes of the cluster
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
-    # per topic, the tombstones: nodes that access=w does not show, as ``host:http_port``
+    #: tombstones by topic, ``host:http_port`` of nodes that access=w does not show
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
-    write_disabled: str = field(default="", init=False)  # ``all``, ``ordered`` or empty (`/disable/write`)
+    write_disabled: str = field(default="", init=False)  #: ``all``, ``ordered`` or empty (`/disable/write`)
 
     @property
     def is_leader(self) -> bool:
@@ -179,10 +179,10 @@ class Lookupd(LookupServer):
 class LookupdGroup:
     """The lookup nodes of a cluster, one of them the leader."""
 
-    nodes: list[Lookupd] = field(factory=list)  # in order
-    hidden: set[str] = field(factory=set)  # ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
-    epoch: int = 0  # grows with each change of the leader
-    leader: Lookupd | None = None  # None before the first election
+    nodes: list[Lookupd] = field(factory=list)  #: in order
+    hidden: set[str] = field(factory=set)  #: ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
+    epoch: int = 0  #: grows with each change of the leader
+    leader: Lookupd | None = None  #: None before the first election
 
     def elect(self) -> None:
         """Elect the first live node, unless the present leader is alive."""

@@ -33,8 +33,8 @@ class OriginalLookupd(LookupServer):
 
     registry: Registry
     version: str
-    broadcast_address: str = "127.0.0.1"  # its host in the response to IDENTIFY
-    # another registry while a fault is injected
+    broadcast_address: str = "127.0.0.1"  #: its host in the response to IDENTIFY
+    #: another registry while a fault is injected
     view: Registry = field(init=False, default=Factory(lambda self: self.registry, takes_self=True))
 
     def session(self, remote: str, *, partitions: bool = False) -> LookupSession:

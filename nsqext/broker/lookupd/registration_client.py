@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _TIMEOUT = 5.0  # the real nsqd waits one second, which a busy machine may exceed between two programs
 _CLOSE_TIMEOUT = 1.0  # seconds
 _POLL = 1.0  # seconds between two looks at the configured lookup nodes
-_QUESTIONS = 4
-"""Concurrent questions about new topics: with thousands, the connection pool takes quadratic time."""
+_QUESTIONS = 4  # concurrent questions about new topics: with thousands, the connection pool takes quadratic time
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
@@ -42,10 +41,10 @@ _Encode = Callable[[str, "str | None", "int | None"], bytes]
 class _LookupConnection:
     """Connection to one lookup node; ``stream`` is None while closed."""
 
-    address: str  # ``host:port`` of the lookup node's TCP side
+    address: str  #: ``host:port`` of the lookup node's TCP side
     stream: SocketStream | None = None
-    info: PeerInfo | None = None  # response to IDENTIFY; None before
-    reported: bool = False  # its failure was logged; logged again only after a new connection
+    info: PeerInfo | None = None  #: response to IDENTIFY; None before
+    reported: bool = False  #: its failure was logged; logged again only after a new connection
 
     async def connect(self, identity: PeerInfo) -> None:
         """Connect and identify; raises one of `_FAILURES`."""
@@ -91,11 +90,11 @@ class RegistrationClient:
         partitions: bool = False,
         known_channels: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
-        self.node = node  # its ``on_…`` callbacks are set
+        self.node = node  #: its ``on_…`` callbacks are set
         self._partitions = partitions  # registers partitions (redesigned generation) instead of topics
         # channels of a topic that lookup nodes of this process know; None to ask over HTTP
         self._known_channels = known_channels
-        self.ping_interval = ping_interval  # seconds between two PINGs and between retries of failed connections
+        self.ping_interval = ping_interval  #: seconds between two PINGs and between retries of failed connections
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
             tcp_port=tcp.port,

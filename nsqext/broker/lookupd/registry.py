@@ -48,9 +48,9 @@ class Registration(NamedTuple):
 class RegisteredNode:
     """An nsqd that sent IDENTIFY."""
 
-    id: str  # its end of the connection, ``host:port``
-    members: dict[str, Any]  # its entry in `/lookup`
-    last_seen: int  # last PING, in nanoseconds since 1970
+    id: str  #: its end of the connection, ``host:port``
+    members: dict[str, Any]  #: its entry in `/lookup`
+    last_seen: int  #: last PING, in nanoseconds since 1970
 
     @property
     def address(self) -> str:
@@ -63,16 +63,16 @@ class ListedProducer:
     """A node in one registration."""
 
     node: RegisteredNode
-    hidden_at: int | None = None  # when a tombstone was set, in nanoseconds since 1970; None without
+    hidden_at: int | None = None  #: when a tombstone was set, in nanoseconds since 1970; None without
 
 
 @define(eq=False)
 class Registry:
     """All registrations of one lookup node."""
 
-    wall: Callable[[], int]  # nanoseconds since 1970
-    inactive_timeout: float = 300.0  # seconds without PING until a node is hidden
-    tombstone_lifetime: float = 45.0  # seconds that a tombstone hides a node
+    wall: Callable[[], int]  #: nanoseconds since 1970
+    inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
+    tombstone_lifetime: float = 45.0  #: seconds that a tombstone hides a node
     _table: dict[Registration, dict[str, ListedProducer]] = field(factory=dict, init=False)
     _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
@@ -165,11 +165,11 @@ class LookupSession:
     """One connection of an nsqd: executes its commands and returns responses."""
 
     registry: Registry
-    remote: str  # the nsqd's end of the connection, ``host:port``
-    own: PeerInfo  # response to IDENTIFY
-    partitions: bool = False  # registrations name a partition after the topic (redesigned generation)
-    node: RegisteredNode | None = field(default=None, init=False)  # None before IDENTIFY
-    closing: bool = field(default=False, init=False)  # close the connection after the responses
+    remote: str  #: the nsqd's end of the connection, ``host:port``
+    own: PeerInfo  #: response to IDENTIFY
+    partitions: bool = False  #: registrations name a partition after the topic (redesigned generation)
+    node: RegisteredNode | None = field(default=None, init=False)  #: None before IDENTIFY
+    closing: bool = field(default=False, init=False)  #: close the connection after the responses
     _parser: LookupdCommandParser = field(init=False)
 
     @_parser.default

@@ -54,11 +54,11 @@ class _Grant:
 class Authorizations:
     """What a client may do."""
 
-    secret: bytes = field(repr=False)  # of AUTH; never shown
-    identity: str  # name at the auth server
-    identity_url: str  # page about it
-    grants: tuple[_Grant, ...]  # by topic and channel
-    expires: float  # clock time at which to ask the auth server again
+    secret: bytes = field(repr=False)  #: of AUTH; never shown
+    identity: str  #: name at the auth server
+    identity_url: str  #: page about it
+    grants: tuple[_Grant, ...]  #: by topic and channel
+    expires: float  #: clock time at which to ask the auth server again
 
     def allows(self, topic: str, channel: str) -> bool:
         """Return whether it may subscribe to a channel, or with an empty channel publish to a topic."""

@@ -49,8 +49,8 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
 class Mode(NamedTuple):
     """Variant of SUB."""
 
-    detail: bool  # messages carry queue offset and size
-    ordered: bool = False  # the channel becomes ordered
+    detail: bool  #: messages carry queue offset and size
+    ordered: bool = False  #: the channel becomes ordered
     start: StartPosition | None = None
 
 

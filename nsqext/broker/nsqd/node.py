@@ -38,8 +38,7 @@ _DAY = 24
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with changed deadlines."""
-_LONGEST_TICK = 0.25
-"""Seconds between two ticks of any other node, for heartbeats of new connections."""
+_LONGEST_TICK = 0.25  # seconds between two ticks of any other node, for heartbeats of new connections
 _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, the start of the original server's ids
 _ID_SHIFT = 22
 
@@ -48,21 +47,21 @@ _ID_SHIFT = 22
 class NodePublisher:
     """Publishes of one client to one partition."""
 
-    peer: str  # ``host:port`` of the client
-    user_agent: str  # from its IDENTIFY
-    published: int = 0  # messages
-    last: int = 0  # last publish, in nanoseconds since 1970
+    peer: str  #: ``host:port`` of the client
+    user_agent: str  #: from its IDENTIFY
+    published: int = 0  #: messages
+    last: int = 0  #: last publish, in nanoseconds since 1970
 
 
 @define(eq=False)
 class PublishStats:
     """Counts of one partition."""
 
-    # by size: below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
+    #: by size; below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    # by duration of the publish: below 1 ms, 2 ms, 4 ms, …
+    #: by duration of the publish; below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    publishers: dict[str, NodePublisher] = field(factory=dict)  # over TCP, by the client's ``host:port``
+    publishers: dict[str, NodePublisher] = field(factory=dict)  #: over TCP, by the client's ``host:port``
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:
@@ -95,22 +94,22 @@ class Hosted:
     """A partition on a node, with its role from the coordinator."""
 
     partition: Partition
-    meta: TopicMeta = field(factory=TopicMeta)  # the topic in lookup responses
-    leader: bool = True  # this node leads; a follower refuses publishes and consumers
-    writable: bool = True  # the in-sync replicas are a majority
-    epoch: int = 0  # grows with each change of the leader
-    # returns when every in-sync replica has the entries; None without other replicas. Raises `RequestError` after a
-    # change of the replicas, `Refusal` for a full disk.
+    meta: TopicMeta = field(factory=TopicMeta)  #: the topic in lookup responses
+    leader: bool = True  #: this node leads; a follower refuses publishes and consumers
+    writable: bool = True  #: the in-sync replicas are a majority
+    epoch: int = 0  #: grows with each change of the leader
+    #: returns when every in-sync replica has the entries; None without other replicas. Raises `RequestError` after a
+    #: change of the replicas, `Refusal` for a full disk.
     replicate: Callable[[Stored], Awaitable[None]] | None = None
-    auto_create_channels: bool = True  # SUB creates an unknown channel
-    waiting: int = 0  # bytes of publishes waiting for replicas
-    # set when the large batch being stored is complete
+    auto_create_channels: bool = True  #: SUB creates an unknown channel
+    waiting: int = 0  #: bytes of publishes waiting for replicas
+    #: set when the large batch being stored is complete
     storing: anyio.Event | None = None
-    traced: bool = False  # logs publishes (`/message/trace/enable`)
-    failed: int = 0  # failed publishes
-    # end of the queue at the last flush, offset and messages (redesigned node without a cluster)
+    traced: bool = False  #: logs publishes (`/message/trace/enable`)
+    failed: int = 0  #: failed publishes
+    #: end of the queue at the last flush, offset and messages (redesigned node without a cluster)
     flushed: tuple[int, int] = (0, 0)
-    deliveries: dict[str, int] = field(factory=dict)  # messages per channel (original generation)
+    deliveries: dict[str, int] = field(factory=dict)  #: messages per channel (original generation)
     traffic: PublishStats = field(factory=PublishStats)
 
 
@@ -118,14 +117,14 @@ class Hosted:
 class Switches:
     """Options that change while the node runs (`/config`)."""
 
-    allow_ext_compatible: bool = False  # see `NodeOptions`
-    allow_sub_ext_compatible: bool = False  # see `NodeOptions`
-    max_connections: int = 0  # 0 for no limit
-    max_pub_waiting: int = 0  # see `NodeOptions`
-    write_disabled: str = ""  # ``all``, ``ordered`` or empty (`/disable/write`)
-    lookupd_addresses: list[str] = field(factory=list)  # TCP addresses, original generation
-    log_level: int = 2  # of `/config/log_level`
-    verbose: bool = False  # of `/config/verbose`
+    allow_ext_compatible: bool = False  #: see `NodeOptions`
+    allow_sub_ext_compatible: bool = False  #: see `NodeOptions`
+    max_connections: int = 0  #: 0 for no limit
+    max_pub_waiting: int = 0  #: see `NodeOptions`
+    write_disabled: str = ""  #: ``all``, ``ordered`` or empty (`/disable/write`)
+    lookupd_addresses: list[str] = field(factory=list)  #: TCP addresses, original generation
+    log_level: int = 2  #: of `/config/log_level`
+    verbose: bool = False  #: of `/config/verbose`
 
 
 class ConnectedClient(Protocol):
@@ -178,31 +177,31 @@ class Node:
             self.options.max_pub_waiting,
             log_level=2,
         )
-        # options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
+        #: options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
         self.place: dict[str, Any] = {}
-        self.started: int = self.options.wall()  # nanoseconds since 1970
-        # added to internal ids by the original generation, to resemble the real server's
+        self.started: int = self.options.wall()  #: nanoseconds since 1970
+        #: added to internal ids by the original generation, to resemble the real server's
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
-        self.hosted: dict[tuple[str, int], Hosted] = {}  # by topic and number
-        self.schedule: Schedule = Schedule()  # deadlines of the partitions
-        self.turn: Turn = Turn()  # commands of a client in execution
-        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  # of all queues together
-        self.sessions: dict[int, ConnectedClient] = {}  # by number
-        self.dirty: list[ConnectedClient] = []  # clients to send to or to close
-        # called with a topic that a client's command created
+        self.hosted: dict[tuple[str, int], Hosted] = {}  #: by topic and number
+        self.schedule: Schedule = Schedule()  #: deadlines of the partitions
+        self.turn: Turn = Turn()  #: commands of a client in execution
+        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  #: of all queues together
+        self.sessions: dict[int, ConnectedClient] = {}  #: by number
+        self.dirty: list[ConnectedClient] = []  #: clients to send to or to close
+        #: called with a topic that a client's command created
         self.on_topic_created: Callable[[str], None] = _nothing
-        # called with topic, partition and channel that a client's command created
+        #: called with topic, partition and channel that a client's command created
         self.on_channel_created: Callable[[str, int, str], None] = _nothing
-        # called with a topic that an HTTP request or its last client deleted
+        #: called with a topic that an HTTP request or its last client deleted
         self.on_topic_deleted: Callable[[str], None] = _nothing
-        # called with topic, partition and channel of a deletion
+        #: called with topic, partition and channel of a deletion
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
-        self.wake: Callable[[], None] = _nothing  # called when ``dirty`` gets its first entry; set by the server
-        # called with the ``options.machine_clock`` time of the next `expire_output`; set by the server
+        self.wake: Callable[[], None] = _nothing  #: called when ``dirty`` gets its first entry; set by the server
+        #: called with the ``options.machine_clock`` time of the next `expire_output`; set by the server
         self.wake_at: Callable[[float], None] = _nothing
-        # answers ``/coordinator/stats`` for a topic and partition; None without coordinator
+        #: answers ``/coordinator/stats`` for a topic and partition; None without coordinator
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
-        self.exiting: bool = False  # draining: refuses publishes
+        self.exiting: bool = False  #: drains, and refuses publishes
         self.publish_failed: int = 0
         self._ids = count(1)
         self._holding: dict[int, ConnectedClient] = {}

@@ -21,9 +21,9 @@ class OutputBuffer:
     """
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
-        self.size: int = 0  # bytes of frames not yet encoded
-        self.due: float = 0.0  # clock time at which waiting messages are sent; 0.0 for none
-        # TLS and compression, outermost first; shared with the session, which decodes with them
+        self.size: int = 0  #: bytes of frames not yet encoded
+        self.due: float = 0.0  #: clock time at which waiting messages are sent; 0.0 for none
+        #: TLS and compression, outermost first; shared with the session, which decodes with them
         self.layers: list[Layer] = []
         self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read at every message
         self._clock = clock  # seconds

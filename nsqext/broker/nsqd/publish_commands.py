@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]
 
-_PART = 2000
-"""Messages stored in one turn of the event loop."""
+_PART = 2000  # messages stored in one turn of the event loop
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 _LENGTH = 4
 _RECORD_HEAD = 26

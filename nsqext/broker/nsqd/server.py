@@ -71,10 +71,10 @@ class NsqdServer:
         https_context: ssl.SSLContext | None = None,
     ) -> None:
         self.node: Node = node
-        self.busy: bool = False  # `flush` follows: output needs no wake-up
+        self.busy: bool = False  #: output needs no wake-up, because `flush` follows
         self._wanted = {"tcp": tcp, "http": http, "https": https}
         self._https_context = https_context  # certificate of HTTPS
-        self.addresses: dict[str, str] = {}  # ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
+        self.addresses: dict[str, str] = {}  #: ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
         self._connections: dict[int, ServerConnection] = {}
         self._https: list[HttpServer] = []  # None without HTTPS

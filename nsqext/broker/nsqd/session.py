@@ -48,9 +48,9 @@ _DETAIL = Struct(">QI")
 class Dialect(NamedTuple):
     """What differs between the sessions of the generations."""
 
-    commands: Mapping[bytes, Handler]  # by name
+    commands: Mapping[bytes, Handler]  #: by name
     validator: type[CommandValidator]
-    missed_heartbeats: int  # silent heartbeat intervals after which a client is disconnected
+    missed_heartbeats: int  #: silent heartbeat intervals after which a client is disconnected
 
 
 class Session:
@@ -59,36 +59,36 @@ class Session:
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node
-        self.peer: str = peer  # ``host:port`` of the client
+        self.peer: str = peer  #: ``host:port`` of the client
         self.clock: Callable[[], float] = options.clock
-        self.settings: ClientSettings = ClientSettings.defaults(node.limits)  # negotiated by IDENTIFY
+        self.settings: ClientSettings = ClientSettings.defaults(node.limits)  #: negotiated by IDENTIFY
         # the original server knows a client without IDENTIFY only by its host
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
-        # settings for deliveries and heartbeats, from the first IDENTIFY
+        #: settings for deliveries and heartbeats, from the first IDENTIFY
         self.sending: ClientSettings = self.settings
         self.state: State = State.INIT
-        self.subscriber: SessionSubscriber | None = None  # its entry in the channel
-        self.hosted: Hosted | None = None  # the partition that it consumes
-        self.authorizations: Authorizations | None = None  # of AUTH
-        self.closing: bool = False  # close after the output is sent
-        self.closed: bool = False  # close now
-        self.pending: bool = False  # received commands wait for `step`
-        self.connected: int = options.wall()  # nanoseconds since 1970
-        self.published: dict[str, NodePublisher] = {}  # by topic
-        self.ready: int = 0  # last RDY count
+        self.subscriber: SessionSubscriber | None = None  #: its entry in the channel
+        self.hosted: Hosted | None = None  #: the partition that it consumes
+        self.authorizations: Authorizations | None = None  #: of AUTH
+        self.closing: bool = False  #: close after the output is sent
+        self.closed: bool = False  #: close now
+        self.pending: bool = False  #: received commands wait for `step`
+        self.connected: int = options.wall()  #: nanoseconds since 1970
+        self.published: dict[str, NodePublisher] = {}  #: by topic
+        self.ready: int = 0  #: last RDY count
         self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
-        # TLS in negotiation; nothing else is received or sent meanwhile
+        #: TLS in negotiation; nothing else is received or sent meanwhile
         self.handshake: TlsLayer | None = None
-        self.after_handshake: Callable[[], None] | None = None  # called after the handshake
+        self.after_handshake: Callable[[], None] | None = None  #: called after the handshake
         self.rules: CommandValidator = dialect.validator(self)
         self._dialect = dialect  # commands and checks of the node's generation
         self._parser = CommandParser(self.rules, raw_ids=not options.original)
         self._max_unsent = options.max_unsent
         self._magic: bytes | None = b""
         self._marked = self._waiting = self._choked = False
-        self.heard: float = self.clock()  # clock time of the last command
+        self.heard: float = self.clock()  #: clock time of the last command
         self._heartbeat_due = self.heard + self.settings.heartbeat_interval
-        self.id: int = node.add(self)  # unique in the node
+        self.id: int = node.add(self)  #: unique in the node
 
     # Bytes in
 
@@ -391,7 +391,7 @@ class SessionSubscriber(SubscribedClient):
         )
         self.session: Session = session
         self.channel: Channel = channel
-        self.detail: bool = detail  # messages carry queue offset and size
+        self.detail: bool = detail  #: messages carry queue offset and size
 
     def deliver(self, message: RawMessage) -> None:
         body = message.body

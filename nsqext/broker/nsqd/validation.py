@@ -124,13 +124,13 @@ class CommandValidator:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
-        # only IDENTIFY is allowed until the TLS handshake is complete
+        #: only IDENTIFY is allowed until the TLS handshake is complete
         self.tls_missing: bool = self._limits.tls_required
-        self.hosted: Hosted | None = None  # partition of the publish being read
-        self.target: CommandTarget = CommandTarget("")  # how to read its body
-        self.topic: str = ""  # its topic (original generation)
-        self.delay: float = 0.0  # seconds of its DPUB (original generation)
-        self.stale_auth: bool = False  # ask the auth server again before storing
+        self.hosted: Hosted | None = None  #: partition of the publish being read
+        self.target: CommandTarget = CommandTarget("")  #: how to read its body
+        self.topic: str = ""  #: its topic (original generation)
+        self.delay: float = 0.0  #: seconds of its DPUB (original generation)
+        self.stale_auth: bool = False  #: ask the auth server again before storing
         self._partition = -1
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:

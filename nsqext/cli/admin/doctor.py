@@ -43,7 +43,7 @@ class Finding:
     status: Literal["ok", "warning", "error"]
     subject: str
     text: str
-    hint: str = ""  # what to do
+    hint: str = ""  #: what to do
 
 
 @examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")

@@ -31,11 +31,11 @@ class PartitionRanges:
     """A channel on one partition."""
 
     partition: int
-    node: str = ""  # TCP address of the leader
-    error: str = ""  # why the ranges are unknown
+    node: str = ""  #: TCP address of the leader
+    error: str = ""  #: why the ranges are unknown
     depth: int = 0
-    replay: int = 0  # messages that wait for the consumer of their key
-    held_keys: int = 0  # keys with messages in flight
+    replay: int = 0  #: messages that wait for the consumer of their key
+    held_keys: int = 0  #: keys with messages in flight
     ranges: tuple[KeyRange, ...] = ()
 
 

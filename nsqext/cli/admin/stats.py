@@ -119,9 +119,9 @@ class View:
     """State of the table."""
 
     records: list[dict[str, Any]]
-    column: str = "lag"  # sort column: numbers descending, text ascending
+    column: str = "lag"  #: the column to sort by; numbers descending, text ascending
     reverse: bool = False
-    error: str = ""  # of the last sample
+    error: str = ""  #: of the last sample
 
     def press(self, key: str) -> bool:
         """Handle a key; return False to quit."""

@@ -29,7 +29,8 @@ from nsqext.types import Receipt
 if TYPE_CHECKING:
     from nsqext import Message
 
-CANARY = "canary"  # tag of the flights of American Airlines
+CANARY = "canary"
+"""Tag of the flights of American Airlines."""
 
 _FILE = "flights-2013-01-01.csv"
 _CHANNEL = "departures"
@@ -168,10 +169,10 @@ def _show(console: Console, check: FlightCheck) -> bool:
 class Flight:
     """A flight to publish."""
 
-    number: int  # from 1; the trace id, which identifies a received flight
+    number: int  #: from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]
-    key: str  # the aircraft, or the flight number for an unknown tail number
+    key: str  #: the aircraft, or the flight number for an unknown tail number
     tag: str | None
 
 
@@ -198,10 +199,10 @@ class FlightCheck:
 
     flights: Sequence[Flight]
     receipts: dict[int, Receipt] = field(factory=dict)
-    deliveries: Counter[int] = field(factory=Counter)  # receptions of each flight, by number
-    # messages by partition and the consumer's tag
+    deliveries: Counter[int] = field(factory=Counter)  #: receptions of each flight, by number
+    #: messages by partition and the consumer's tag
     received: Counter[tuple[int | None, str | None]] = field(factory=Counter)
-    wrong: Counter[str] = field(factory=Counter)  # messages by kind of violation
+    wrong: Counter[str] = field(factory=Counter)  #: messages by kind of violation
     _positions: dict[int, tuple[int | None, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 

@@ -32,7 +32,7 @@ class _Part:
     path: Path
     partition: int
     start: int
-    end: int  # behind the last message
+    end: int  #: behind the last message
 
     @classmethod
     def of(cls, path: Path) -> _Part:

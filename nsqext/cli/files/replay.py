@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Progress:
     """Progress of a replay, in an atomically replaced file."""
 
-    path: Path | None  # None for memory
+    path: Path | None  #: None for memory
     lines: dict[str, int] = field(factory=dict)
 
     @classmethod

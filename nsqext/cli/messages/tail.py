@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
 
+# members of a record in a template, besides ``headers``
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
-"""Members of a record in a template, besides ``headers``."""
 
 
 def _parsed(parse: Callable[[Any], Any]) -> Any:

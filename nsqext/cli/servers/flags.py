@@ -15,8 +15,8 @@ from nsqext.errors import InvalidSetting
 
 _DURATION = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# seconds per unit of a number without unit (``-msg-timeout 5`` of the redesigned nsqd is five minutes)
 _INTERVALS = {"minutes": 60.0, "fives": 5.0}
-"""Seconds per unit of a number without unit (``-msg-timeout 5`` of the redesigned nsqd is five minutes)."""
 _TRUE = frozenset(("1", "t", "T", "true", "TRUE", "True"))
 _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 

@@ -14,6 +14,7 @@ from nsqext.cli.servers.program import check_nsqlookupd, read_program, run_progr
 from nsqext.errors import InvalidSetting
 
 _LIMIT, _REPORTED = "limit", "reported"
+# kind of each flag, whether it is a limit for clients, whether ``/config`` has it
 _FLAGS: dict[str, tuple[str, ...]] = {
     "version": ("bool",),
     "config": ("str",),
@@ -78,7 +79,6 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "snappy": ("bool", _LIMIT),
     "enable-experiment": ("list", _REPORTED),
 }
-"""Kind of each flag, whether it is a limit for clients, whether ``/config`` has it."""
 
 FLAGS = {name: kind for name, (kind, *_) in _FLAGS.items()}
 """Flags of the original nsqd; for the redesigned nsqd see `nsqext.cli.servers.redesigned_flags.NSQD`.

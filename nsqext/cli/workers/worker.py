@@ -25,7 +25,8 @@ from nsqext.protocol.identify import KEY_FAILOVER
 
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
-CANNOT_START = 3  # exit status of a worker that must not be restarted
+CANNOT_START = 3
+"""Exit status of a worker that must not be restarted."""
 _START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the app's health
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 

@@ -80,24 +80,24 @@ class Reject(HandlerSignal):
 class KeySharing(Enum):
     """How the keys of a partition are shared by the consumers of a channel."""
 
-    NONE = "none"  # one consumer has all keys, or their order does not count
-    SERVER = "server"  # by the server, in a channel of type key_failover
-    TAGS = "tags"  # by the tags of messages; each bucket has one consumer, on its own connection
+    NONE = "none"  #: one consumer has all keys, or their order does not count
+    SERVER = "server"  #: by the server, in a channel of type key_failover
+    TAGS = "tags"  #: by the tags of messages; each bucket has one consumer, on its own connection
 
 
 class Owner(Protocol):
     """The subscription of a message."""
 
     topic: str
-    original: bool  # on a node of the original NSQ, which redelivers messages only after their timeout
-    node: str  # ``host:port`` of the node
-    in_order: bool  # the next message is delivered after this one was finished
-    moved: bool  # the channel was moved before this subscription received its first message
-    number: int  # number among the consumer's subscriptions to the partition, from 1
-    horizon: float  # messages received before this time are not in flight any more
-    msg_timeout: float  # seconds that a message may be in flight
-    max_msg_timeout: float  # the same, touches included
-    ignore_lost: bool  # an answer to a message that is not in flight any more is ignored instead of raising
+    original: bool  #: on a node of the original NSQ, which redelivers messages only after their timeout
+    node: str  #: ``host:port`` of the node
+    in_order: bool  #: the next message is delivered after this one was finished
+    moved: bool  #: the channel was moved before this subscription received its first message
+    number: int  #: number among the consumer's subscriptions to the partition, from 1
+    horizon: float  #: messages received before this time are not in flight any more
+    msg_timeout: float  #: seconds that a message may be in flight
+    max_msg_timeout: float  #: the same, touches included
+    ignore_lost: bool  #: an answer to a message that is not in flight any more is ignored instead of raising
     key_sharing: KeySharing
 
     @property
@@ -153,8 +153,8 @@ class InFlightCount:
     __slots__ = ("count", "time")
 
     def __init__(self, time: float = 0.0, count: int = 0) -> None:
-        self.time: float = time  # when they were received or touched (monotonic seconds)
-        self.count: int = count  # messages neither answered nor timed out
+        self.time: float = time  #: when they were received or touched (monotonic seconds)
+        self.count: int = count  #: messages neither answered nor timed out
 
 
 _NOT_COUNTED = InFlightCount()

@@ -30,7 +30,7 @@ class UnpackBudget(Waiters):
 
     def __init__(self, limit: int) -> None:
         super().__init__()
-        self.used: int = 0  # bytes of unpacked messages in flight
+        self.used: int = 0  #: bytes of unpacked messages in flight
         self._limit = limit  # bytes; 0 for no limit
         self._messages: dict[Message, int] = {}
 

@@ -68,7 +68,7 @@ class Batch(PublishRequest):
         self._traced = bool(trace_ids)
         self._bare = False  # has a trace id that must not become a header
         self._filled = _COUNT_WORD
-        # index of each message in the call
+        #: index of each message in the call
         self.indexes: Sequence[int] = [] if bodies is None else range(first, first + len(bodies))
 
     @property
@@ -236,10 +236,10 @@ class BatchPlanner:
     _key_hash: KeyHash
     _key: bytes | None  # for messages without their own key
     _partition: int | None
-    rows: Rows = field(factory=list, init=False)  # the batches
-    keys: set[bytes] = field(factory=set, init=False)  # keys to lock during the publish
-    # where only the node knows whether it accepts headers and trace ids (a topic without metadata): index of the first
-    # message with them, and whether it has more than a trace id
+    rows: Rows = field(factory=list, init=False)  #: the batches
+    keys: set[bytes] = field(factory=set, init=False)  #: keys to lock during the publish
+    #: where only the node knows whether it accepts headers and trace ids (a topic without metadata), index of the first
+    #: message with them, and whether it has more than a trace id
     marked: tuple[int, bool] | None = field(default=None, init=False)
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)
     _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)

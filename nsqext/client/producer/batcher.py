@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 class BatcherLimits:
     """Limits of a batcher."""
 
-    linger: float = 0.005  # seconds that a message waits for others
-    max_count: int = 1000  # messages per batch
-    max_bytes: int = 1 << 20  # bytes per batch
-    max_pending: int = 10_000  # accepted messages not yet stored; failed messages until `Batcher.take_failed`
+    linger: float = 0.005  #: seconds that a message waits for others
+    max_count: int = 1000  #: messages per batch
+    max_bytes: int = 1 << 20  #: bytes per batch
+    max_pending: int = 10_000  #: accepted messages not yet stored; failed messages until `Batcher.take_failed`
 
     def __attrs_post_init__(self) -> None:
         check_time("linger", self.linger)
@@ -48,8 +48,7 @@ class _Turn:
     messages: int = 0
 
 
-_Pending = tuple[MessageRequest, int, "_Turn | None"]
-"""A message, its size in bytes, and its key's place."""
+_Pending = tuple[MessageRequest, int, "_Turn | None"]  # a message, its size in bytes, and its key's place
 
 
 class Batcher:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _TICK = 0.25  # seconds between checks of a connection with a request in flight
-_IDLE_TICK = 5.0
-"""Longest time between checks of an idle connection, which only heartbeats need."""
+_IDLE_TICK = 5.0  # longest time between checks of an idle connection, which only heartbeats need
 _TICKS_PER_HEARTBEAT = 8
 _QUIET = 1.0  # seconds without a response until a connection counts as unused
 _FIRST_REST = 0.2
@@ -49,21 +48,21 @@ class PooledNode:
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
-        # None if lookup does not list it, and for fixed nodes
+        #: None if lookup does not list it, and for fixed nodes
         self.http: Address | None = None
-        self.connection: PooledConnection | None = None  # may be broken; None before the first
-        self.redesigned: bool = False  # the server's generation; False until it is connected
+        self.connection: PooledConnection | None = None  #: may be broken; None before the first
+        self.redesigned: bool = False  #: the server's generation; False until it is connected
         self.connecting: anyio.Event | None = None
-        self.failure: NsqError | None = None  # of the last attempt to connect; None after success
-        # how long it is avoided after each failed attempt
+        self.failure: NsqError | None = None  #: of the last attempt to connect; None after success
+        #: how long it is avoided after each failed attempt
         self.rests: Doubling = Doubling(_FIRST_REST, _LONGEST_REST)
-        # avoided until then, in seconds of the monotonic clock, after a failed connection
+        #: avoided until then, in seconds of the monotonic clock, after a failed connection
         self.rest_until: float = 0.0
-        self.wanted: bool = True  # a topic needs the node
-        self.reported: bool = False  # an event reported the connection, but not its end
-        # last log of the end of a connection
+        self.wanted: bool = True  #: a topic needs the node
+        self.reported: bool = False  #: an event reported the connection, but not its end
+        #: last log of the end of a connection
         self.logged_at: float | None = None
-        # logged end of the last connection, without a later logged connection
+        #: logged end of the last connection, without a later logged connection
         self.ended_at: float | None = None
 
     @property

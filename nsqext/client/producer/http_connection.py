@@ -52,11 +52,11 @@ class HttpConnection:
     def __init__(
         self, address: Address, node: str, options: ConnectionOptions, start_soon: Callable[..., None]
     ) -> None:
-        self.error: NsqError | None = None  # why it is unusable
-        self.in_flight: int = 0  # requests without a response
-        self.received_at: float = _clock()  # time of the last response
-        self.on_request: Callable[[], None] | None = None  # called before each request
-        self.local_address: str = ""  # empty: requests use several connections
+        self.error: NsqError | None = None  #: why it is unusable
+        self.in_flight: int = 0  #: requests without a response
+        self.received_at: float = _clock()  #: time of the last response
+        self.on_request: Callable[[], None] | None = None  #: called before each request
+        self.local_address: str = ""  #: empty, because requests use several connections
         self._url = url_of(address)
         self._node = node  # for errors
         self._start_soon = start_soon

@@ -95,9 +95,9 @@ class Place:
     __slots__ = ("_lock", "_woken", "held", "missing", "request")
 
     def __init__(self, lock: KeyLock, request: MessageRequest | None = None) -> None:
-        self.request: MessageRequest | None = request  # what is published with its only key
-        self.held: set[TopicKey] = set()  # keys whose lock it has
-        self.missing: set[TopicKey] = set()  # keys that it waits for
+        self.request: MessageRequest | None = request  #: what is published with its only key
+        self.held: set[TopicKey] = set()  #: keys whose lock it has
+        self.missing: set[TopicKey] = set()  #: keys that it waits for
         self._lock = lock
         self._woken: anyio.Event | None = None
 
@@ -152,7 +152,7 @@ class KeyGroups:
     """Publishes messages with a key."""
 
     _sender: Sender
-    lock: KeyLock  # keeps the order of keys among all publishes of the producer
+    lock: KeyLock  #: keeps the order of keys among all publishes of the producer
     _start_soon: Callable[..., object]
     _deadlines: dict[Place, float] = field(factory=dict, init=False)  # of places that wait, the earliest first
     _watched: bool = field(default=False, init=False)  # whether a task wakes places at their deadlines

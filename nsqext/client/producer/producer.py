@@ -47,11 +47,9 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close
+# turns of the event loop without a pending publish before a producer closes. A publish with a failed request is not in
+# flight until its task begins the next attempt.
 _IDLE_TURNS = 3
-"""Turns of the event loop without a pending publish before a producer closes.
-
-A publish with a failed request is not in flight until its task begins the next attempt.
-"""
 _clock = time.monotonic
 
 

@@ -47,9 +47,9 @@ class PublishPort:
 
     def __init__(self, producer: Producer) -> None:
         self.options: ProducerOptions = producer._options
-        # nothing is published in threads: middleware and HTTP need the event loop
+        #: nothing is published in threads, because middleware and HTTP need the event loop
         self.in_event_loop_only: bool = producer._publisher.around is not None or self.options.transport == "http"
-        self.counters: Counters = Counters()  # of messages stored by `attempt`
+        self.counters: Counters = Counters()  #: of messages stored by `attempt`
         self._producer = producer
         self._sender = copy(producer._sender)
         self._sender.counters = self.counters

@@ -27,8 +27,8 @@ class Publisher:
     """Publishes the calls of a producer, through its middleware."""
 
     def __init__(self, sender: Sender, tasks: BackgroundTasks) -> None:
-        self.around: SendNext | None = None  # publishes through the middleware
-        self.open: bool = False  # the producer accepts publishes
+        self.around: SendNext | None = None  #: publishes through the middleware
+        self.open: bool = False  #: the producer accepts publishes
         self._sender = sender
         self._routes = sender.routes
         self._options = sender.options

@@ -367,17 +367,17 @@ def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Recei
 class Known(NamedTuple):
     """An acknowledged record."""
 
-    number: int  # how many this producer had acknowledged before
-    receipt: Receipt  # where it was stored
+    number: int  #: how many this producer had acknowledged before
+    receipt: Receipt  #: where it was stored
 
 
 class SentTo(NamedTuple):
     """Where a publish was sent."""
 
     partition: int | None
-    node: str  # ``host:port`` of the node
+    node: str  #: ``host:port`` of the node
     connection: PooledConnection
-    since: Known | None  # the record acknowledged last before
+    since: Known | None  #: the record acknowledged last before
 
 
 _clock = time.monotonic
@@ -392,13 +392,13 @@ class PublishRequest:
         self, topic: str, partition: int | None = None, key: bytes | None = None, started: float | None = None
     ) -> None:
         self.topic: str = topic
-        # begin of the publish and its timeout, in seconds of the monotonic clock
+        #: begin of the publish and its timeout, in seconds of the monotonic clock
         self.started: float = _clock() if started is None else started
-        self.key: bytes | None = key  # decides the partition
-        self.partition: int | None = partition  # chosen by the caller
-        self.in_doubt: bool = False  # sent without response so far
-        self.breaks: bool = False  # an error response leaves the stream out of step (captured in pub_ext_on_plain)
-        # of the latest attempt; only with ``on_unknown="settle"``
+        self.key: bytes | None = key  #: decides the partition
+        self.partition: int | None = partition  #: chosen by the caller
+        self.in_doubt: bool = False  #: sent without response so far
+        self.breaks: bool = False  #: an error response leaves the stream out of step (captured in pub_ext_on_plain)
+        #: of the latest attempt; only with ``on_unknown="settle"``
         self.sent_to: SentTo | None = None
 
     @property
@@ -458,7 +458,7 @@ class MessageRequest(PublishRequest):
     ) -> None:
         super().__init__(topic, partition, key, started)
         self.message: bytes | OutgoingMessage = message
-        # of a message that another task publishes: its outcome, and a function to call then
+        #: outcome of a message that another task publishes, and a function to call then
         self.outcome: Outcome | None = None
         self.on_outcome: Callable[[], object] | None = None
         self._options = options

@@ -52,10 +52,10 @@ class Target:
     def __init__(self, topic: str, partition: int | None, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
         self.meta: TopicMeta = meta
-        self.partition: int | None = partition  # None on a server without partitions
+        self.partition: int | None = partition  #: None on a server without partitions
         self.node: PooledNode = node
-        self.receipt: Receipt = Receipt(topic, partition, node.node)  # of an untraced publish
-        # avoided until then after a refusal, in seconds of the monotonic clock; 0 for never
+        self.receipt: Receipt = Receipt(topic, partition, node.node)  #: of an untraced publish
+        #: avoided until then after a refusal, in seconds of the monotonic clock; 0 for never
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
         self._pub = self.line("PUB")
@@ -105,9 +105,9 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
-        # targets of messages without key: partitions that lookup lists at the moment, if there are any
+        #: targets of messages without key, partitions that lookup lists at the moment, if there are any
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
-        self.used: bool = True  # something was published since this was set to False
+        self.used: bool = True  #: something was published since this was set to False
         # of the next two targets, a message without key goes to the target with fewer pending requests
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else chance.getrandbits(20)
@@ -222,10 +222,8 @@ class Route:
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
-_PROVISIONAL = 0.5
-"""Seconds for which any nodes serve a topic unknown to lookup, until lookup is asked again."""
-_UPGRADE_CHECK = 1.0
-"""Seconds after lookup reported no extend support, in which it is not asked again."""
+_PROVISIONAL = 0.5  # seconds for which any nodes serve a topic unknown to lookup, until lookup is asked again
+_UPGRADE_CHECK = 1.0  # seconds after lookup reported no extend support, in which it is not asked again
 
 
 class RouteTable:
@@ -235,10 +233,10 @@ class RouteTable:
         self, options: ProducerOptions, metadata: MetadataCache, pool: ConnectionPool, events: ClientEvents
     ) -> None:
         self.by_topic: dict[str, Route] = {}
-        # for background refreshes; None before the producer is open
+        #: for background refreshes; None before the producer is open
         self.tasks: BackgroundTasks | None = None
-        self.topic_options: TopicOptions = TopicOptions(options)  # options for single topics
-        self.asks_lookup: bool = metadata.has_lookup  # lookup service, not fixed nodes
+        self.topic_options: TopicOptions = TopicOptions(options)  #: options for single topics
+        self.asks_lookup: bool = metadata.has_lookup  #: lookup service, not fixed nodes
         self._options = options
         self._metadata = metadata
         self._pool = pool

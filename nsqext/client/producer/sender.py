@@ -87,8 +87,8 @@ class AttemptErrors:
         self._options = options
         self._first: list[NsqError] = []
         self._last: deque[NsqError] = deque(maxlen=_KEPT_LAST)
-        self.count: int = 0  # failed attempts
-        self.unknown: bool = False  # an attempt's outcome is unknown
+        self.count: int = 0  #: failed attempts
+        self.unknown: bool = False  #: an attempt's outcome is unknown
         for error in errors:
             self.add(error)
 
@@ -159,10 +159,10 @@ class Sender:
         self.routes: RouteTable = routes
         self.pool: ConnectionPool = pool
         self.counters: Counters = Counters()
-        self.settler: Settler | None = None  # with ``on_unknown="settle"``
-        # of publishes off the fast path, and of waits for the lookup service
+        self.settler: Settler | None = None  #: with ``on_unknown="settle"``
+        #: of publishes off the fast path, and of waits for the lookup service
         self.attempts: set[anyio.CancelScope] = set()
-        self.closed: bool = False  # the producer was closed; no further request is sent
+        self.closed: bool = False  #: the producer was closed; no further request is sent
 
     async def publish(self, request: PublishRequest) -> list[Receipt]:
         """Publish; return a receipt per message."""

@@ -43,11 +43,10 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _clock = time.monotonic
 
-_GRACE = 0.5
-"""Seconds from a leader's response until it has executed or dropped ended connections' commands."""
+_GRACE = 0.5  # seconds from a leader's response until it has executed or dropped ended connections' commands
 _TICK = 0.25
+# seconds without progress until the channel is opened again, because a server may lose the move of a channel
 _STALL = 2.0
-"""Seconds without progress until the channel is opened again, because a server may lose the move of a channel."""
 _READY = 2000
 _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer_timeout=0.01)
 
@@ -62,9 +61,9 @@ class LogSearch:
     def __init__(
         self, metadata: MetadataCache, connection: ConnectionOptions, topic: str, partition: int, since: Receipt | None
     ) -> None:
-        self.found: dict[int, Receipt] = {}  # by trace id
-        self.node: str = ""  # the leader that responded last
-        self.error: NsqError | None = None  # why the last pass ended early
+        self.found: dict[int, Receipt] = {}  #: by trace id
+        self.node: str = ""  #: the leader that responded last
+        self.error: NsqError | None = None  #: why the last pass ended early
         self._metadata = metadata
         self._options = evolve(_CONSUMER, connection=connection)
         self._topic = topic
@@ -234,11 +233,11 @@ _PAUSE = 0.5  # seconds until the next search for a publish whose connection is 
 class _Searches:
     """Searches of one partition, one at a time."""
 
-    lock: anyio.Lock = field(factory=anyio.Lock)  # held by the searching task
-    # by publish, the wanted trace ids, and since which record
+    lock: anyio.Lock = field(factory=anyio.Lock)  #: held by the searching task
+    #: by publish, the wanted trace ids, and since which record
     waiting: dict[PublishRequest, tuple[Sequence[int], Known | None]] = field(factory=dict)
-    latest: LogSearch | None = None  # the last search that ended
-    searched: frozenset[PublishRequest] = frozenset()  # its publishes
+    latest: LogSearch | None = None  #: the last search that ended
+    searched: frozenset[PublishRequest] = frozenset()  #: its publishes
 
 
 class Settler:

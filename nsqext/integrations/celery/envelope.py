@@ -28,6 +28,7 @@ from attrs import define, field, frozen
 _HEADER = "kombu"
 _MARK = "kombu"  # member that only an envelope has; its value is the version
 _VERSION = 1
+# AMQP's properties, and where a message goes; others are for the publisher alone, as with AMQP brokers
 _PROPERTIES = frozenset(
     {
         "app_id",
@@ -45,7 +46,6 @@ _PROPERTIES = frozenset(
         "user_id",
     }
 )
-"""AMQP's properties, and where a message goes; others are for the publisher alone, as with AMQP brokers."""
 
 
 def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, dict[str, str] | None]:
@@ -138,9 +138,9 @@ _LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts an ephemeral channe
 class Exchange:
     """A declared exchange."""
 
-    name: str = ""  # empty for the default exchange
-    type: str = "direct"  # `direct`, `fanout` or `topic`
-    durable: bool = True  # transient exchanges are for replies and events
+    name: str = ""  #: empty for the default exchange
+    type: str = "direct"  #: `direct`, `fanout` or `topic`
+    durable: bool = True  #: transient exchanges are for replies and events
 
     @property
     def has_one_topic(self) -> bool:
@@ -152,7 +152,7 @@ class Binding:
     """The binding of a queue to an exchange."""
 
     exchange: Exchange
-    # a pattern for exchanges of type `topic`, where `*` is one word and `#` any number of words
+    #: a pattern for exchanges of type `topic`, where `*` is one word and `#` any number of words
     routing_key: str
 
     @property
@@ -173,8 +173,8 @@ class QueueSpec:
     """A declared queue."""
 
     name: str
-    transient: bool = False  # ends with its consumer: exclusive or deleted automatically
-    bindings: list[Binding] = field(factory=list)  # except the default exchange's
+    transient: bool = False  #: ends with its consumer, as it is exclusive or deleted automatically
+    bindings: list[Binding] = field(factory=list)  #: except the default exchange's
 
     @property
     def channel(self) -> str:

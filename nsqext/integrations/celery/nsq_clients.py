@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nsqext.sync.message import Message
 
 
+# options of kombu and Celery
 _KOMBU = frozenset(
     {
         "callback",
@@ -52,7 +53,6 @@ _KOMBU = frozenset(
         "queue_order_strategy",
     }
 )
-"""Options of kombu and Celery."""
 _ETA_HOLD = 30.0
 _TOPIC = {one.name for one in fields(QueueTopics)}
 _REFUSED = {
@@ -71,12 +71,12 @@ class NsqClients:
     Producer and consumers share a `nsqext.Lookup`.
     """
 
-    addresses: Mapping[str, Any]  # `lookupd` or `nsqd` with addresses
-    # the transport options: settings of nsqext, `topic_create`, `topic_partitions`, `topic_replicas`, `topic_extend`
-    # and `eta_hold`
+    addresses: Mapping[str, Any]  #: `lookupd` or `nsqd` with addresses
+    #: the transport options, settings of nsqext, `topic_create`, `topic_partitions`, `topic_replicas`, `topic_extend`
+    #: and `eta_hold`
     options: Mapping[str, Any]
     topics: QueueTopics = field(init=False)
-    # seconds for which a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
+    #: seconds for which a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
     _shared: Given = field(init=False)  # addresses and settings of producer and consumers
@@ -235,7 +235,8 @@ class NsqClients:
 
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
-DEFAULT_PREFETCH = 200  # messages in flight without prefetch count
+DEFAULT_PREFETCH = 200
+"""Messages in flight without prefetch count."""
 
 Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
 """Called in a consumer's thread with a decoded message."""
@@ -250,7 +251,7 @@ class QueueConsumer:
 
     def __init__(self, clients: NsqClients, spec: QueueSpec, prefetch: int, receive: Receive) -> None:
         self.queue: str = spec.name
-        self.single: bool = False  # opened for one message, closed after its answer
+        self.single: bool = False  #: opened for one message, closed after its answer
         self._leaving = False
         self._lock = threading.Lock()  # makes `leave` wait for a handler that hands a message over
         self._hold = clients.eta_hold
@@ -292,7 +293,7 @@ class QueueConsumer:
 class Deliveries(virtual.QoS):  # type: ignore[misc]
     """A channel's unacknowledged messages; an acknowledgement finishes the message, from any thread."""
 
-    restore_at_shutdown: bool = False  # servers deliver them again after the connection
+    restore_at_shutdown: bool = False  #: servers deliver them again after the connection
 
     def __init__(self, channel: virtual.Channel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)

@@ -47,6 +47,7 @@ def _with_subclasses(base: type[NsqError]) -> Iterator[type[NsqError]]:
         yield from _with_subclasses(found)
 
 
+# errors after which kombu connects again and repeats the operation, which may store a publish twice
 _UNREACHABLE: tuple[type[NsqError], ...] = (
     ConnectionFailed,
     ConnectionLost,
@@ -57,7 +58,6 @@ _UNREACHABLE: tuple[type[NsqError], ...] = (
     RequestTimeout,
     *(refusal for refusal in _with_subclasses(ServerError) if refusal.retryable),
 )
-"""Errors after which kombu connects again and repeats the operation, which may store a publish twice."""
 _TYPES = ("direct", "fanout", "topic")
 
 
@@ -297,8 +297,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     driver_name: str = "nsqext"
     default_port: int = 4161
     address_kind: str = "lookupd"
+    #: seconds that `KombuChannel.basic_get` waits for a message, because servers do not say that a queue is empty
     get_timeout: float = 1.0
-    """Seconds that `KombuChannel.basic_get` waits for a message, because servers do not say that a queue is empty."""
 
     connection_errors: tuple[type[Exception], ...] = (*virtual.Transport.connection_errors, *_UNREACHABLE)
     channel_errors: tuple[type[Exception], ...] = (*virtual.Transport.channel_errors, InvalidInput)

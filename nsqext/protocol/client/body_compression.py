@@ -40,8 +40,8 @@ SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
 """Default bound of a body after decompression, in bytes."""
 
+# bytes that one byte of a block can unpack to, because snappy copies 64 bytes with three, lz4 255 with one
 _LARGEST_RATIO = {"snappy": 22, "lz4": 255}
-"""Bytes that one byte of a block can unpack to, because snappy copies 64 bytes with three, lz4 255 with one."""
 _NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
 _GZIP = 16 + zlib.MAX_WBITS
 

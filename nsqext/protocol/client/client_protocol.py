@@ -31,8 +31,7 @@ _MESSAGE = int(FrameType.MESSAGE)
 _LONE_OK = encode_frame(_RESPONSE, b"OK")
 _LONE_TRACE_HEAD = encode_frame(_RESPONSE, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
-_LARGE = 65536
-"""Bytes of a frame that is read alone; below, further frames of the same read save more than copies cost."""
+_LARGE = 65536  # bytes of a frame that is read alone; below, further frames of the same read save more than copies cost
 _SMALL = 4096  # bytes of a piece that is appended to another: its own object would take more memory
 
 

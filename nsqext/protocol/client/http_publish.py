@@ -30,6 +30,7 @@ _U16 = Struct(">H")
 _U64 = Struct(">Q")
 _ONE = _SIZE.pack(1)
 _BINARY: Final = (("binary", "true"),)
+# codes that only the HTTP side has, and TCP's codes for them
 _CODES: Final = {
     "BODY_TOO_BIG": "E_BAD_BODY",
     "EXITING": "E_PUB_FAILED",
@@ -39,7 +40,6 @@ _CODES: Final = {
     "MSG_EMPTY": "E_BAD_MESSAGE",
     "MSG_TOO_BIG": "E_BAD_MESSAGE",
 }
-"""Codes that only the HTTP side has, and TCP's codes for them."""
 _STATUSES: Final = {413: "E_BAD_BODY", 429: "E_PUB_TOO_MUCH_WAITING"}
 MAX_QUERY: Final = 60_000
 """Longest query of a URL; httpx refuses URLs of more than 65,536 characters."""
@@ -52,9 +52,9 @@ class HttpPublish:
     """A request that publishes."""
 
     path: str
-    query: str  # of the URL, encoded
+    query: str  #: of the URL, encoded
     content: bytes
-    trace_id: int | None = None  # in the response; None where the response is OK
+    trace_id: int | None = None  #: in the response; None where the response is OK
 
 
 def encode_publish(command: Command) -> HttpPublish:

@@ -42,9 +42,9 @@ _LENGTH_SIZE = 2
 class CommandTarget(NamedTuple):
     """The topic of a publish, with settings for parsing."""
 
-    topic: str  # for error texts
-    extend: bool = False  # accepts JSON headers
-    # a topic without extend support drops headers with only internal names (server option allow-ext-compatible)
+    topic: str  #: for error texts
+    extend: bool = False  #: accepts JSON headers
+    #: a topic without extend support drops headers with only internal names (server option allow-ext-compatible)
     lenient: bool = False
 
 
@@ -52,10 +52,10 @@ class PublishItem(msgspec.Struct, gc=False):
     """One message of a publish."""
 
     body: bytes
-    trace_id: int = 0  # of PUB_TRACE, or of the header's ``##trace_id``
-    header: bytes = b""  # JSON, unchanged
-    version: int = EXT_NONE  # of the stored extend part
-    traced: bool = False  # the response has a trace
+    trace_id: int = 0  #: of PUB_TRACE, or of the header's ``##trace_id``
+    header: bytes = b""  #: JSON, unchanged
+    version: int = EXT_NONE  #: of the stored extend part
+    traced: bool = False  #: the response has a trace
 
 
 def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
@@ -161,8 +161,8 @@ class BatchReader:
         self._left = -1
         self._taken = 0
         self.items: list[PublishItem] = []
-        self.position: int = 0  # where parsing stopped in the last buffer; after a refusal, behind the refused item
-        self.need: int = 4  # bytes required from ``position`` to continue; 0 for a complete batch
+        self.position: int = 0  #: where parsing stopped in the last buffer; after a refusal, behind the refused item
+        self.need: int = 4  #: bytes required from ``position`` to continue; 0 for a complete batch
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
         """Parse complete items from a position on; return whether the batch is complete. Refuses invalid items."""
@@ -246,9 +246,9 @@ BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
 class Command(NamedTuple):
     """A command."""
 
-    words: list[bytes]  # of its line; the first is its name
+    words: list[bytes]  #: of its line; the first is its name
     body: bytes | None = None
-    items: list[PublishItem] | None = None  # messages of a batch read by a `BatchReader`, instead of the body
+    items: list[PublishItem] | None = None  #: messages of a batch read by a `BatchReader`, instead of the body
 
 
 class BodyRules(Protocol):

@@ -12,11 +12,11 @@ class RequestError(Exception):
 
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
-        self.code = code  # ``E_…`` word
-        # description; its leading space is sent even without text, as by the redesigned server. None for an error that
-        # is only its code.
+        self.code = code  #: ``E_…`` word
+        #: description; its leading space is sent even without text, as by the redesigned server. None for an error that
+        #: is only its code.
         self.text = text
-        self.fatal = fatal  # the connection closes after the frame
+        self.fatal = fatal  #: the connection closes after the frame
 
     def __str__(self) -> str:
         return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import TopicMeta
 
-MARK = ".setup"  # suffix of the channel that exists during the creation of an anchor channel
+MARK = ".setup"
+"""Suffix of the channel that exists during the creation of an anchor channel."""
 _DIGEST = 8
 
 _PREFIX = "nsqext_spark"
@@ -76,14 +77,11 @@ async def open_ephemeral(
 
 
 _MOVE = 2.0  # seconds until a missing move is requested again
+# seconds to wait until written messages become readable. The real server shows messages to channels when it flushes its
+# write buffer. Only a timer shows a last message larger than the buffer: up to 6.0 s later with bodies of 200,000 bytes
+# (measured), also to consumers.
 _SETTLE = 8.0
-"""Seconds to wait until written messages become readable.
-
-The real server shows messages to channels when it flushes its write buffer. Only a timer shows a last message larger
-than the buffer: up to 6.0 s later with bodies of 200,000 bytes (measured), also to consumers.
-"""
-_MANY_TOPICS = 4
-"""Topics of a query at one node from which on one request for all topics replaces one per topic."""
+_MANY_TOPICS = 4  # topics of a query at one node from which on one request for all topics replaces one per topic
 _LED = 1.0  # seconds for which the first retained messages of a node's partitions are not requested again
 _SOON = 0.005  # seconds until an ephemeral channel is opened to make the server flush its write buffer
 
@@ -92,9 +90,9 @@ _SOON = 0.005  # seconds until an ephemeral channel is opened to make the server
 class Bounds:
     """The readable messages of a partition, as counts."""
 
-    start: int  # first retained message, counted from 0
-    end: int  # behind the last committed message
-    end_offset: int  # byte offset there; larger where a leader has written uncommitted messages
+    start: int  #: first retained message, counted from 0
+    end: int  #: behind the last committed message
+    end_offset: int  #: byte offset there; larger where a leader has written uncommitted messages
 
 
 class SourceAdmin:

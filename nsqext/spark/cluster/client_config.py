@@ -19,7 +19,8 @@ from nsqext.settings import build, parse
 if TYPE_CHECKING:
     from nsqext.settings import Setting
 
-PREFIX = "nsqext."  # of options that are client settings
+PREFIX = "nsqext."
+"""Of options that are client settings."""
 
 
 @cache
@@ -34,12 +35,12 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
 class ClientConfig:
     """How a job reaches the servers. Picklable: the process that uses files and certificates reads them."""
 
-    lookupd: tuple[str, ...]  # `host:port` of nsqlookupd's HTTP side
-    # client settings by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
+    lookupd: tuple[str, ...]  #: `host:port` of nsqlookupd's HTTP side
+    #: client settings by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
     settings: Mapping[str, Any] = field(
         factory=dict, repr=lambda given: str({name: "***" if is_secret_name(name) else given[name] for name in given})
     )
-    timeout: float = 60.0  # seconds for a request with leader changes and retries
+    timeout: float = 60.0  #: seconds for a request with leader changes and retries
 
     def keywords(self, kind: str) -> Any:
         """Return the settings of a producer to write, or a consumer to read, as keyword arguments."""

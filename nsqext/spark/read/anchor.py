@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_QUICK = 0.2
-"""Seconds to wait for written, not yet readable messages that the next batch can read as well."""
-_FRESH = 5.0
-"""Seconds for which an anchor's position is not requested again, with at most `_FEW` partitions."""
-_FEW = 500
-"""With more partitions, positions are requested less often, to bound the requests per second."""
+_QUICK = 0.2  # seconds to wait for written, not yet readable messages that the next batch can read as well
+_FRESH = 5.0  # seconds for which an anchor's position is not requested again, with at most `_FEW` partitions
+_FEW = 500  # with more partitions, positions are requested less often, to bound the requests per second
 _TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
 _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 
@@ -39,7 +36,7 @@ class Anchors:
     """The anchor channels of all partitions that a query reads."""
 
     def __init__(self, admin: SourceAdmin, options: SourceOptions) -> None:
-        # partitions that the query reads, by topic; None for all. Grows with `subscribePattern`.
+        #: partitions that the query reads, by topic; None for all. Grows with `subscribePattern`.
         self.topics: dict[str, tuple[int, ...] | None] = dict(options.topics)
         self._admin = admin
         self._channel = options.channel or ""

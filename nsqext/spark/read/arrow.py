@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.frames import MessageColumns
 
-_BATCH_BYTES = 64 << 20
-"""Bytes of bodies in one batch, because Arrow's limit is 2 GiB, and decompressed bodies grow."""
+_BATCH_BYTES = 64 << 20  # bytes of bodies in one batch, because Arrow's limit is 2 GiB, and decompressed bodies grow
 _NO_HEADERS: dict[str, Any] = {}
 _HEADER_START = 3  # bytes of version and length before a header
 _TAG = TAG_HEADER.encode()
@@ -32,7 +31,7 @@ class RowFormat:
     """Contents of rows."""
 
     columns: Columns = BASE_COLUMNS
-    headers_as_array: bool = False  # the column `headers` is an array of structs
+    headers_as_array: bool = False  #: the column `headers` is an array of structs
     decompress: bool = True
 
     @classmethod

@@ -32,12 +32,12 @@ _SKEW_MS = 5000  # largest expected clock difference of a partition's successive
 class Pruning:
     """The part of a batch that its filters leave."""
 
-    topics: frozenset[str] | None = None  # None for all
-    partitions: frozenset[int] | None = None  # None for all
-    start: int = 0  # first message to read
-    end: int | None = None  # behind the last message
-    since: int | None = None  # first time to read, in milliseconds since 1970
-    until: int | None = None  # first time not to read
+    topics: frozenset[str] | None = None  #: None for all
+    partitions: frozenset[int] | None = None  #: None for all
+    start: int = 0  #: first message to read
+    end: int | None = None  #: behind the last message
+    since: int | None = None  #: first time to read, in milliseconds since 1970
+    until: int | None = None  #: first time not to read
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:

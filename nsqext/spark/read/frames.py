@@ -45,10 +45,10 @@ _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 class MessageColumns:
     """Messages of one partition, column by column."""
 
-    heads: Array  # fields timestamp, attempts, id, offset and size
+    heads: Array  #: fields timestamp, attempts, id, offset and size
     _frames: list[bytes] | None  # per message, bytes that end with a body; None if bodies are not needed
     _starts: Array  # where the body begins in each
-    # each message's extend part as received: version, and with a header its length and bytes; None without any header
+    #: each message's extend part as received (version, and with a header its length and bytes); None without any header
     headers: list[bytes] | None = None
 
     def __len__(self) -> int:
@@ -173,10 +173,10 @@ class Block:
 class Reassembler:
     """Collects the messages of one range from any number of deliveries."""
 
-    count: int  # first missing message
-    end: int  # behind the last message
+    count: int  #: first missing message
+    end: int  #: behind the last message
     _window: int  # messages kept while an earlier message is missing
-    # byte offset of the first missing message; None before `begin`
+    #: byte offset of the first missing message; None before `begin`
     offset: int | None = field(default=None, init=False)
     _ahead: dict[int, MessageColumns] = field(factory=dict, init=False)
 
@@ -242,7 +242,7 @@ class Blocks:
     _first: int
     _rows: int
     _size: int
-    most: int  # waiting blocks from which on `full` is true
+    most: int  #: waiting blocks from which on `full` is true
     _open: list[MessageColumns] = field(factory=list, init=False)
     _count: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)

@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Key = tuple[str, int]  # topic and partition
-Offsets = dict[Key, int]  # messages read from each partition
+Key = tuple[str, int]
+"""Topic and partition."""
+Offsets = dict[Key, int]
+"""Messages read from each partition."""
 
-VERSION = 1  # of the JSON in Spark's checkpoints
+VERSION = 1
+"""Of the JSON in Spark's checkpoints."""
 
-EARLIEST = -2  # the first retained message, in options
-LATEST = -1  # the end of a partition, in options
+EARLIEST = -2
+"""The first retained message, in options."""
+LATEST = -1
+"""The end of a partition, in options."""
 
 _SHOWN = 120
 
@@ -39,8 +44,8 @@ class Range:
 
     topic: str
     partition: int
-    start: int  # first message, counted from 0
-    end: int  # behind the last message
+    start: int  #: first message, counted from 0
+    end: int  #: behind the last message
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
@@ -185,11 +190,11 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 class RangeLimit:
     """Where partitions begin or end."""
 
-    number: int | None  # an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None for JSON
-    # offsets of partitions, maybe `EARLIEST` or `LATEST`; or times in milliseconds since 1970
+    number: int | None  #: an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None for JSON
+    #: offsets of partitions, maybe `EARLIEST` or `LATEST`; or times in milliseconds since 1970
     named: Mapping[Key, int] = field(factory=dict)
-    timed: bool = False  # the numbers are times
-    option: str = ""  # for errors; empty for a default
+    timed: bool = False  #: the numbers are times
+    option: str = ""  #: for errors; empty for a default
 
     def of(self, topic: str, partition: int) -> int:
         """Return a partition's number: a count, `EARLIEST`, `LATEST`, or a time."""

@@ -21,13 +21,13 @@ LOST = "failOnDataLoss=false continues without the lost messages"
 class PartitionState:
     """A partition's current state; the first three attributes count messages since its beginning."""
 
-    start: int  # messages not retained any more
-    end: int  # committed messages
-    anchor: int | None = None  # position of the anchor channel; None if missing
-    end_offset: int = 0  # byte offset at the end, or more
-    # the topic was deleted and created again while the query ran: earlier offsets are invalid
+    start: int  #: messages not retained any more
+    end: int  #: committed messages
+    anchor: int | None = None  #: position of the anchor channel; None if missing
+    end_offset: int = 0  #: byte offset at the end, or more
+    #: the topic was deleted and created again while the query ran; earlier offsets are invalid
     recreated: bool = False
-    # in a log truncated or recreated since the last read, the first message behind the last message read
+    #: in a log truncated or recreated since the last read, the first message behind the last message read
     divergence: int | None = None
 
 
@@ -35,8 +35,8 @@ class PartitionState:
 class Lag:
     """Unread messages of a partition."""
 
-    begin: int  # first message
-    count: int  # number of messages
+    begin: int  #: first message
+    count: int  #: number of messages
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:

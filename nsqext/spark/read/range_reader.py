@@ -40,8 +40,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
 _TICK = 0.25
-_STALL = 5.0
-"""Seconds without a message until the connection is closed; all messages of a range are stored."""
+_STALL = 5.0  # seconds without a message until the connection is closed; all messages of a range are stored
 _MOVE = 2.0  # seconds for the server to move the channel
 _BLOCK_BYTES = 4 << 20
 _READ_AHEAD = 1  # blocks received while the caller processes one

@@ -123,10 +123,8 @@ def _shown(message: MessagePosition) -> str:
     return f"the one with id {message.id} at byte offset {message.offset}, stored at {time}"
 
 
-_PAUSE = 0.2
-"""Seconds between requests to the servers without new messages; Spark asks a hundred times a second."""
-_PAUSE_FACTOR = 3
-"""The pause is at least this multiple of the requests' duration; there may be many partitions."""
+_PAUSE = 0.2  # seconds between requests to the servers without new messages; Spark asks a hundred times a second
+_PAUSE_FACTOR = 3  # the pause is at least this multiple of the requests' duration; there may be many partitions
 
 
 class StreamPlanner:
@@ -137,7 +135,7 @@ class StreamPlanner:
         self._admin = admin  # closed with this object
         self._anchors = Anchors(admin, options)
         self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
-        self.last: LastMessages = {}  # before the offsets returned last
+        self.last: LastMessages = {}  #: before the offsets returned last
         self._divergences: dict[Key, int] = {}
         self._states: dict[Key, PartitionState] = {}
         self._frozen: dict[Key, PartitionState] | None = None

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-Tallies = Counter[tuple[str, int | None]]  # published messages by topic and partition
+Tallies = Counter[tuple[str, int | None]]
+"""Published messages by topic and partition."""
 Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | OutgoingMessage, int]"]
 """Makes the message that describes a bad row from its number, the error and the row by column."""
 

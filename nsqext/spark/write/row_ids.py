@@ -51,8 +51,8 @@ class BatchIds:
 
     _texts: Callable[[], list[str]]
     _seeds: Hashes  # of the trace ids
-    task: str | None = None  # run and task, where an id may occur in several tasks
-    ambiguous: bool = False  # whether there are equal rows, and other tasks may have them as well
+    task: str | None = None  #: run and task, where an id may occur in several tasks
+    ambiguous: bool = False  #: whether there are equal rows, and other tasks may have them as well
 
     @cached_property
     def texts(self) -> list[str]:
@@ -138,9 +138,9 @@ class NumberedIds:
 class ContentIds:
     """Ids of rows by their content."""
 
-    scope: str  # query and batch; the task as well if its rows are never in another one
+    scope: str  #: query and batch; the task as well if its rows are never in another one
     partition: int
-    run: str | None = None  # of the batch, where another run may distribute the rows over other tasks
+    run: str | None = None  #: of the batch, where another run may distribute the rows over other tasks
     _repeats: Repeats = field(factory=lambda: Repeats())
     _lock: Lock = field(factory=Lock)  # descriptions are made while messages are published, in another thread
 

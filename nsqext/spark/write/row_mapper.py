@@ -35,7 +35,8 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 _U64 = (1 << 64) - 1
 _MESSAGE = 64
 
-Target = tuple[str, int | None]  # None if the producer chooses the partition
+Target = tuple[str, int | None]
+"""None if the producer chooses the partition."""
 
 
 @define(eq=False)
@@ -44,9 +45,8 @@ class Group:
 
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] = field(factory=list)
-    # if all messages are bodies, at a part of the cost of objects:
-    trace_ids: list[int] = field(factory=list)
-    headers: dict[str, list[str]] = field(factory=dict)
+    trace_ids: list[int] = field(factory=list)  #: if all messages are bodies, which costs less than objects
+    headers: dict[str, list[str]] = field(factory=dict)  #: likewise, by name
 
     def outgoing(self) -> Sequence[bytes | OutgoingMessage]:
         """Return the messages with their trace ids and headers."""
@@ -86,7 +86,7 @@ class Chunk:
     """Messages published together."""
 
     groups: dict[Target, Group] = field(factory=dict)
-    size: int = 0  # approximate bytes
+    size: int = 0  #: approximate bytes
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:

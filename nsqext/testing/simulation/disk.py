@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
 _FIRST_FD = 2_000_000
-_TORN = 0.5
-"""Share of files with unsynced bytes of which a part is durable."""
+_TORN = 0.5  # share of files with unsynced bytes of which a part is durable
 
 
 def _failure(number: int, path: object) -> OSError:

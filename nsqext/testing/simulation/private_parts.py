@@ -27,10 +27,8 @@ from nsqext.testing.simulation.sockets import HOST
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-_TURN = 0.00002
-"""Most virtual seconds of a turn of the loop."""
-_MISS = 0.1
-"""Share of ready sockets that a turn does not report."""
+_TURN = 0.00002  # most virtual seconds of a turn of the loop
+_MISS = 0.1  # share of ready sockets that a turn does not report
 
 
 class SimulationStuck(BaseException):

@@ -32,15 +32,15 @@ class Channel:
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
-        self.ephemeral: bool = is_ephemeral(name)  # deleted with the last client
-        self.paused: bool = False  # nothing is delivered
-        self.skipped: bool = False  # every message is discarded
-        self.traced: bool = False  # logs deliveries and finished messages (`/message/trace/enable`)
-        self.cursor: Cursor = self._make_cursor(partition, (offset, count))  # read position and messages in flight
-        self.read_ahead: Delivery | None = None  # read and not delivered yet
-        self.clients: dict[int, SubscribedClient] = {}  # by their numbers
-        self.timeouts: int = 0  # messages that timed out
-        self.latencies: Latencies = Latencies()  # of finished messages
+        self.ephemeral: bool = is_ephemeral(name)  #: deleted with the last client
+        self.paused: bool = False  #: nothing is delivered
+        self.skipped: bool = False  #: every message is discarded
+        self.traced: bool = False  #: logs deliveries and finished messages (`/message/trace/enable`)
+        self.cursor: Cursor = self._make_cursor(partition, (offset, count))  #: read position and messages in flight
+        self.read_ahead: Delivery | None = None  #: read and not delivered yet
+        self.clients: dict[int, SubscribedClient] = {}  #: by their numbers
+        self.timeouts: int = 0  #: messages that timed out
+        self.latencies: Latencies = Latencies()  #: of finished messages
         self.kind = PLAIN
         self._partition = partition
         self._options = partition.options

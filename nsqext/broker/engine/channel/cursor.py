@@ -36,8 +36,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Latencies:
     """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
 
-    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by time since the message was stored
-    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  # by time since it was delivered
+    consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since the message was stored
+    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since it was delivered
 
     def add(self, held: float, age: int) -> None:
         """Count a message by seconds since its delivery and nanoseconds since it was stored."""
@@ -49,34 +49,34 @@ class Latencies:
 class KeyRangeStats:
     """One key range of a channel of type key_failover."""
 
-    low: float  # bounds, 0 to 1
+    low: float  #: bounds, 0 to 1
     high: float
-    tag: str  # dispatch tag of the client; each tag has its own ranges
-    client_id: int  # the client's number in its node
+    tag: str  #: dispatch tag of the client; each tag has its own ranges
+    client_id: int  #: the client's number in its node
     remote_address: str
-    rate: float  # messages per second read for it recently
-    waiting: int  # messages of the replay set for this client
+    rate: float  #: messages per second read for it recently
+    waiting: int  #: messages of the replay set for this client
 
 
 @define(kw_only=True)
 class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
 
-    depth: int  # unfinished messages (redesigned server), or undelivered messages (original)
-    depth_size: int  # their bytes in the queue
-    depth_timestamp: int  # time stamp of the last message read; 0 for none
-    backend_depth: int  # the part of ``depth`` on disk
-    backlogs: int  # messages never delivered, deferred messages included
-    in_flight_count: int  # messages at clients; redesigned: and deferred messages
-    deferred_count: int  # messages whose delay runs in memory
-    deferred_from_delay_count: int  # unfinished messages from the delayed queue
-    message_count: int  # messages that entered the channel
+    depth: int  #: unfinished messages (redesigned server), or undelivered messages (original)
+    depth_size: int  #: their bytes in the queue
+    depth_timestamp: int  #: time stamp of the last message read; 0 for none
+    backend_depth: int  #: the part of ``depth`` on disk
+    backlogs: int  #: messages never delivered, deferred messages included
+    in_flight_count: int  #: messages at clients, on the redesigned server with deferred messages
+    deferred_count: int  #: messages whose delay runs in memory
+    deferred_from_delay_count: int  #: unfinished messages from the delayed queue
+    message_count: int  #: messages that entered the channel
     requeue_count: int
     timeout_count: int = 0
     delayed_queue_count: int
-    delayed_queue_recent: int  # when its first message is due; 0 for none
-    replay_count: int = 0  # messages that were read and wait for the client of their key
-    held_keys: int = 0  # keys with messages in flight
+    delayed_queue_recent: int  #: when its first message is due; 0 for none
+    replay_count: int = 0  #: messages that were read and wait for the client of their key
+    held_keys: int = 0  #: keys with messages in flight
     key_ranges: list[KeyRangeStats] = field(factory=list)
 
 
@@ -109,17 +109,17 @@ class Cursor:
         self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
     ) -> None:
         self.channel: str = channel
-        self.offset: int = position[0]  # of the next record to read
-        self.count: int = position[1]  # messages before it
-        self.timestamp: int = 0  # time stamp (ns) of the last message read; 0 for none
-        self.ordered: bool = False  # one message at a time
-        self.requeued: deque[Delivery] = deque()  # delivered next
-        self.in_flight: InFlight = InFlight()  # messages at clients and deferred messages
+        self.offset: int = position[0]  #: of the next record to read
+        self.count: int = position[1]  #: messages before it
+        self.timestamp: int = 0  #: time stamp (ns) of the last message read; 0 for none
+        self.ordered: bool = False  #: one message at a time
+        self.requeued: deque[Delivery] = deque()  #: delivered next
+        self.in_flight: InFlight = InFlight()  #: messages at clients and deferred messages
         self.acked: AckTracker = AckTracker(*position)
         self.delayed: DelayedQueue = DelayedQueue(channel, self._journal(partition, channel))
-        # internal ids of unfinished messages from the delayed queue
+        #: internal ids of unfinished messages from the delayed queue
         self.from_delayed: set[int] = set()
-        self.requeues: int = 0  # requeued messages so far
+        self.requeues: int = 0  #: requeued messages so far
         self._partition = partition
         self._options = partition.options
         self._window = partition.options.rules.confirm_window

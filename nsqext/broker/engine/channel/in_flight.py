@@ -34,26 +34,26 @@ _SLOW_AFTER = 5
 class SubscribedClient(ABC):
     """A consumer connection as its channel sees it; sessions implement it."""
 
-    id: int  # unique in the node
-    name: str  # ``host:port``
-    tag: str = ""  # desired dispatch tag; empty for none, and on topics without extend support
-    extend: bool = False  # it reads extend headers
-    sample_rate: int = 0  # percentage of messages to deliver; 0 for all
-    ext_filter: Mapping[str, Any] = field(factory=dict)  # member ``ext_filter`` of IDENTIFY; empty for none
-    msg_timeout: float = 60.0  # seconds
-    touch_timeout: float = 60.0  # seconds that TOUCH adds
-    ready: int = field(default=0, init=False)  # RDY count; set by `Channel.set_ready`
-    matches: Callable[[Record], bool] | None = field(init=False)  # header filter
-    filtered: bool = field(init=False)  # some messages are not delivered to it
+    id: int  #: unique in the node
+    name: str  #: ``host:port``
+    tag: str = ""  #: desired dispatch tag; empty for none, and on topics without extend support
+    extend: bool = False  #: it reads extend headers
+    sample_rate: int = 0  #: percentage of messages to deliver; 0 for all
+    ext_filter: Mapping[str, Any] = field(factory=dict)  #: member ``ext_filter`` of IDENTIFY; empty for none
+    msg_timeout: float = 60.0  #: seconds
+    touch_timeout: float = 60.0  #: seconds that TOUCH adds
+    ready: int = field(default=0, init=False)  #: RDY count; set by `Channel.set_ready`
+    matches: Callable[[Record], bool] | None = field(init=False)  #: header filter
+    filtered: bool = field(init=False)  #: some messages are not delivered to it
     in_flight: int = field(default=0, init=False)
-    window: int = field(default=0, init=False)  # most messages in flight now
-    limit: int = field(default=NO_LIMIT, init=False)  # most messages in flight, set over HTTP
+    window: int = field(default=0, init=False)  #: most messages in flight now
+    limit: int = field(default=NO_LIMIT, init=False)  #: most messages in flight, set over HTTP
     errors: int = field(default=0, init=False)
-    queued: bool = field(default=False, init=False)  # waits in a selector's queue
-    # nothing more is delivered: the client disconnected, or lacks its topic's new extend support (captured:
-    # upgrade_ext)
+    queued: bool = field(default=False, init=False)  #: waits in a selector's queue
+    #: gets no more messages, because it disconnected, or lacks its topic's new extend support (capture
+    #: upgrade_ext)
     stalled: bool = field(default=False, init=False)
-    messages: int = field(default=0, init=False)  # delivered
+    messages: int = field(default=0, init=False)  #: delivered
     finished: int = field(default=0, init=False)
     requeued: int = field(default=0, init=False)
     timed_out: int = field(default=0, init=False)
@@ -104,7 +104,7 @@ class TagSelector:
     without tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
     """
 
-    tagged: bool = field(default=False, init=False)  # a client with a tag is connected
+    tagged: bool = field(default=False, init=False)  #: a client with a tag is connected
     _queues: dict[str, deque[SubscribedClient]] = field(factory=lambda: {"": deque()}, init=False)
     _members: dict[str, int] = field(factory=dict, init=False)
 
@@ -161,15 +161,15 @@ class Delivery:
     """A message between the queue and its acknowledgement."""
 
     entry: LogEntry
-    attempts: int = 0  # deliveries so far
-    delayed: bool = field(default=False, kw_only=True)  # taken from the delayed queue
-    owner: SubscribedClient | None = None  # the client that has it
-    deadline: float = 0.0  # clock time of its timeout or of the end of its delay
-    delivered: float = 0.0  # clock time of the last delivery
-    deferred: bool = False  # delayed, at no client
-    behind: int = 0  # number of the message to read before it is redelivered (original generation)
-    kept: bool = False  # read ahead before a move of the read position, and still delivered
-    key: bytes | None = None  # None while not determined, and on channels without keys
+    attempts: int = 0  #: deliveries so far
+    delayed: bool = field(default=False, kw_only=True)  #: taken from the delayed queue
+    owner: SubscribedClient | None = None  #: the client that has it
+    deadline: float = 0.0  #: clock time of its timeout or of the end of its delay
+    delivered: float = 0.0  #: clock time of the last delivery
+    deferred: bool = False  #: delayed, at no client
+    behind: int = 0  #: number of the message to read before it is redelivered (original generation)
+    kept: bool = False  #: read ahead before a move of the read position, and still delivered
+    key: bytes | None = None  #: None while not determined, and on channels without keys
 
     @cached_property
     def tag(self) -> str:
@@ -203,8 +203,8 @@ class Delivery:
 class InFlight:
     """Messages of a channel at clients, and deferred messages."""
 
-    table: dict[int, Delivery] = field(factory=dict)  # by internal id
-    deferred: int = 0  # deferred messages
+    table: dict[int, Delivery] = field(factory=dict)  #: by internal id
+    deferred: int = 0  #: deferred messages
     _delays: list[tuple[float, int, Delivery]] = field(factory=list)
     _order: Iterator[int] = field(factory=count)
     # a lower bound for messages at clients. The exact minimum would cost more than a rare scan
@@ -276,9 +276,9 @@ class InFlight:
 class AckTracker:
     """The acknowledged position of a channel, with the intervals finished out of order."""
 
-    offset: int  # all records before it are finished
-    count: int  # messages before it
-    # first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
+    offset: int  #: all records before it are finished
+    count: int  #: messages before it
+    #: first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
     starts: list[int] = field(factory=list, init=False)
     _ends: list[int] = field(factory=list, init=False)
     _counts: list[int] = field(factory=list, init=False)

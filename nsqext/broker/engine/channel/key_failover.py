@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.options import ChannelKind
 
-_BALANCE = 2.0
-"""Seconds from a change of the ranges, or the last look, until an overloaded consumer gives keys away."""
+_BALANCE = 2.0  # seconds from a change of the ranges, or the last look, until an overloaded consumer gives keys away
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
 
 
@@ -56,13 +55,13 @@ class KeyQueue:
     """The messages of one key."""
 
     key: bytes
-    pending: deque[Delivery] = field(factory=deque)  # waiting for delivery, in queue order
-    in_flight: set[Delivery] = field(factory=set)  # at the client that holds the key
-    # requeued with a delay; later messages wait for them
+    pending: deque[Delivery] = field(factory=deque)  #: waiting for delivery, in queue order
+    in_flight: set[Delivery] = field(factory=set)  #: at the client that holds the key
+    #: requeued with a delay; later messages wait for them
     blocked: set[Delivery] = field(factory=set)
-    holder: SubscribedClient | None = None  # the client that holds the key
-    queued: SubscribedClient | None = None  # the client whose heap contains this queue
-    position: int = field(init=False)  # in the hash space of keys
+    holder: SubscribedClient | None = None  #: the client that holds the key
+    queued: SubscribedClient | None = None  #: the client whose heap contains this queue
+    position: int = field(init=False)  #: in the hash space of keys
 
     @position.default
     def _position(self) -> int:
@@ -91,9 +90,9 @@ class KeySelector(TagSelector):
 
     _clock: Callable[[], float]  # monotonic seconds
     _header: str  # extend header that carries the key
-    # clock time at which to call `balance`; infinity while nothing changes
+    #: clock time at which to call `balance`; infinity while nothing changes
     balance_due: float = field(default=inf, init=False)
-    waiting: int = field(default=0, init=False)  # messages in the replay set
+    waiting: int = field(default=0, init=False)  #: messages in the replay set
     _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
     _ranges: dict[str, KeyRanges[SubscribedClient]] = field(factory=dict, init=False)
     # by the offset of a queue's first message
@@ -145,7 +144,7 @@ class KeySelector(TagSelector):
         if client in self._heaps:
             self._free[client] = self._ready[client] = None
 
-    renew = offer  # keys decide, clients have no order
+    renew = offer  #: keys decide, clients have no order
 
     @property
     def can_take(self) -> bool:
@@ -333,7 +332,7 @@ class KeyFailoverChannel(Channel):
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
         self.keys: KeySelector = KeySelector(partition.options.clock, kind.key_header)
         super().__init__(partition, name, offset, count)
-        self.kind = kind  # type, with the header that carries the key
+        self.kind = kind  #: type, with the header that carries the key
         self._selector = self.keys
         # later messages of a key wait for a requeued message, so it stays in memory
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)

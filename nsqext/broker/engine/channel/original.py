@@ -79,7 +79,7 @@ class OriginalChannel(Channel):
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
-        # messages of the topic that never entered the channel, or precede the server's start
+        #: messages of the topic that never entered the channel, or precede the server's start
         self.first_count: int = count
         self._stored_count = 0  # messages stored when the server started, at this clock time
         self._started = 0.0

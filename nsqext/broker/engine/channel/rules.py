@@ -39,7 +39,7 @@ class ChannelRateLimit:
     """
 
     def __init__(self, rate: int, now: float) -> None:
-        self.until: float = -inf  # clock time at which the last delayed message may be delivered
+        self.until: float = -inf  #: clock time at which the last delayed message may be delivered
         self._rate = rate  # KiB per second
         self._left = rate * _BURST
         self._counted = now  # clock time

@@ -30,9 +30,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Delayed:
     """A message in the delayed queue."""
 
-    entry: LogEntry  # the queue may have removed it meanwhile
-    attempts: int  # deliveries so far
-    due: int  # nanoseconds since 1970
+    entry: LogEntry  #: the queue may have removed it meanwhile
+    attempts: int  #: deliveries so far
+    due: int  #: nanoseconds since 1970
 
 
 @define(eq=False)
@@ -41,7 +41,7 @@ class DelayedQueue:
 
     _channel: str
     _journal: DelayedJournal | None = None  # records every change
-    messages: dict[int, Delayed] = field(factory=dict, init=False)  # by internal id
+    messages: dict[int, Delayed] = field(factory=dict, init=False)  #: by internal id
     _order: list[tuple[int, int]] = field(factory=list, init=False)
 
     def put(self, delayed: Delayed) -> None:
@@ -96,9 +96,9 @@ class DelayedJournal:
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        # copy of a damaged file that `load` found; empty without damage
+        #: copy of a damaged file that `load` found; empty without damage
         self.damaged_file: str = ""
-        self.torn_bytes: int = 0  # bytes of an unfinished last line that `load` found
+        self.torn_bytes: int = 0  #: bytes of an unfinished last line that `load` found
         self._out: int | None = None
         self._size = 0
         self._compact_size = 0  # bytes after the last compaction

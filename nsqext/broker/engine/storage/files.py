@@ -116,10 +116,10 @@ class SegmentFile:
 
     path: Path
     number: int
-    offset: int  # its first offset in the queue
-    count: int  # messages before it
+    offset: int  #: its first offset in the queue
+    count: int  #: messages before it
     size: int = 0
-    follows: int = -1  # where the queue ended before it, if records before it are lost; -1 if it begins there
+    follows: int = -1  #: where the queue ended before it, if records before it are lost; -1 if it begins there
 
     @property
     def end(self) -> int:

@@ -27,7 +27,7 @@ class Refusal(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text  # the real server's text; the caller adds the error code of its command
+        self.text = text  #: the real server's text; the caller adds the error code of its command
 
 
 FIRST_COUNTER = 2
@@ -40,8 +40,7 @@ _offset = attrgetter("offset")
 _first_offset = attrgetter("first_offset")
 _first_count = attrgetter("first_count")
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
-_SEGMENT = 500_000
-"""Entries in one file of the real server's commit log; a position before the first file is not found."""
+_SEGMENT = 500_000  # entries in one file of the real server's commit log; a position before the first file is not found
 
 
 class MemoryUser(Protocol):
@@ -55,8 +54,8 @@ class MemoryUser(Protocol):
 class MemoryBudget:
     """Bytes of messages that a node keeps in memory."""
 
-    limit: float = inf  # bytes
-    held: int = 0  # bytes in memory, as the queues count them
+    limit: float = inf  #: bytes
+    held: int = 0  #: bytes in memory, as the queues count them
     _users: dict[MemoryUser, None] = field(factory=dict)
     _fruitless: float = inf  # bytes held when nothing could be freed
 
@@ -85,9 +84,9 @@ class LogEntry(msgspec.Struct, eq=False, gc=False):
     """A stored message."""
 
     record: Record
-    offset: int  # virtual byte offset in the partition's queue
-    size: int  # raw bytes; offset + size is the offset of the next record
-    count: int  # its number in the partition, from 1
+    offset: int  #: virtual byte offset in the partition's queue
+    size: int  #: raw bytes; offset + size is the offset of the next record
+    count: int  #: its number in the partition, from 1
 
 
 class LogStore(Protocol):
@@ -128,11 +127,11 @@ class Log:
         cache_bytes: int | None = None,
         budget: MemoryBudget | None = None,
     ) -> None:
-        self.start_offset: int = offset  # of the first record
-        self.end_offset: int = offset  # behind the last record
-        self.start_count: int = count  # messages before it
-        self.end_count: int = count  # number of the last message
-        self.held: int = 0  # bytes in memory
+        self.start_offset: int = offset  #: of the first record
+        self.end_offset: int = offset  #: behind the last record
+        self.start_count: int = count  #: messages before it
+        self.end_count: int = count  #: number of the last message
+        self.held: int = 0  #: bytes in memory
         self._store = store  # None for memory only
         self._segment_bytes = segment_bytes  # memory of a segment
         self._cache_bytes = cache_bytes  # with a store, bytes in memory; None for no bound
@@ -380,7 +379,7 @@ class Log:
 class StartPosition:
     """A position of SUB_ADVANCED and ``/channel/setoffset``."""
 
-    # ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
+    #: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
     kind: str
     value: int
 

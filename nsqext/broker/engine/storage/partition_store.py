@@ -38,21 +38,21 @@ class NewMessage(msgspec.Struct, eq=False, gc=False):
     """A message to store."""
 
     body: bytes
-    trace_id: int = 0  # the publisher's; 0 for none
-    header: bytes = b""  # empty for none
-    version: int = 0  # version of the extend part: 0 none, 4 JSON
-    delay: float = 0.0  # seconds until delivery (DPUB of the original server)
+    trace_id: int = 0  #: the publisher's; 0 for none
+    header: bytes = b""  #: empty for none
+    version: int = 0  #: version of the extend part; 0 without, 4 for JSON
+    delay: float = 0.0  #: seconds until delivery (DPUB of the original server)
 
 
 @define(eq=False)
 class Stored:
     """The stored messages of one publish."""
 
-    message_id: int  # internal id of the first message
-    offset: int  # of the first message
-    size: int  # raw bytes of all messages
+    message_id: int  #: internal id of the first message
+    offset: int  #: of the first message
+    size: int  #: raw bytes of all messages
     entries: list[LogEntry]
-    # of a large batch, the parts in the order of storing; replicas copy the same parts
+    #: of a large batch, the parts in the order of storing; replicas copy the same parts
     parts: Sequence[Stored] = ()
 
 
@@ -93,16 +93,16 @@ class ChannelState:
     """Persistent state of a channel."""
 
     name: str
-    offset: Number  # acknowledged position
-    count: Number  # messages before it
-    # finished out of order: first offset, end offset, number of the last message
+    offset: Number  #: acknowledged position
+    count: Number  #: messages before it
+    #: first offset, end offset and number of the last message of each interval that was finished out of order
     intervals: list[tuple[Number, Number, Number]] = field(factory=list)
-    paused: bool = False  # nothing is delivered
-    skipped: bool = False  # every message is discarded
+    paused: bool = False  #: nothing is delivered
+    skipped: bool = False  #: every message is discarded
     dispatch: str = SHARED
-    key_header: str = KEY_HEADER  # extend header that carries keys
-    fixed_dispatch: bool = False  # the type was chosen at the channel's creation
-    delayed: Number = 0  # messages in the delayed queue
+    key_header: str = KEY_HEADER  #: extend header that carries keys
+    fixed_dispatch: bool = False  #: the type was chosen at the channel's creation
+    delayed: Number = 0  #: messages in the delayed queue
 
 
 @define
@@ -111,14 +111,14 @@ class StoredPartition:
 
     topic: str
     partition: Number
-    extend: bool = False  # messages carry extend headers
-    ordered: bool = False  # channels accept only SUB_ORDERED
-    paused: bool = False  # channels get no messages (original server)
-    readable: Number = 0  # number of the last message passed to channels (original server)
+    extend: bool = False  #: messages carry extend headers
+    ordered: bool = False  #: channels accept only SUB_ORDERED
+    paused: bool = False  #: channels get no messages (original server)
+    readable: Number = 0  #: number of the last message passed to channels (original server)
     channels: list[ChannelState] = field(factory=list)
-    end_offset: Number = 0  # end of the queue when the state was written
-    end_count: Number = 0  # messages before it
-    # number, start offset and messages before it of each file of the queue
+    end_offset: Number = 0  #: end of the queue when the state was written
+    end_count: Number = 0  #: messages before it
+    #: number, start offset and messages before it of each file of the queue
     files: list[tuple[Number, Number, Number]] = field(factory=list)
 
     def encode(self) -> bytes:
@@ -182,8 +182,8 @@ class PartitionStore:
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"
-        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)  # the files of the queue
-        self.dirty: bool = False  # the state changed since it was written
+        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)  #: the files of the queue
+        self.dirty: bool = False  #: the state changed since it was written
         self._path = folder / (name + _STATE)
         self._options = options
         self.journal: DelayedJournal = DelayedJournal(folder / f"{name}.delayed.jsonl")

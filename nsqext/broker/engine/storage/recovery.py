@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
 _COUNTER = (1 << COUNTER_BITS) - 1
-_ID_AT = 14
-"""Where the internal id lies in a record."""
-_NEAR = 16
-"""A record whose id is at most this far behind the expected id is believed without a second record."""
+_ID_AT = 14  # where the internal id lies in a record
+_NEAR = 16  # a record whose id is at most this far behind the expected id is believed without a second record
 _CHUNK = 1024
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,12 +39,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Recovery:
     """What was found on disk."""
 
-    messages: int = 0  # records read
-    torn_file: str = ""  # file whose torn end was removed
+    messages: int = 0  #: records read
+    torn_file: str = ""  #: file whose torn end was removed
     torn_bytes: int = 0
-    damaged_files: list[str] = field(factory=list)  # copies of damaged files, and files that do not continue the queue
-    lost_bytes: int = 0  # bytes of unreadable records
-    lost_messages: int = 0  # unreadable messages
+    damaged_files: list[str] = field(factory=list)  #: copies of damaged files, and files that do not continue the queue
+    lost_bytes: int = 0  #: bytes of unreadable records
+    lost_messages: int = 0  #: unreadable messages
 
     @property
     def is_damaged(self) -> bool:
@@ -58,8 +56,8 @@ class Recovery:
 class RecordRun:
     """Adjacent records of a file."""
 
-    position: int  # where the first record begins in the file
-    count: int  # messages of the partition before it
+    position: int  #: where the first record begins in the file
+    count: int  #: messages of the partition before it
     entries: list[LogEntry] = field(factory=list)
 
     @property
@@ -150,11 +148,11 @@ class SegmentRecovery:
     """The files of a queue while it is opened."""
 
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
-        # the files of the queue by offset, after the end of `read`
+        #: the files of the queue by offset, after the end of `read`
         self.files: list[SegmentFile] = []
         self._numbers = folder.numbers()
-        self.last_number: int = max(self._numbers, default=-1)  # largest file number; -1 for none
-        self.end: tuple[int, int] = (0, 0)  # offset behind the last record, and messages up to there
+        self.last_number: int = max(self._numbers, default=-1)  #: largest file number; -1 for none
+        self.end: tuple[int, int] = (0, 0)  #: offset behind the last record, and messages up to there
         self._folder = folder
         self._recovery = recovery  # records findings
         # smallest known end of the queue (offset, messages); only bytes behind it may be torn

@@ -30,17 +30,17 @@ _MIB = 1024 * 1024
 class DiskOptions:
     """How a partition uses the disk."""
 
-    fsync: str = "never"  # ``never``, ``interval`` or ``always``: when fsync flushes written data to the medium
-    sync_interval: float = 0.5  # seconds between writes of the channels' positions, and of ``interval`` for fsync
-    max_file_bytes: int = 100 * _MIB  # size at which a new file starts
-    retention_bytes: int = 64 * _MIB  # finished messages for consumers that seek backwards
+    fsync: str = "never"  #: when written data is flushed to the medium; ``never``, ``interval`` or ``always``
+    sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and of ``interval`` for fsync
+    max_file_bytes: int = 100 * _MIB  #: size at which a new file starts
+    retention_bytes: int = 64 * _MIB  #: finished messages for consumers that seek backwards
 
 
 class SegmentStore:
     """The files of one partition's queue."""
 
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
-        self.recovery: Recovery = Recovery()  # findings of `recover`
+        self.recovery: Recovery = Recovery()  #: findings of `recover`
         # the folder is created
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
         self._options = options

@@ -125,7 +125,7 @@ class RequestArgs:
 
     def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
-        # where it listens, ``host:port`` by ``tcp``, ``http`` and ``https``
+        #: where it listens, ``host:port`` by ``tcp``, ``http`` and ``https``
         self.addresses: Mapping[str, str] = addresses
 
     def health(self) -> dict[str, Any]:

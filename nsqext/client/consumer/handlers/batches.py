@@ -155,7 +155,7 @@ class BatchHandler:
 
     function: BatchFunction
     limits: BatchLimits
-    origin: object = None  # the function of the program, for the log
+    origin: object = None  #: the function of the program, for the log
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
         """Handle batches until the consumer ends, as the worker of a slot."""

@@ -33,9 +33,9 @@ class MessageDispatcher:
     """Queues received messages, for all workers or by lane, and runs the workers."""
 
     def __init__(self, group: SubscriptionGroup, state: ConsumerState, failed: Callable[[NsqError], None]) -> None:
-        # messages for all workers, or for the program; empty with lanes
+        #: messages for all workers, or for the program; empty with lanes
         self.queue: MessageQueue = MessageQueue()
-        # sends all answers before a worker waits
+        #: sends all answers before a worker waits
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self.queue.messages)
         self._group = group
         self._state = state

@@ -29,15 +29,13 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _FULL = 1.0  # seconds for which waiting messages may use up RDY before some of them are requeued
 _SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
 _SETTLE_OWNED = 0.8  # the same, for a key bucket that another consumer may have left with many messages in flight
-_RETURN = 0.5
-"""Seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only."""
+_RETURN = 0.5  # seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only
 _MOST_RETURNED = 10_000
+# most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up
 _MOST_RETURNED_BYTES = 64 << 20
-"""Most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up."""
+# seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key. Then
+# the connection is ended: the server redelivers all of them in order.
 _FAILOVER_WAIT = 2.0
-"""Seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key. Then
-the connection is ended: the server redelivers all of them in order.
-"""
 
 
 class KeyLanes:
@@ -47,7 +45,7 @@ class KeyLanes:
         self, count: int, key: Callable[[Message], bytes], clock: Callable[[], float], delivery: DeliveryOptions
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
-        self.key: Callable[[Message], bytes] = key  # reads the key of a message
+        self.key: Callable[[Message], bytes] = key  #: reads the key of a message
         self.clock: Callable[[], float] = clock
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait

@@ -37,8 +37,8 @@ class Wait:
 
     message: Message
     lane: MessageQueue
-    # when the message is handled again; for a lost message, when the wait for its redelivery ends: infinite on a
-    # key_failover channel while no other message waits behind it
+    #: when the message is handled again; for a lost message, when the wait for its redelivery ends, infinite on a
+    #: key_failover channel while no other message waits behind it
     due: float
     behind: list[Message] = field(factory=list)
 
@@ -56,30 +56,30 @@ class PartitionOrder:
     messages; ids of earlier subscriptions until `forget_handled`.
     """
 
-    # how the keys are shared; a channel of type key_failover keeps the order of a key across connections itself:
-    # nothing is expected to return to this consumer
+    #: how the keys are shared; a channel of type key_failover keeps the order of a key across connections itself, and
+    #: nothing is expected to return to this consumer
     key_sharing: KeySharing = KeySharing.NONE
-    redelivery_wait: float = 60.0  # seconds that later messages of a key wait for the redelivery of a lost message
-    lost: dict[bytes, Wait] = field(factory=dict, init=False)  # keys whose first message the server has to redeliver
-    owner: Owner | None = field(default=None, init=False)  # the current subscription
-    # received and unfinished messages by id, also lost messages
+    redelivery_wait: float = 60.0  #: seconds that later messages of a key wait for the redelivery of a lost message
+    lost: dict[bytes, Wait] = field(factory=dict, init=False)  #: keys whose first message the server has to redeliver
+    owner: Owner | None = field(default=None, init=False)  #: the current subscription
+    #: received and unfinished messages by id, also lost messages
     unfinished: dict[bytes, Message] = field(factory=dict, init=False)
-    early: dict[int, Message] = field(factory=dict, init=False)  # messages received ahead of unseen messages, by offset
+    early: dict[int, Message] = field(factory=dict, init=False)  #: received ahead of unseen messages, by offset
     gap_due: float | None = field(
         default=None, init=False
-    )  # when the wait for unseen messages ends; None before the first early message
+    )  #: when the wait for unseen messages ends; None before the first early message
     full_since: float | None = field(
         default=None, init=False
-    )  # since when waiting messages use up RDY; None while they do not
-    most_ready: int = field(default=1, init=False)  # most messages that the server could have in flight
+    )  #: since when waiting messages use up RDY; None while they do not
+    most_ready: int = field(default=1, init=False)  #: most messages that the server could have in flight
     held_from: float = field(
         default=0.0, init=False
-    )  # when the server can redeliver all lost messages of earlier connections
+    )  #: when the server can redeliver all lost messages of earlier connections
     returned: dict[bytes, int] = field(
         factory=dict, init=False
-    )  # how often messages were requeued without being handled, by id
-    # whether the first messages of the partition are collected and sorted: they may be redelivered messages of an
-    # earlier consumer, in any order
+    )  #: how often messages were requeued without being handled, by id
+    #: whether the first messages of the partition are collected and sorted, as they may be redelivered messages of an
+    #: earlier consumer, in any order
     settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, with the time of their storage
     _finished: dict[bytes, int] = field(factory=dict, init=False)
@@ -254,7 +254,7 @@ class KeyLaneOwner:
     """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages itself."""
 
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
-        self.owner: Owner = owner  # the subscription
+        self.owner: Owner = owner  #: the subscription
         self.order: PartitionOrder = order
         self.topic: str = owner.topic
         self.partition: int | None = owner.partition

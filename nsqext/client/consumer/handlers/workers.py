@@ -45,8 +45,8 @@ class MessageQueue:
     __slots__ = ("_wake", "messages", "stopped")
 
     def __init__(self) -> None:
-        self.messages: deque[Message] = deque()  # oldest first
-        self.stopped: bool = False  # no further message is handed out
+        self.messages: deque[Message] = deque()  #: oldest first
+        self.stopped: bool = False  #: no further message is handed out
         self._wake = anyio.Event()
 
     def put(self, messages: list[Message]) -> None:
@@ -117,9 +117,9 @@ class ConsumerState:
     """Whether a consumer is open, and why it ended."""
 
     opened: bool = False
-    ended: anyio.Event = field(factory=lambda: anyio.Event())  # set when no further message will be delivered
-    error: NsqError | None = None  # None if the consumer was stopped
-    raises: bool = True  # whether the caller gets the error: while it opens, and while it waits
+    ended: anyio.Event = field(factory=lambda: anyio.Event())  #: set when no further message will be delivered
+    error: NsqError | None = None  #: None if the consumer was stopped
+    raises: bool = True  #: whether the caller gets the error, while it opens and while it waits
 
 
 @define(eq=False)
@@ -136,8 +136,8 @@ class Slot:
 class BatchLimits:
     """When a batch is complete."""
 
-    max_count: int = 500  # at most; ``max_in_flight`` is a bound too
-    max_wait: float = 0.2  # seconds that the first message waits for more
+    max_count: int = 500  #: at most; ``max_in_flight`` is a bound too
+    max_wait: float = 0.2  #: seconds that the first message waits for more
 
     def __attrs_post_init__(self) -> None:
         check_number("max_count", self.max_count, 1)
@@ -149,11 +149,11 @@ class MessageHandler:
     """A function that handles one message at a time."""
 
     function: Handler
-    auto_finish: bool = True  # whether a return finishes the message; otherwise the program does it later
-    # called instead of a function that blocks: handles the message of the slot and, while calls succeed, the next
-    # messages of the queue. The slot always has the message in hand; the last is left to the worker.
+    auto_finish: bool = True  #: whether a return finishes the message; otherwise the program does it later
+    #: called instead of a function that blocks; handles the message of the slot and, while calls succeed, the next
+    #: messages of the queue. The slot always has the message in hand; the last is left to the worker.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
-    origin: object = None  # the function of the program, for the log
+    origin: object = None  #: the function of the program, for the log
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)

@@ -75,17 +75,17 @@ class Assignment:
     """A consumed partition, or a node of the original NSQ."""
 
     key: Key
-    pending: Position | None = field(default=None, init=False)  # position to move the channel to as soon as possible
-    # set when no move is pending or possible
+    pending: Position | None = field(default=None, init=False)  #: position to move the channel to as soon as possible
+    #: set when no move is pending or possible
     moved: anyio.Event = field(factory=lambda: anyio.Event(), init=False)
-    start_applied: bool = field(default=False, init=False)  # whether the start position was applied
-    opened: int = field(default=0, init=False)  # number of successful subscriptions
-    ended_at: float = field(default=0.0, init=False)  # end of the last subscription (monotonic seconds)
-    warned_at: float = field(default=float("-inf"), init=False)  # time of the last logged failure
-    opened_at: float = field(default=0.0, init=False)  # when its last subscription was opened (monotonic seconds)
-    blocked: NsqError | None = field(default=None, init=False)  # the error of a message that blocks it; see `is_stable`
-    unreported: int = field(default=0, init=False)  # failures since then that were not logged
-    last: Subscription | None = field(default=None, init=False)  # its last open subscription
+    start_applied: bool = field(default=False, init=False)  #: whether the start position was applied
+    opened: int = field(default=0, init=False)  #: number of successful subscriptions
+    ended_at: float = field(default=0.0, init=False)  #: end of the last subscription (monotonic seconds)
+    warned_at: float = field(default=float("-inf"), init=False)  #: time of the last logged failure
+    opened_at: float = field(default=0.0, init=False)  #: when its last subscription was opened (monotonic seconds)
+    blocked: NsqError | None = field(default=None, init=False)  #: error of a message that blocks it; see `is_stable`
+    unreported: int = field(default=0, init=False)  #: failures since then that were not logged
+    last: Subscription | None = field(default=None, init=False)  #: its last open subscription
 
     @property
     def partition(self) -> int | None:

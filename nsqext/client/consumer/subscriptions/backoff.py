@@ -31,8 +31,8 @@ class Backoff:
 
     _options: BackoffOptions
     _chance: Callable[[], float] = chance.random  # share of a pause to wait, 0 to 1, with jitter
-    level: int = 0  # 0 while handlers succeed
-    until: float = 0.0  # end of the pause on the caller's clock; 0 without a pause
+    level: int = 0  #: 0 while handlers succeed
+    until: float = 0.0  #: end of the pause on the caller's clock; 0 without a pause
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:

@@ -42,13 +42,13 @@ class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others."""
 
     def __init__(self) -> None:
-        self.kept: dict[Message, None] = {}  # messages in flight that are requeued when they are due
+        self.kept: dict[Message, None] = {}  #: messages in flight that are requeued when they are due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
         # unplanned early deliveries: the server has a shorter longest requeue, refused one, or the clocks of two
         # consumers differ
         self._uncounted: dict[Name, int] = {}
-        # due time (monotonic) and early deliveries of messages that were requeued for long
+        #: due time (monotonic) and early deliveries of messages that were requeued for long
         self.postponed: dict[Name, tuple[float, int]] = {}
 
     def postpone(self, message: Message, delay: float) -> None:

@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _POLL = 1.0  # mean seconds between two reads of the statistics
+# reads of the statistics with deliveries after which a new owner has the last owner's messages in flight, and sorts
+# them
 _TAKEOVER_LOOKS = 5
-"""Reads of the statistics with deliveries after which a new owner has the last owner's messages in flight, and sorts
-them.
-"""
 _TAKEOVER_POLL = 0.2  # seconds between two reads during a takeover
 _LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends although the server delivers nothing
 _ANSWER_POLL = 0.02  # seconds between two checks whether the messages of a bucket were answered
@@ -50,8 +49,8 @@ _clock = time.monotonic
 class BucketWatch:
     """What a consumer knows about the tags of a topic."""
 
-    worked: bool = False  # whether any consumer received a message of a bucket
-    others: set[int] = field(factory=set)  # logged buckets of other consumers, by number
+    worked: bool = False  #: whether any consumer received a message of a bucket
+    others: set[int] = field(factory=set)  #: logged buckets of other consumers, by number
 
 
 @define(eq=False)
@@ -64,7 +63,7 @@ class DeliveryWatch:
     """
 
     tags: set[str]
-    looks: int = 0  # how often it delivered
+    looks: int = 0  #: how often it delivered
     last: PartitionChannelStats | None = None
 
     def note(self, found: PartitionChannelStats) -> None:
@@ -80,7 +79,7 @@ class _Bucket:
     """A bucket that this consumer owns."""
 
     subscription: Subscription
-    release: anyio.Event = field(factory=lambda: anyio.Event())  # set to give it away
+    release: anyio.Event = field(factory=lambda: anyio.Event())  #: set to give it away
 
 
 class KeyBuckets:

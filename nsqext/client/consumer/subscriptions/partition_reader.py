@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _UNBUFFERED = -1
 _SHORTEST = 0.01
+# shortest output buffer timeouts that the redesigned and the original server accept, in seconds
 _SHORTEST_ORIGINAL = 0.025
-"""Shortest output buffer timeouts that the redesigned and the original server accept, in seconds."""
 _ALONE = "give one consumer key= instead of dispatch: its lanes keep the order on any server"
 
 
@@ -201,10 +201,9 @@ _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
 _HEARTBEAT_LATE = 1.0  # seconds after which a heartbeat is missing
 _PAST_DUE = 0.05  # seconds by which a tick follows such a time
+# accepted messages in flight beyond twice the RDY count: the server restarts its count at 0 when an administrator
+# empties or moves the channel
 _EXCESS = 16
-"""Accepted messages in flight beyond twice the RDY count: the server restarts its count at 0 when an administrator
-empties or moves the channel.
-"""
 
 
 class PartitionReader:
@@ -218,18 +217,18 @@ class PartitionReader:
         self.node: str = str(request.address)  #: ``host:port`` of the node
         self.pending: list[bytes] = []  #: commands that the next `flush` sends (FIN, REQ, TOUCH)
         self.ready: int = 0  #: the last RDY count
-        # the server's largest RDY count, or 1 for an ordered subscription, whose channel sends one message at a time
+        #: the server's largest RDY count, or 1 for an ordered subscription, whose channel sends one message at a time
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
         self.msg_timeout: float = negotiated.msg_timeout  #: seconds that a message may be in flight
-        # the same, touches included
+        #: the same, touches included
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
         self.extend: bool = request.meta.extend_support  #: whether messages carry an extend header
         self.detail: bool = request.verb != "SUB"  #: whether messages carry their offset and size
         self._rdy: int | None = None
         self._largest = 0
-        # most messages that the server may have sent, neither answered nor timed out, by the largest RDY count. The
-        # server may redeliver messages shortly before this client notices their timeout.
+        #: most messages that the server may have sent, neither answered nor timed out, by the largest RDY count. The
+        #: server may redeliver messages shortly before this client notices their timeout.
         self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
         # set when CLS was acknowledged, or is not awaited any more; None before CLS

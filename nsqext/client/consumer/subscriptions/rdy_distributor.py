@@ -32,24 +32,24 @@ _PROBES = 8  # factor by which it then asks more connections
 class _Member:
     """A connection."""
 
-    limit: int  # its largest RDY count
-    backoff: Backoff  # its own, or the consumer's
-    received: float  # time of the last message
-    window: int  # RDY count reached so far; doubles when it is exhausted
-    initial: int  # first window, also after it was idle
-    sole: bool  # no other consumer receives its messages, so it never waits for a turn
-    share: int = 0  # its current RDY count
-    claim: int = 0  # messages that may be in flight by the server's count: RDY, or more after RDY was lowered
-    lowered_at: float = 0.0  # when its RDY count was lowered
-    lower: int = 0  # the claim once the server has read what was sent
-    lower_since: float | None = None  # since when; None while the claim is not to be lowered
-    size: float = 0.0  # bytes of a message: a moving average, raised at once by a larger message
-    recent: int = 0  # messages received since ``recent_since``
+    limit: int  #: its largest RDY count
+    backoff: Backoff  #: its own, or the consumer's
+    received: float  #: time of the last message
+    window: int  #: RDY count reached so far; doubles when it is exhausted
+    initial: int  #: first window, also after it was idle
+    sole: bool  #: no other consumer receives its messages, so it never waits for a turn
+    share: int = 0  #: its current RDY count
+    claim: int = 0  #: messages that may be in flight by the server's count, RDY or more after RDY was lowered
+    lowered_at: float = 0.0  #: when its RDY count was lowered
+    lower: int = 0  #: the claim once the server has read what was sent
+    lower_since: float | None = None  #: since when; None while the claim is not to be lowered
+    size: float = 0.0  #: bytes of a message, a moving average, raised at once by a larger message
+    recent: int = 0  #: messages received since ``recent_since``
     recent_since: float = 0.0
-    turn: float | None = None  # begin of its turn; None without a turn
-    order: int = 0  # number of its last turn: the lowest has waited longest
-    paused: bool = False  # while True, its RDY count is 0
-    retired: bool = False  # whether it receives nothing more and will be closed
+    turn: float | None = None  #: begin of its turn; None without a turn
+    order: int = 0  #: number of its last turn; the lowest has waited longest
+    paused: bool = False  #: while True, its RDY count is 0
+    retired: bool = False  #: whether it receives nothing more and will be closed
 
     @property
     def most(self) -> int:
@@ -104,16 +104,16 @@ class RdyDistributor(Generic[K]):
     """
 
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
-        self.max_in_flight: int = max_in_flight  # messages over all connections; may be changed
-        self.paused: bool = False  # while True, all counts are 0
-        # handlers that run at the same time; a window grows to this number even while no handler waits
+        self.max_in_flight: int = max_in_flight  #: messages over all connections; may be changed
+        self.paused: bool = False  #: while True, all counts are 0
+        #: handlers that run at the same time; a window grows to this number even while no handler waits
         self.concurrency: int = 1
         self._backoff = backoff
         # bytes over all connections, by the sizes received so far; each connection may always have one message
         self._max_bytes = max_bytes
         self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
-        self.exhausted: dict[_Member, None] = {}  # connections whose window limits the consumer; `grow` doubles it
+        self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `grow` doubles it
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle

@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
+# refused settings. If the server accepted them before, the cause is at the server, and the client retries.
 _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-"""Refused settings. If the server accepted them before, the cause is at the server, and the client retries."""
+# the address is not an nsqd's, or no node grants TLS or compression: fatal if no subscription ever succeeded
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)
-"""The address is not an nsqd's, or no node grants TLS or compression: fatal if no subscription ever succeeded."""
 NOT_LEADER = (NotLeader, TopicNotExist)
 """The node does not lead the partition, against the lookup service."""
 STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
@@ -120,10 +120,10 @@ class Subscriber:
         self._key_sharing = KeySharing.NONE
         self._demands: dict[str, bool] = {}  # requirements of servers that contradict lookup
         self._seeker: ChannelSeeker | None = None
-        # set when all partitions of the first lookup are subscribed, or the topic is left
+        #: set when all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
-        self.vanished: bool = False  # whether partitions of a discovered topic were given up
+        self.vanished: bool = False  #: whether partitions of a discovered topic were given up
 
     @property
     def seeker(self) -> ChannelSeeker:

@@ -36,8 +36,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _MANY = 750  # answers that are sent before the end of the turn of the event loop
-_SPARE_COUNTS = 16
-"""Counts of answered messages kept beyond the number of messages in flight, before they are dropped."""
+_SPARE_COUNTS = 16  # counts of answered messages kept beyond the number of messages in flight, before they are dropped
 _COMPRESSED = COMPRESS_HEADER.encode()
 _DELAYED = DUE_HEADER.encode()
 
@@ -45,9 +44,9 @@ _DELAYED = DUE_HEADER.encode()
 class SubscriptionMonitor(Protocol):
     """Receives what a subscription reports, messages excepted."""
 
-    early: EarlyMessages | None  # requeues messages that are not due; None before the first
-    idle: bool  # whether it needs notice of the next read
-    on_time_until: float  # messages read before this time arrived when they were read
+    early: EarlyMessages | None  #: requeues messages that are not due; None before the first
+    idle: bool  #: whether it needs notice of the next read
+    on_time_until: float  #: messages read before this time arrived when they were read
 
     def unpacking(self) -> UnpackBudget:
         """Return the bound of unpacked bytes; created on first use."""
@@ -140,27 +139,27 @@ class Subscription(PartitionReader):
         self.partition: int | None = request.partition
         self.original: bool = (
             self.partition is None and not negotiated.redesigned
-        )  # whether its node is of the original NSQ
+        )  #: whether its node is of the original NSQ
         self.in_order: bool = request.ordered
-        self.backoff: Backoff = backoff  # of the consumer, or only of this connection
-        self.in_flight: int = 0  # messages received, neither answered nor timed out
+        self.backoff: Backoff = backoff  #: of the consumer, or only of this connection
+        self.in_flight: int = 0  #: messages received, neither answered nor timed out
         self.received: int = 0
         self.received_bytes: int = 0
-        self.received_at: float = _clock()  # time of the last read; initially of the opening
+        self.received_at: float = _clock()  #: time of the last read; initially of the opening
         self._opened_at = self.received_at
-        self.limited: bool = True  # whether its RDY count limits the consumer, so that each read is reported at once
+        self.limited: bool = True  #: whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
         self.live: bool = True
-        self.stopped: bool = False  # whether this client ended it, so that its end is no error
-        # earlier messages are not in flight any more: they timed out, or the connection was closed
+        self.stopped: bool = False  #: whether this client ended it, so that its end is no error
+        #: earlier messages are not in flight any more, because they timed out, or the connection was closed
         self.horizon: float = float("-inf")
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
-        self.number: int = 1  # number among the opened subscriptions to its partition, from 1
+        self.number: int = 1  #: number among the opened subscriptions to its partition, from 1
         self.moved: bool = False
-        # whether messages that another consumer had in flight may still be redelivered
+        #: whether messages that another consumer had in flight may still be redelivered
         self.taking_over: bool = False
-        # where the channel was moved to; earlier messages are finished undelivered
+        #: where the channel was moved to; earlier messages are finished undelivered
         self.start: Position | None = None
         self._deliver = deliver  # called with the messages of each read
         self._monitor = monitor

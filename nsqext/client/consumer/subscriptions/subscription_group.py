@@ -64,23 +64,21 @@ class ConsumerStatistics:
 class RejectedCounts:
     """Counters of messages that failed permanently."""
 
-    dropped: int = 0  # finished without a dead letter
+    dropped: int = 0  #: finished without a dead letter
     dead_letters: int = 0
 
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25  # seconds between two ticks while messages are received or unsent commands wait
+# longest time between two ticks of a `Pulse`, and of a connection without messages while others have some
 _IDLE_TICK = 5.0
-"""Longest time between two ticks of a `Pulse`, and of a connection without messages while others have some."""
 _LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight or due
 _TICKS_PER_TIMEOUT = 8
+# seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
 _TOGETHER = 0.02
-"""Seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
-"""
+# answers that show a burst: an answer sent at once would split the next burst into two, with a read and a write each
 _BURST = 16
-"""Answers that show a burst: an answer sent at once would split the next burst into two, with a read and a write each.
-"""
 _AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
@@ -94,25 +92,25 @@ class SubscriptionGroup:
         self, options: ConsumerOptions, metadata: MetadataCache, events: ClientEvents, tasks: BackgroundTasks
     ) -> None:
         self.options: ConsumerOptions = options
-        self.metadata: MetadataCache = metadata  # looks up topics and the leaders of partitions
-        self.events: ClientEvents = events  # receives changes of the backoff and of connections
+        self.metadata: MetadataCache = metadata  #: looks up topics and the leaders of partitions
+        self.events: ClientEvents = events  #: receives changes of the backoff and of connections
         self.tasks: BackgroundTasks = tasks
         self.backoff: Backoff = Backoff(options.backoff)
         self.flow: RdyDistributor[Subscription] = RdyDistributor(
             options.max_in_flight, self.backoff, options.max_in_flight_bytes, options.initial_ready
         )
-        # bounds the unpacked bytes of messages; None before the first compressed message
+        #: bounds the unpacked bytes of messages; None before the first compressed message
         self.unpack_budget: UnpackBudget | None = None
-        self.early: EarlyMessages | None = None  # requeues messages that are not due; None before the first
-        self.live: dict[Subscription, None] = {}  # an ordered set
+        self.early: EarlyMessages | None = None  #: requeues messages that are not due; None before the first
+        self.live: dict[Subscription, None] = {}  #: an ordered set
         self.rejected: RejectedCounts = RejectedCounts()
-        self.opened: int = 0  # subscriptions that were opened
-        self.reconnects: int = 0  # of these, subscriptions after the end of an earlier connection
-        # messages received, requeued and lost, and bytes received, of ended subscriptions
+        self.opened: int = 0  #: subscriptions that were opened
+        self.reconnects: int = 0  #: of these, subscriptions after the end of an earlier connection
+        #: messages received, requeued and lost, and bytes received, of ended subscriptions
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.paused_topics: set[str] = set()
-        self.idle: bool = False  # whether the timer rests until something is due, and the next read has to wake it
-        # messages read before this time arrived when they were read; later, ask `earliest_receipt`
+        self.idle: bool = False  #: whether the timer rests until something is due, and the next read has to wake it
+        #: messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._unsent: list[Subscription] = []
         self._collects_until = -inf  # until when answers are sent together, at the end of a turn of the event loop

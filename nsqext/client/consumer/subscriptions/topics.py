@@ -90,7 +90,7 @@ class TopicSubscriptions:
 
     def __init__(self, selection: TopicSelection, context: SubscriberContext, fail: Callable[[NsqError], None]) -> None:
         self.selection: TopicSelection = selection
-        # set when all partitions of the first topics are subscribed, or the consumer cannot continue
+        #: set when all partitions of the first topics are subscribed, or the consumer cannot continue
         self.started: anyio.Event = anyio.Event()
         self._context = context
         self._channel = context.channel

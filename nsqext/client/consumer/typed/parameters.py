@@ -117,7 +117,7 @@ class _Arguments:
     """The sources of the arguments of a call."""
 
     sources: tuple[_Source | _Dependency, ...]
-    names: tuple[str, ...]  # of the last arguments, which are passed as keywords
+    names: tuple[str, ...]  #: of the last arguments, which are passed as keywords
 
     @property
     def dependencies(self) -> list[_Dependency]:
@@ -135,7 +135,7 @@ class HeaderInput:
     """An extend header that a handler reads."""
 
     name: str
-    kind: type  # str, int or float
+    kind: type  #: str, int or float
     required: bool
 
 
@@ -143,7 +143,7 @@ class HeaderInput:
 class Inputs:
     """What a handler and its dependencies read of a message."""
 
-    body: Any = None  # annotation of the parameter; None if no parameter receives the decoded body
+    body: Any = None  #: annotation of the parameter; None if no parameter receives the decoded body
     headers: tuple[HeaderInput, ...] = ()
     key: bool = False
     tag: bool = False

@@ -24,8 +24,8 @@ _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")  # keywo
 class BodySchemas:
     """The schemas of several types, in the dialect of AsyncAPI: draft 07 of JSON Schema."""
 
-    bodies: Sequence[Schema]  # of the types, in their order
-    definitions: Mapping[str, Schema]  # classes by name, to which the schemas refer
+    bodies: Sequence[Schema]  #: of the types, in their order
+    definitions: Mapping[str, Schema]  #: classes by name, to which the schemas refer
 
 
 def content_type(kind: Any) -> str:

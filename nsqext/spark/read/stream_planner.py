@@ -124,7 +124,7 @@ def _shown(message: MessagePosition) -> str:
 
 
 _PAUSE = 0.2  # seconds between requests to the servers without new messages; Spark asks a hundred times a second
-_PAUSE_FACTOR = 3  # the pause is at least this multiple of the requests' duration; there may be many partitions
+_PAUSE_FACTOR = 3  # shortest pause relative to the requests' duration, because there may be many partitions
 
 
 class StreamPlanner:

@@ -132,7 +132,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._number = 0  # of the first held message; offsets refer to it",
     ): "it is set before it is read",
-    ("spark/read/stream_planner.py", "number + 1", "_PAUSE_FACTOR = 3"): "the length of a pause is chosen",
+    (
+        "spark/read/stream_planner.py",
+        "number + 1",
+        "_PAUSE_FACTOR = 3  # shortest pause relative to the requests' duration, because there may be many partitions",
+    ): "the length of a pause is chosen",
     (
         "spark/read/stream_planner.py",
         "Gt to GtE",
@@ -151,7 +155,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "lookup/partition_map.py",
         "number + 1",
-        "version: int = field(default=0, eq=False)  # increases with each change",
+        "version: int = field(default=0, eq=False)  #: increases with each change",
     ): "the numbers only have to rise",
     ("lookup/poller.py", "number + 1", "self._rounds = 0"): "the numbers only have to rise",
     ("lookup/poller.py", "number + 1", "_POLLS = 4  # topics polled concurrently"): "the number is chosen",

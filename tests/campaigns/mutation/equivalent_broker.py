@@ -34,7 +34,7 @@ BROKER: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/channel/in_flight.py",
         "number + 1",
-        "behind: int = 0  # number of the message to read before it is redelivered (original generation)",
+        "behind: int = 0  #: number of the message to read before it is redelivered (original generation)",
     ): "it is set before it is read",
     (
         "broker/engine/channel/channel.py",

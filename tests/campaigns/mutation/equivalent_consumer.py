@@ -66,7 +66,11 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "self._largest = 0",
     ): "the first RDY count that is set is 1 or more",
-    ("client/consumer/handlers/iteration.py", "number + 1", "_SPARE = 16"): "the number is chosen",
+    (
+        "client/consumer/handlers/iteration.py",
+        "number + 1",
+        "_SPARE = 16  # groups kept beyond twice the unanswered groups, before answered groups are forgotten",
+    ): "the number is chosen",
     (
         "client/consumer/handlers/workers.py",
         "number + 1",

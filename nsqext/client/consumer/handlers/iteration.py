@@ -26,7 +26,7 @@ _clock = time.monotonic
 _SLICE = 0.02  # seconds after which an iteration that never waits yields to the event loop
 _FULL_WAIT = 0.005  # seconds that a batch waits for other connections after a connection has used up its RDY
 _DRAIN_LOOK = 0.01  # seconds between two checks of the held messages while the consumer closes
-_SPARE = 16  # groups of messages kept beyond twice the unanswered groups, before answered groups are forgotten
+_SPARE = 16  # groups kept beyond twice the unanswered groups, before answered groups are forgotten
 
 
 @frozen(eq=False)

@@ -2,10 +2,10 @@ r"""Filters on extend headers that a client requests in IDENTIFY (captured: ext_
 
 They select a text by a path (github.com/tidwall/gjson): a dot descends into an object or selects an array element;
 ``*`` and ``?`` match any characters of a name unless escaped with a backslash. The first match counts, also among
-members with the same name.
+members of the same name.
 
-The server's Go ``regexp`` and ``github.com/gobwas/glob`` are compiled to RE2 (google-re2) here, with the syntax and the
-guarantee of Go's package: no backtracking, so a hostile expression or header costs time linear in the header.
+The server's Go ``regexp`` and ``github.com/gobwas/glob`` are compiled to RE2 (google-re2), which has the syntax of Go's
+package and its guarantee: no backtracking, so a hostile expression costs time linear in the header.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class InvalidExpression(ValueError):
 
 
 def compile_regexp(pattern: str) -> Matcher:
-    """Return a function that matches an expression of Go's ``regexp`` anywhere in a text.
+    """Return a function that finds an expression of Go's ``regexp`` anywhere in a text.
 
-    Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB for it.
+    Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB.
     """
     expression = _compile_re2(pattern)
     _check_go_only_rules(pattern)
@@ -63,7 +63,7 @@ def compile_regexp(pattern: str) -> Matcher:
 
 
 def compile_glob(pattern: str) -> Matcher:
-    """Return a function that matches a glob with a whole text; raises `InvalidExpression`.
+    """Return a function that compares a whole text with a glob; raises `InvalidExpression`.
 
     A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, unclosed braces end
     with the glob, and a glob of only ``?`` or ``[!…]`` also matches an empty text.
@@ -74,9 +74,9 @@ def compile_glob(pattern: str) -> Matcher:
 
 @lru_cache(256)
 def compile_wildcard(pattern: str) -> Callable[[str], bool]:
-    """Return a function that matches a name with ``*`` and ``?`` with a whole text; ``?`` is one byte.
+    """Return a function that compares a whole text with a name with ``*`` and ``?``; ``?`` is one byte.
 
-    A pattern that needs more bytes than a header matches no text; RE2 would refuse the largest.
+    A pattern that needs more bytes than a header matches nothing; RE2 would refuse the largest.
     """
     pattern = _STARS.sub("*", pattern)
     if len(_bytes(pattern)) - pattern.count("*") > _MAX_HEADER:
@@ -103,7 +103,7 @@ def _valid(text: str) -> str:
 
 
 def _check_go_only_rules(pattern: str) -> None:
-    r"""Check a valid RE2 expression for two rules that only Go has: no ``\C``, and a bound for nesting."""
+    r"""Check two rules that RE2 does not have: no ``\C``, and a bound for nesting."""
     depth = 0
     for part in _PARTS.findall(pattern):
         if part == r"\C":
@@ -138,7 +138,7 @@ def _glob_expression(pattern: str) -> str:
 
 
 def _glob_class(pattern: str, at: int) -> tuple[str, int]:
-    """Read a range or characters after a ``[``; return the expression and the position behind it."""
+    """Read a range or characters after a ``[``; return the expression and the end position."""
     negative = pattern.startswith("!", at)
     at += negative
     ranges: list[tuple[str, str]] = []
@@ -159,7 +159,7 @@ def _glob_class(pattern: str, at: int) -> tuple[str, int]:
 
 
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
-    """Return the function that applies a filter to a record; None without a filter or for an invalid filter.
+    """Return the function that applies a filter to a record; None without a valid filter.
 
     The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, and so
     passes an inverse filter.
@@ -210,7 +210,7 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
 
 
 def text_at(path: str, header: bytes) -> str | None:
-    """Return the text at a path in a header; None if missing, nested too deeply or no text."""
+    """Return the text at a path in a header; None if missing, nested too deeply or not a text."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
     except (ValueError, RecursionError):
@@ -244,7 +244,7 @@ def _find(value: Any, path: str) -> Any:
 
 
 def _split(path: str) -> tuple[str, bool, str | None]:
-    """Return the first name of a path, whether it has wildcards, and the rest (None if nothing follows)."""
+    """Return the first name of a path, whether it has wildcards, and the rest or None."""
     name, wild, at = "", False, 0
     while at < len(path):
         char = path[at]

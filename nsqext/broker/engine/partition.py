@@ -1,4 +1,4 @@
-"""A partition: its queue, its channels, and the part of the queue that channels may read."""
+"""A partition: its queue, its channels, and the readable part of the queue."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ class Partition:
         self.topic = topic
         self.partition = partition
         self.options: PartitionOptions = options or PartitionOptions()
-        self.extend: bool = self.options.extend  #: messages carry extend headers
-        self.ordered: bool = self.options.ordered  #: channels accept only SUB_ORDERED
+        self.extend: bool = self.options.extend
+        self.ordered: bool = self.options.ordered
         self._budget: MemoryBudget = budget or MemoryBudget()  # of the node
         self.log: Log = Log(segment_bytes=self.options.segment_bytes, budget=self._budget)
         self.channels: dict[str, Channel] = {}
         self.committed: int = 0  #: number of the last committed message
         self.readable: int = 0  #: number of the last message for channels
         self.readable_offset: int = 0  #: offset behind it
-        self.suspended: bool = False  #: another node leads, consumers are refused
+        self.suspended: bool = False  #: another node is the leader: consumers are refused
         self.paused: bool = False  #: channels get no messages (original server)
         self.touched: bool = False  #: a deadline may have changed since the last `tick`
-        self.changes: int = 0  #: grows with each change of the channels' persistent state and each removal of records
-        self.message_count: int = 0  #: messages stored since the partition was opened
+        self.changes: int = 0  #: grows with each change of the channels' stored state and each removal of records
+        self.message_count: int = 0  #: stored since the partition was opened
         self.message_bytes: int = 0  #: of their bodies
-        #: called with the name of a deleted channel
+        #: called with the channel's name
         self.on_channel_deleted: Callable[[str], None] | None = None
-        self._schedule = schedule or Schedule()  # ticks the partition when something is due
+        self._schedule = schedule or Schedule()
         self._original = self.options.original
-        # captured: the first id of a node without a cluster is 1
+        # captured: the first id of a node without cluster is 1
         self._counter = FIRST_COUNTER if self.options.clustered else FIRST_COUNTER - 1
         self._delays: dict[int, float] = {}
         self._closed = False
@@ -107,7 +107,7 @@ class Partition:
 
     @property
     def recovery(self) -> Recovery | None:
-        """What was found on disk; None without a data path."""
+        """What the disk had; None without a data path."""
         return None if self._storage is None else self._storage.store.recovery
 
     # The queue
@@ -138,7 +138,7 @@ class Partition:
         self._counter += count
 
     def commit(self, stored: Stored) -> None:
-        """Let channels read up to these messages: all in-sync replicas have them."""
+        """Let channels read up to these messages, which all in-sync replicas have."""
         last = stored.entries[-1]
         if last.count <= self.committed:
             return
@@ -153,7 +153,7 @@ class Partition:
                 channel.pump()
 
     def uncommit(self, count: int) -> None:
-        """Let channels read only ``count`` messages: an in-sync replica lacks the following messages.
+        """Let channels read only ``count`` messages, because an in-sync replica lacks the next messages.
 
         What a channel has acknowledged stays readable.
         """
@@ -162,7 +162,7 @@ class Partition:
         self.readable_offset = self.log.find_count(self.readable)
 
     def _pass_to_channels(self) -> None:
-        """Pass committed messages to channels, unless the topic is paused or has none (original server)."""
+        """Pass committed messages to channels, unless the topic is paused or has no channel (original server)."""
         if self.paused or not self.channels:
             return
         first, self.readable = self.readable, self.committed
@@ -184,8 +184,8 @@ class Partition:
     def append_replica(self, entries: list[LogEntry], *, leader_start: int | None = None) -> None:
         """Append records of the leader, in order; a jump between them is a gap of its queue.
 
-        If the leader's queue starts (at ``leader_start``; None for the first record) behind this queue's end, this
-        queue restarts there. A replica accepts what its leader accepted, and removes only what the leader removed: it
+        If the leader's queue starts (at ``leader_start``, or with None the first record) behind this queue's end, this
+        queue restarts there. A replica accepts what its leader accepted and removes only what the leader removed: it
         learns late how far the channels are, and may become the leader. Raises `Refusal` if the disk cannot be written.
         """
         log = self.log
@@ -199,7 +199,7 @@ class Partition:
             channel.pump()
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset: a new leader does not have it."""
+        """Remove everything at or behind an offset, which a new leader does not have."""
         self.log.truncate(offset)
         self._continue_counter()
         if self.committed > self.log.end_count:
@@ -237,14 +237,14 @@ class Partition:
             )
 
     def free_memory(self) -> None:
-        """Remove finished messages from memory; with a data path, all that the disk has."""
+        """Remove finished messages from memory, or with a data path everything that the disk has."""
         if self._storage is None:
             self._trim(0)
         else:
             self.log.shrink(0)
 
     def _trim(self, keep: int) -> None:
-        """Remove finished messages, except in the last ``keep`` bytes of the queue."""
+        """Remove finished messages, except the last ``keep`` bytes of the queue."""
         if self.suspended:
             return
         slowest = min((channel.acked.offset for channel in self.channels.values()), default=self.readable_offset)
@@ -258,7 +258,7 @@ class Partition:
     def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
         """Return a channel; a new channel has this type and starts at the end of the queue.
 
-        At the original server, the first channel receives the messages in the topic.
+        On the original server, the first channel gets the messages in the topic.
         """
         channel = self.channels.get(name)
         if channel is None:
@@ -293,7 +293,7 @@ class Partition:
     def set_kind(self, name: str, kind: ChannelKind) -> Channel:
         """Return a channel of this type, created if missing, otherwise converted at its acknowledged position.
 
-        Messages in flight are redelivered, so the channel must have no subscriber.
+        Messages in flight are redelivered: the channel must have no subscriber.
         """
         channel = self.channels.get(name)
         if channel is None or channel.kind == kind:
@@ -321,8 +321,7 @@ class Partition:
     def admit(self, name: str, wanted: ChannelKind | None) -> Channel:
         """Return the channel for a subscriber or a request to create it; raises `Refusal` as `check_kind`.
 
-        Without a wanted type the channel keeps its own. The first subscriber chooses the type, unless the channel's
-        creation chose it.
+        Without a wanted type the channel keeps its type. The first subscriber chooses it, unless its creation did.
         """
         channel = self.channel(name)
         if wanted is None or (channel.kind.same(wanted) and channel.kind.fixed):
@@ -331,7 +330,6 @@ class Partition:
         return self.set_kind(name, wanted)
 
     def delete_channel(self, name: str) -> None:
-        """Remove a channel, if it exists, and close its clients."""
         channel = self.channels.pop(name, None)
         if channel is None:
             return
@@ -342,13 +340,13 @@ class Partition:
             self.on_channel_deleted(name)
 
     def _all_channels(self) -> list[Channel]:
-        """Return a copy: an ephemeral channel is deleted with its last client, while others are called."""
+        """Return a copy: an ephemeral channel disappears with its last client, while others are called."""
         return list(self.channels.values())
 
     def upgrade_extend(self) -> None:
-        """Make the topic an extend topic permanently.
+        """Make the topic an extend topic for ever.
 
-        Older records stay unchanged and are delivered as version 0 (captured: upgrade_old_records).
+        Older records are delivered as version 0 (captured: upgrade_old_records).
         """
         self.extend = True
         self.note_channels()
@@ -371,7 +369,6 @@ class Partition:
         self._pass_to_channels()
 
     def empty(self) -> None:
-        """Discard messages not passed to channels; channels keep theirs."""
         self._delays.clear()
         first, self.readable = self.readable, self.committed
         self.readable_offset = self.log.find_count(self.committed)
@@ -383,7 +380,6 @@ class Partition:
     # Time and end
 
     def touch(self) -> None:
-        """Schedule a tick: a deadline may have changed."""
         self.touched = True
         self._schedule.add(self)
 
@@ -392,7 +388,7 @@ class Partition:
 
         Returns the clock time of the next call; None until `touch` is called.
         """
-        self.touched = True  # includes what the channels change now
+        self.touched = True  # for what the channels change now
         due = min((channel.tick() for channel in self._all_channels()), default=inf)
         storage = self._storage
         if storage is not None:
@@ -409,19 +405,18 @@ class Partition:
         return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._all_channels()]
 
     def suspend(self) -> None:
-        """Refuse consumers, because another node leads: close clients, discard messages in flight."""
+        """Close and refuse consumers and discard messages in flight, because another node is the leader."""
         self.suspended = True
         for channel in self._all_channels():
             channel.suspend()
 
     def resume(self) -> None:
-        """Serve consumers again, from the acknowledged positions."""
         self.suspended = False
         for channel in self._all_channels():
             channel.pump()
 
     def restart(self) -> None:
-        """Continue as a restarted process: only with what is stored, without clients and counters."""
+        """Continue as a restarted process: without clients and counters."""
         self.message_count = self.message_bytes = 0
         self._stored_count = self.committed
         for channel in self._all_channels():
@@ -450,7 +445,6 @@ class Partition:
     # State on disk
 
     def state(self) -> StoredPartition:
-        """Return the persistent state besides the queue."""
         channels = [channel.state() for channel in self._all_channels() if not channel.ephemeral]
         end = self.log.end_offset, self.log.end_count
         return StoredPartition(
@@ -458,14 +452,13 @@ class Partition:
         )
 
     def _save(self, storage: PartitionStore) -> None:
-        """Write the state, then remove finished messages, which frees space on a full disk."""
+        """Write the state, then remove finished messages, which frees a full disk."""
         storage.save(self.state())
         self._saved_end = self.log.end_offset
         self._trim(self.options.disk.retention_bytes)
 
     @property
     def journal(self) -> DelayedJournal | None:
-        """The journal of the delayed queues; None without a disk."""
         return None if self._storage is None else self._storage.journal
 
     def note_progress(self) -> None:
@@ -483,7 +476,7 @@ class Partition:
             self.note_channels()
 
     def note_channels(self) -> None:
-        """Write the channels' state at once: channels were created, deleted or switched."""
+        """Write the channels' state at once, because channels were created, deleted or switched."""
         self._new_on_replica = False
         self.changes += 1
         if self._storage is not None:

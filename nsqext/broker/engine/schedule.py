@@ -15,8 +15,6 @@ from attrs import define, field
 
 
 class Scheduled(Protocol):
-    """Something with deadlines."""
-
     def tick(self) -> float | None:
         """Process what is due; return the clock time of the next deadline."""
 
@@ -25,8 +23,7 @@ class Scheduled(Protocol):
 class Schedule:
     """The deadlines of all partitions of a node.
 
-    `run` ticks partitions that were added with `add` (their deadlines may have changed) and partitions whose deadline
-    has passed.
+    `run` ticks added partitions (their deadlines may have changed) and partitions that are due.
     """
 
     on_change: Callable[[], None] = lambda: None  #: called at the first `add` since the last `run`
@@ -52,7 +49,6 @@ class Schedule:
         self._deadlines.pop(item, None)
 
     def run(self, now: float) -> None:
-        """Tick everything that changed or is due at a clock time."""
         due, self._changed = self._changed, {}
         while self._heap and self._heap[0][0] <= now:
             deadline, _, item = heappop(self._heap)
@@ -69,18 +65,15 @@ class Schedule:
 
 
 class Pumped(Protocol):
-    """A channel."""
-
-    def pump(self) -> None:
-        """Deliver messages while clients can take them."""
+    def pump(self) -> None: ...
 
 
 @define(eq=False)
 class Turn:
-    """Runs commands received together before the messages that they let through are delivered.
+    """Executes commands received together before it delivers the messages that they let through.
 
-    At the real servers another goroutine delivers, usually only after the answers to all these commands: after SUB, RDY
-    and PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
+    At the real servers another goroutine delivers, usually after the answers to all these commands: after SUB, RDY and
+    PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
     """
 
     _channels: dict[Pumped, None] = field(factory=dict)
@@ -90,7 +83,7 @@ class Turn:
         self._open = True
 
     def defers(self, channel: Pumped) -> bool:
-        """Return whether a channel waits; it is pumped at the end of the turn then."""
+        """Return whether a channel waits, to be pumped at the end of the turn."""
         if self._open:
             self._channels[channel] = None
         return self._open

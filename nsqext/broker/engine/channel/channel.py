@@ -28,7 +28,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """One channel of one partition; reads from an offset with ``count`` messages before it."""
+    """Channel of a partition; reads from an offset with ``count`` messages before it."""
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
@@ -37,10 +37,10 @@ class Channel:
         self.skipped: bool = False  #: every message is discarded
         self.traced: bool = False  #: logs deliveries and finished messages (`/message/trace/enable`)
         self.cursor: Cursor = self._make_cursor(partition, (offset, count))  #: read position and messages in flight
-        self.read_ahead: Delivery | None = None  #: read and not delivered yet
+        self.read_ahead: Delivery | None = None  #: read, not yet delivered
         self.clients: dict[int, SubscribedClient] = {}  #: by their numbers
         self.timeouts: int = 0  #: messages that timed out
-        self.latencies: Latencies = Latencies()  #: of finished messages
+        self.latencies: Latencies = Latencies()
         self.kind = PLAIN
         self._partition = partition
         self._options = partition.options
@@ -108,11 +108,11 @@ class Channel:
 
     @property
     def _waits_for_tag(self) -> bool:
-        """Whether the message read ahead waits for a client of its tag; moves are ignored meanwhile."""
+        """Whether the message read ahead waits for a client of its tag; moves are then ignored."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, client: SubscribedClient) -> None:
-        """Remove a client; its messages in flight are requeued without counting the attempt."""
+        """Remove a client; its messages in flight are requeued, and the attempt is not counted."""
         if self.clients.pop(client.id, None) is None:
             return
         self._selector.remove(client)
@@ -123,10 +123,10 @@ class Channel:
         self.pump()
 
     def _requeue_all_of(self, client: SubscribedClient) -> None:
-        """Requeue a client's messages in flight in random order, as the real server does (it iterates over a Go map).
+        """Requeue a client's messages in flight in random order, as the real server, which iterates over a Go map.
 
-        The server's message pump runs at the same time: other clients may receive the first of these messages, and
-        messages that were never sent, before the last of these is requeued.
+        The server delivers at the same time: other clients may receive the first of these messages, and new messages,
+        before the last is requeued.
         """
         random = self._options.random
         deliveries = self._in_flight.of(client)
@@ -146,7 +146,7 @@ class Channel:
             self.pump()
 
     def set_client_limit(self, prefix: str, limit: int) -> None:
-        """Limit the messages in flight of clients whose ``host:port`` has a prefix, whatever their RDY."""
+        """Limit the messages in flight of clients whose ``host:port`` has a prefix, whatever their RDY count."""
         for client in self.clients.values():
             if client.name.startswith(prefix):
                 client.limit = limit
@@ -160,7 +160,6 @@ class Channel:
             self._rate_limit = ChannelRateLimit(rate, self._clock())
 
     def _dropped(self, delivery: Delivery) -> None:
-        """Take an unfinished message from its client."""
         client = delivery.owner
         delivery.owner = None
         if client is not None:
@@ -174,7 +173,6 @@ class Channel:
     # Delivery
 
     def pump(self) -> None:
-        """Deliver messages while clients can take them."""
         if self._must_not_pump():
             return
         self._pumping = True
@@ -200,7 +198,7 @@ class Channel:
             self._pumping = False
 
     def _must_not_pump(self) -> bool:
-        """Mark the partition as used; return whether deliveries must wait or are under way."""
+        """Mark the partition as used; return whether deliveries must wait or are already made."""
         if not self._partition.touched:
             self._partition.touch()
         return self._pumping or self._options.turn.defers(self)
@@ -218,7 +216,6 @@ class Channel:
         return delivery
 
     def _is_ignored(self, delivery: Delivery) -> bool:
-        """Return whether a message is finished instead of redelivered; see `ChannelRules.ignores`."""
         age = self._options.wall() - delivery.entry.record.timestamp
         return self._options.rules.ignores(delivery.attempts, age / 1e9)
 
@@ -228,7 +225,7 @@ class Channel:
             self.cursor.acknowledge(delivery)
             return
         known = self._in_flight.table.get(delivery.entry.record.internal_id)
-        if known is not None:  # read again after a move of the position, and still at a client
+        if known is not None:  # read again after a move of the position, while a client has it
             if known.delayed and not delivery.delayed:
                 self.cursor.acknowledge(delivery)
             return
@@ -274,7 +271,7 @@ class Channel:
         self.pump()
 
     def finish_forced(self, internal_id: int) -> None:
-        """Finish a message at any client, or a deferred message; raises `Refusal` if it is not in flight."""
+        """Finish a message at any client, or a deferred message; raises `Refusal` if there is none."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
@@ -361,7 +358,7 @@ class Channel:
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message read ahead is kept.
 
-        Without effect while that message waits for a client of its tag. Raises `Refusal` for an unknown position.
+        Without effect while that message waits for its tag. Raises `Refusal` for an unknown position.
         """
         found = position.find(self._partition.log, clustered=self._options.clustered)
         if not self._waits_for_tag:
@@ -399,7 +396,7 @@ class Channel:
         self.pump()
 
     def set_skipped(self, skipped: bool) -> None:
-        """Discard the queue and all further messages, or keep messages again, from the queue's end on."""
+        """Discard the queue and all further messages, or keep messages again from the queue's end on."""
         self.skipped = skipped
         self._partition.note_channels()
         self.empty()
@@ -407,7 +404,7 @@ class Channel:
     # Leader changes, close, disk
 
     def suspend(self) -> None:
-        """Close all clients and discard messages in flight: another node leads the partition."""
+        """Close all clients and discard messages in flight, because another node is the leader."""
         self._close_clients()
         for client in self.clients.values():
             self._selector.remove(client)
@@ -422,7 +419,7 @@ class Channel:
             self._partition.delete_channel(self.name)
 
     def restart(self) -> None:
-        """Forget what only a process knows: clients, messages in flight, counters, and being ordered."""
+        """Forget clients, messages in flight, counters and order, as a restarted process."""
         self.suspend()
         self.cursor.ordered = False
         self.cursor.requeues = self.timeouts = 0
@@ -452,7 +449,6 @@ class Channel:
         )
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
-        """Load a persistent state and the delayed queue."""
         log = self._partition.log
         self.paused = state.paused
         self.skipped = state.skipped

@@ -1,8 +1,8 @@
 """The read position of a channel, with requeued messages, messages in flight and the acknowledged position.
 
-Requeued messages are delivered before the queue is read further. A move of the read position discards everything in
-flight; the message read ahead is not part of the cursor and is still delivered (captured: channel_setoffset,
-channel_empty_connected, sub_advanced_special).
+Requeued messages precede the queue. A move of the read position discards everything in flight; the message read ahead
+is outside the cursor and is still delivered (captured: channel_setoffset, channel_empty_connected,
+sub_advanced_special).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Latencies:
     """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
 
     consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since the message was stored
-    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since it was delivered
+    delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since its delivery
 
     def add(self, held: float, age: int) -> None:
         """Count a message by seconds since its delivery and nanoseconds since it was stored."""
@@ -47,14 +47,14 @@ class Latencies:
 
 @define
 class KeyRangeStats:
-    """One key range of a channel of type key_failover."""
+    """Key range of a channel of type key_failover."""
 
     low: float  #: bounds, 0 to 1
     high: float
-    tag: str  #: dispatch tag of the client; each tag has its own ranges
-    client_id: int  #: the client's number in its node
+    tag: str  #: dispatch tag of the client; each tag has separate ranges
+    client_id: int
     remote_address: str
-    rate: float  #: messages per second read for it recently
+    rate: float  #: messages per second recently read for it
     waiting: int  #: messages of the replay set for this client
 
 
@@ -62,26 +62,26 @@ class KeyRangeStats:
 class ChannelCounters:
     """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
 
-    depth: int  #: unfinished messages (redesigned server), or undelivered messages (original)
+    depth: int  #: unfinished messages (redesigned server) or undelivered messages (original)
     depth_size: int  #: their bytes in the queue
-    depth_timestamp: int  #: time stamp of the last message read; 0 for none
+    depth_timestamp: int  #: time stamp of the last message read; 0 without messages
     backend_depth: int  #: the part of ``depth`` on disk
-    backlogs: int  #: messages never delivered, deferred messages included
-    in_flight_count: int  #: messages at clients, on the redesigned server with deferred messages
+    backlogs: int  #: messages never delivered, with deferred messages
+    in_flight_count: int  #: messages at clients; the redesigned server adds deferred messages
     deferred_count: int  #: messages whose delay runs in memory
     deferred_from_delay_count: int  #: unfinished messages from the delayed queue
     message_count: int  #: messages that entered the channel
     requeue_count: int
     timeout_count: int = 0
     delayed_queue_count: int
-    delayed_queue_recent: int  #: when its first message is due; 0 for none
-    replay_count: int = 0  #: messages that were read and wait for the client of their key
+    delayed_queue_recent: int  #: when its first message is due; 0 if empty
+    replay_count: int = 0  #: messages read that wait for the client of their key
     held_keys: int = 0  #: keys with messages in flight
     key_ranges: list[KeyRangeStats] = field(factory=list)
 
 
 class PartitionView(Protocol):
-    """A partition as a channel sees it; see `nsqext.broker.engine.partition.Partition`."""
+    """The part of `nsqext.broker.engine.partition.Partition` that channels use."""
 
     topic: str
     options: PartitionOptions
@@ -103,7 +103,7 @@ class PartitionView(Protocol):
 
 
 class Cursor:
-    """The messages of one channel from its read position, an offset with ``count`` messages before it."""
+    """Messages of a channel from its read position, an offset with ``count`` messages before it."""
 
     def __init__(
         self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
@@ -111,7 +111,7 @@ class Cursor:
         self.channel: str = channel
         self.offset: int = position[0]  #: of the next record to read
         self.count: int = position[1]  #: messages before it
-        self.timestamp: int = 0  #: time stamp (ns) of the last message read; 0 for none
+        self.timestamp: int = 0  #: time stamp (ns) of the last message read; 0 without messages
         self.ordered: bool = False  #: one message at a time
         self.requeued: deque[Delivery] = deque()  #: delivered next
         self.in_flight: InFlight = InFlight()  #: messages at clients and deferred messages
@@ -119,18 +119,18 @@ class Cursor:
         self.delayed: DelayedQueue = DelayedQueue(channel, self._journal(partition, channel))
         #: internal ids of unfinished messages from the delayed queue
         self.from_delayed: set[int] = set()
-        self.requeues: int = 0  #: requeued messages so far
+        self.requeues: int = 0
         self._partition = partition
         self._options = partition.options
         self._window = partition.options.rules.confirm_window
         self._on_dropped = on_dropped  # called with each message in flight when the position moves
-        # bound of `requeued`, the real server's requeuedMsgChan; the rest waits in a Go map, without order
+        # bound of `requeued` as in the real server's requeuedMsgChan; further messages wait in a Go map, without order
         small = partition.ordered or is_ephemeral(channel)
         self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
         self._overflow: list[Delivery] = []
         self._read_ahead: Delivery | None = None  # read while a requeued message was taken
-        self._unreadable: int | None = None  # messages before a message that could not be read from disk
-        self._rewind: bool | None = None  # rewind before the next message is taken; True drops the intervals
+        self._unreadable: int | None = None  # messages before a message that the disk did not return
+        self._rewind: bool | None = None  # rewind before the next message; True drops the intervals
 
     def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
         return None if is_ephemeral(channel) else partition.journal
@@ -138,7 +138,7 @@ class Cursor:
     # Reading and acknowledging
 
     def take(self) -> Delivery | None:
-        """Return the next message; None at the end or with too many unacknowledged messages."""
+        """Return the next message; None at the end, or with too many unacknowledged messages."""
         rewound = False
         while True:
             if self._rewind is not None:
@@ -153,7 +153,7 @@ class Cursor:
             self._rewind = True
 
     def _move_to(self, entry: LogEntry) -> None:
-        """Acknowledge up to a message: no message starts at the acknowledged position."""
+        """Acknowledge up to a message: the acknowledged position is between messages."""
         logger.warning(
             "%s: the acknowledged position %d is not the start of a message; it moves to %d",
             self.channel,
@@ -164,7 +164,7 @@ class Cursor:
         self._partition.note_progress()
 
     def _next(self) -> Delivery | None:
-        """Take a requeued message or the queue's next; the queue is read in either case, as at the server."""
+        """Take a requeued message or the queue's next message; both read the queue, as at the server."""
         ahead = self._read_ahead or self._read()
         if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):
             self._refill()
@@ -172,7 +172,7 @@ class Cursor:
         return self.requeued.popleft() if self.requeued else ahead
 
     def _refill(self) -> None:
-        """Move messages from the overflow to `requeued` in random order, as the real server's scan loop."""
+        """Move messages from the overflow to `requeued` in random order, as the real server."""
         self._options.random.shuffle(self._overflow)
         self.requeued.extend(self._overflow[: self._max_requeued])
         del self._overflow[: self._max_requeued]
@@ -184,7 +184,7 @@ class Cursor:
         try:
             entry = partition.log.at(self.count + 1)
         except Refusal as refusal:
-            if self._unreadable != self.count:  # the channel waits for the message; logged once
+            if self._unreadable != self.count:  # logged once
                 self._unreadable = self.count
                 logger.warning("%s", refusal.text)
             return None
@@ -199,9 +199,9 @@ class Cursor:
         return Delivery(entry)
 
     def _starts_over(self) -> bool:
-        """Forget what was finished out of order if only that stops a reader at the acknowledged position.
+        """Forget what was finished out of order, if only that stops a reader at the acknowledged position.
 
-        A new leader starts in this state. As at the real server, finished messages are redelivered.
+        A new leader starts so. As at the real server, finished messages are redelivered.
         """
         if self.count != self.acked.count or not self.acked.starts:
             return False
@@ -222,22 +222,21 @@ class Cursor:
 
     @property
     def blocked_by_disk(self) -> bool:
-        """Whether the next message could not be read from disk; each tick tries again."""
+        """Whether the disk did not return the next message; each tick tries again."""
         return self._unreadable == self.count and self.count < self._partition.readable
 
     def _must_wait(self) -> bool:
         return (self.ordered and bool(self.in_flight.table or self.requeued or self._overflow)) or self.is_full()
 
     def is_full(self) -> bool:
-        """Return whether too many messages are finished out of order to read further."""
+        """Return whether too many messages are finished out of order to read on."""
         return len(self.acked.starts) > self._window or self.is_clogged()
 
     def is_blocked(self) -> bool:
-        """Return whether the window of messages finished out of order is used up."""
         return len(self.acked.starts) >= self._window
 
     def is_clogged(self) -> bool:
-        """Return whether more than half of a full window is deferred."""
+        """Return whether the window is full and more than half of it deferred."""
         return 2 * self.in_flight.deferred > self.count - self.acked.count >= self._window
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -250,7 +249,7 @@ class Cursor:
             self._partition.note_progress()
 
     def is_finished(self, delivery: Delivery) -> bool:
-        """Return whether a message read again is finished or waits in the delayed queue."""
+        """Return whether a message is finished or in the delayed queue."""
         entry = delivery.entry
         if delivery.delayed:
             return False
@@ -274,7 +273,7 @@ class Cursor:
     def delay(self, delivery: Delivery, delay: float) -> bool:
         """Move a message to the delayed queue; return False if its journal could not be written.
 
-        After very many attempts it waits at least one second for each attempt.
+        After very many attempts it waits at least a second for each.
         """
         if delivery.attempts >= MAX_ATTEMPTS // 4:
             delay = max(delay, delivery.attempts)
@@ -288,7 +287,6 @@ class Cursor:
         return True
 
     def requeue_delayed(self, ahead: float = 0) -> None:
-        """Requeue messages of the delayed queue that are due within ``ahead`` seconds."""
         now = self._options.wall() + round(ahead * 1e9)
         for delayed in self.delayed.due(now, self._options.rules.delayed_batch):
             internal_id = delayed.entry.record.internal_id
@@ -297,7 +295,7 @@ class Cursor:
                 self.requeue(Delivery(delayed.entry, delayed.attempts, delayed=True))
 
     def delayed_deadline(self) -> float:
-        """Return the clock time at which the delayed queue is due; infinity while it is not read."""
+        """Return the clock time of the delayed queue's next message; infinity while the queue is not read."""
         if not self.delayed.messages or self.ordered or self.from_delayed:
             return inf
         return self._options.clock() + max(self.delayed.first_due - self._options.wall(), 0) / 1e9
@@ -305,7 +303,7 @@ class Cursor:
     # Other positions
 
     def jump(self, offset: int, count: int) -> None:
-        """Move to a position: everything before it counts as finished, nothing behind it."""
+        """Move to a position: everything before it is finished, nothing behind it."""
         self.acked.reset(offset, count)
         self._partition.note_progress()
         self.offset, self.count = offset, count
@@ -314,7 +312,7 @@ class Cursor:
     def rewind(self, *, forget: bool) -> None:
         """Read again from the acknowledged position, after the message read ahead.
 
-        With ``forget``, messages finished out of order are redelivered, too.
+        ``forget`` also redelivers messages finished out of order.
         """
         self._rewind = forget
 
@@ -331,7 +329,6 @@ class Cursor:
             self.jump(partition.readable_offset, partition.readable)
 
     def drain(self) -> None:
-        """Discard everything in flight."""
         for delivery in self.in_flight.clear():
             self._on_dropped(delivery)
         self.requeued.clear()
@@ -342,7 +339,7 @@ class Cursor:
 
     def restore(self, state: ChannelState, delayed: Iterable[Delayed]) -> None:
         log = self._partition.log
-        # records may have been removed before the position was written, when the disk was full
+        # a full disk may have lost the position, not the removal of records before it
         offset, count = max((state.offset, state.count), (log.start_offset, log.start_count))
         self.acked.restore(offset, count, state.intervals)
         for message in delayed:

@@ -25,35 +25,34 @@ if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
 NO_LIMIT = 50_000
-"""Messages in flight at a client without a limit set over HTTP."""
+"""Most messages in flight at a client, unless a limit is set over HTTP."""
 
 _SLOW_AFTER = 5
 
 
 @define(eq=False)
 class SubscribedClient(ABC):
-    """A consumer connection as its channel sees it; sessions implement it."""
+    """A consumer connection as its channel sees it."""
 
     id: int  #: unique in the node
     name: str  #: ``host:port``
-    tag: str = ""  #: desired dispatch tag; empty for none, and on topics without extend support
+    tag: str = ""  #: desired dispatch tag; empty without a tag, and on topics without extend support
     extend: bool = False  #: it reads extend headers
     sample_rate: int = 0  #: percentage of messages to deliver; 0 for all
-    ext_filter: Mapping[str, Any] = field(factory=dict)  #: member ``ext_filter`` of IDENTIFY; empty for none
+    ext_filter: Mapping[str, Any] = field(factory=dict)  #: member ``ext_filter`` of IDENTIFY
     msg_timeout: float = 60.0  #: seconds
     touch_timeout: float = 60.0  #: seconds that TOUCH adds
     ready: int = field(default=0, init=False)  #: RDY count; set by `Channel.set_ready`
     matches: Callable[[Record], bool] | None = field(init=False)  #: header filter
-    filtered: bool = field(init=False)  #: some messages are not delivered to it
+    filtered: bool = field(init=False)  #: gets only some messages
     in_flight: int = field(default=0, init=False)
     window: int = field(default=0, init=False)  #: most messages in flight now
     limit: int = field(default=NO_LIMIT, init=False)  #: most messages in flight, set over HTTP
     errors: int = field(default=0, init=False)
-    queued: bool = field(default=False, init=False)  #: waits in a selector's queue
-    #: gets no more messages, because it disconnected, or lacks its topic's new extend support (capture
-    #: upgrade_ext)
+    queued: bool = field(default=False, init=False)  #: in a selector's queue
+    #: gets no more messages: disconnected, or without the extend support that its topic has now (capture upgrade_ext)
     stalled: bool = field(default=False, init=False)
-    messages: int = field(default=0, init=False)  #: delivered
+    messages: int = field(default=0, init=False)
     finished: int = field(default=0, init=False)
     requeued: int = field(default=0, init=False)
     timed_out: int = field(default=0, init=False)
@@ -63,22 +62,21 @@ class SubscribedClient(ABC):
         self.filtered = self.matches is not None or self.sample_rate > 0
 
     @abstractmethod
-    def deliver(self, message: RawMessage) -> None:
-        """Send a message with all fields set."""
+    def deliver(self, message: RawMessage) -> None: ...
 
     @abstractmethod
     def closed(self) -> None:
-        """Close the connection: the channel was closed."""
+        """Close the connection, because the channel was closed."""
 
     def refresh(self) -> None:
-        """Compute the window from RDY, limit and recent errors; five or more errors reduce it, down to 1."""
+        """Compute the window from RDY count, limit and recent errors; five errors or more reduce it, down to 1."""
         ready = self.ready
         if ready:
             ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
         self.window = 0 if self.stalled else min(ready, self.limit)
 
     def stall(self) -> None:
-        """Deliver nothing more, not even heartbeats; see `stalled`."""
+        """Deliver nothing more, not even heartbeats."""
         self.stalled = True
         self.window = 0
 
@@ -87,7 +85,7 @@ class SubscribedClient(ABC):
         self.refresh()
 
     def record_success(self) -> None:
-        """Reduce the error count by two, or faster when few are left."""
+        """Reduce the error count by two, or faster when it is small."""
         left = self.errors - 2
         ready = self.ready
         if 0 < left < ready:
@@ -98,13 +96,13 @@ class SubscribedClient(ABC):
 
 @define(eq=False)
 class TagSelector:
-    """The clients of a channel that can take a message: a queue per dispatch tag, and a queue without tag.
+    """The clients of a channel that can take a message, in a queue per dispatch tag.
 
-    A message whose tag a connected client requested goes only to clients of that tag, every other message to clients
-    without tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
+    A message whose tag a connected client requested goes to clients of that tag, any other message to clients without
+    tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
     """
 
-    tagged: bool = field(default=False, init=False)  #: a client with a tag is connected
+    tagged: bool = field(default=False, init=False)
     _queues: dict[str, deque[SubscribedClient]] = field(factory=lambda: {"": deque()}, init=False)
     _members: dict[str, int] = field(factory=dict, init=False)
 
@@ -134,7 +132,7 @@ class TagSelector:
             self._queues[client.tag].append(client)
 
     def renew(self, client: SubscribedClient) -> None:
-        """Move a client to the end of its queue: its window or RDY changed (captured: turns)."""
+        """Move a client with a new window or RDY count to the end of its queue (captured: turns)."""
         if not client.queued:
             self.offer(client)
             return
@@ -144,7 +142,7 @@ class TagSelector:
             queue.append(client)
 
     def pick(self, tag: str) -> SubscribedClient | None:
-        """Remove and return the client for a message with this tag, if any can take it."""
+        """Remove and return a client for a message with this tag."""
         queue = self._queues.get(tag)
         if queue is None:
             queue = self._queues[""]
@@ -161,19 +159,19 @@ class Delivery:
     """A message between the queue and its acknowledgement."""
 
     entry: LogEntry
-    attempts: int = 0  #: deliveries so far
+    attempts: int = 0
     delayed: bool = field(default=False, kw_only=True)  #: taken from the delayed queue
-    owner: SubscribedClient | None = None  #: the client that has it
-    deadline: float = 0.0  #: clock time of its timeout or of the end of its delay
+    owner: SubscribedClient | None = None  #: has it
+    deadline: float = 0.0  #: clock time when its timeout or delay ends
     delivered: float = 0.0  #: clock time of the last delivery
-    deferred: bool = False  #: delayed, at no client
-    behind: int = 0  #: number of the message to read before it is redelivered (original generation)
-    kept: bool = False  #: read ahead before a move of the read position, and still delivered
-    key: bytes | None = None  #: None while not determined, and on channels without keys
+    deferred: bool = False  #: delayed, without client
+    behind: int = 0  #: number of the message to read before its redelivery (original generation)
+    kept: bool = False  #: read ahead before a move of the read position; delivered nevertheless
+    key: bytes | None = None  #: None before it is determined, and on channels without keys
 
     @cached_property
     def tag(self) -> str:
-        """Its dispatch tag; empty for none or an unreadable header."""
+        """Its dispatch tag; empty without tag, or with an unreadable header."""
         record = self.entry.record
         if record.version == EXT_TAG:
             return record.header.decode("utf-8", "replace")
@@ -204,10 +202,10 @@ class InFlight:
     """Messages of a channel at clients, and deferred messages."""
 
     table: dict[int, Delivery] = field(factory=dict)  #: by internal id
-    deferred: int = 0  #: deferred messages
+    deferred: int = 0
     _delays: list[tuple[float, int, Delivery]] = field(factory=list)
     _order: Iterator[int] = field(factory=count)
-    # a lower bound for messages at clients. The exact minimum would cost more than a rare scan
+    # a lower bound, for messages at clients; the minimum would cost more than a rare scan
     _earliest: float = inf
 
     def add(self, delivery: Delivery) -> None:
@@ -230,7 +228,7 @@ class InFlight:
         heappush(self._delays, (deadline, next(self._order), delivery))
 
     def of(self, client: SubscribedClient) -> list[Delivery]:
-        """Return a client's messages in the order of the queue."""
+        """Return a client's messages in queue order."""
         found = [delivery for delivery in self.table.values() if delivery.owner is client]
         return sorted(found, key=lambda delivery: delivery.entry.offset)
 
@@ -238,7 +236,7 @@ class InFlight:
         return (delivery for delivery in self.table.values() if delivery.deferred)
 
     def pop_due(self, now: float) -> list[Delivery]:
-        """Remove and return the due messages: deferred messages first, then by deadline."""
+        """Remove and return due messages: deferred messages first, then by deadline."""
         found = []
         while self._delays and self._delays[0][0] <= now:
             deadline, _, delivery = heappop(self._delays)
@@ -254,7 +252,7 @@ class InFlight:
         return found
 
     def next_deadline(self) -> float:
-        """Return a lower bound of the next deadline as clock time; infinity when nothing waits."""
+        """Return a lower bound of the next deadline as clock time; infinity without messages."""
         while self._delays and not self._is_current(self._delays[0][2], self._delays[0][0]):
             heappop(self._delays)
         return min(self._delays[0][0] if self._delays else inf, self._earliest if self.table else inf)
@@ -274,11 +272,11 @@ class InFlight:
 
 @define(eq=False)
 class AckTracker:
-    """The acknowledged position of a channel, with the intervals finished out of order."""
+    """Acknowledged position of a channel, and the intervals finished out of order."""
 
     offset: int  #: all records before it are finished
     count: int  #: messages before it
-    #: first offsets of the finished intervals behind the position, sorted; adjacent intervals are merged
+    #: first offsets of the finished intervals behind the position, sorted and merged
     starts: list[int] = field(factory=list, init=False)
     _ends: list[int] = field(factory=list, init=False)
     _counts: list[int] = field(factory=list, init=False)
@@ -318,7 +316,6 @@ class AckTracker:
         starts[first:stop], ends[first:stop], counts[first:stop] = [start], [end], [count]
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return whether a record lies in a finished interval."""
         index = bisect_right(self.starts, offset) - 1
         return index >= 0 and self._ends[index] >= offset + size
 
@@ -332,7 +329,7 @@ class AckTracker:
         self._counts.clear()
 
     def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
-        """Load a stored position with its intervals; ignore their parts before the position."""
+        """Load a stored position with its intervals behind the position."""
         self.reset(offset, count)
         for start, end, last in intervals:
             if end > offset:

@@ -1,7 +1,7 @@
-"""Channels of type key_failover: many clients, one at a time for each key (Key_Failover note).
+"""Channels of type key_failover: each key has one client at a time (Key_Failover note).
 
-The replay set holds messages that were read and not delivered, by key, in queue order. While a client has messages of a
-key in flight, no other client receives messages of this key: the order of a key survives every change of the ranges.
+The replay set holds messages read and not delivered, by key, in queue order. While a client has messages of a key in
+flight, no other client receives messages of the key: its order survives every change of the ranges.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.options import ChannelKind
 
-_BALANCE = 2.0  # seconds from a change of the ranges, or the last look, until an overloaded consumer gives keys away
+_BALANCE = 2.0  # seconds from a change of the ranges, or the last check, until an overloaded consumer gives keys away
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
 
 
 def key_of(delivery: Delivery, header: str) -> bytes:
     """Return the key of a message: the value of a header (text or whole number), otherwise a key from its id.
 
-    The dispatch tag is read too, so that the header is decoded once.
+    Reads the dispatch tag too, to decode the header once.
     """
     record = delivery.entry.record
     if record.version == EXT_JSON:
@@ -52,15 +52,13 @@ def key_of(delivery: Delivery, header: str) -> bytes:
 
 @define(eq=False)
 class KeyQueue:
-    """The messages of one key."""
-
     key: bytes
-    pending: deque[Delivery] = field(factory=deque)  #: waiting for delivery, in queue order
-    in_flight: set[Delivery] = field(factory=set)  #: at the client that holds the key
-    #: requeued with a delay; later messages wait for them
+    pending: deque[Delivery] = field(factory=deque)  #: in queue order
+    in_flight: set[Delivery] = field(factory=set)  #: at the holder
+    #: requeued with a delay; later messages wait
     blocked: set[Delivery] = field(factory=set)
-    holder: SubscribedClient | None = None  #: the client that holds the key
-    queued: SubscribedClient | None = None  #: the client whose heap contains this queue
+    holder: SubscribedClient | None = None  #: the client with messages of the key
+    queued: SubscribedClient | None = None  #: the client whose heap has this queue
     position: int = field(init=False)  #: in the hash space of keys
 
     @position.default
@@ -68,7 +66,6 @@ class KeyQueue:
         return position_of(self.key)
 
     def put(self, delivery: Delivery) -> None:
-        """Insert a message in queue order."""
         pending, offset = self.pending, delivery.entry.offset
         index = len(pending)
         while index and pending[index - 1].entry.offset > offset:
@@ -86,13 +83,13 @@ class KeyQueue:
 
 @define(eq=False)
 class KeySelector(TagSelector):
-    """The clients of a key_failover channel, with key ranges per dispatch tag and for clients without tag."""
+    """The clients of a key_failover channel, with key ranges for each dispatch tag."""
 
     _clock: Callable[[], float]  # monotonic seconds
-    _header: str  # extend header that carries the key
-    #: clock time at which to call `balance`; infinity while nothing changes
+    _header: str
+    #: clock time at which to call `balance`; infinity without changes
     balance_due: float = field(default=inf, init=False)
-    waiting: int = field(default=0, init=False)  #: messages in the replay set
+    waiting: int = field(default=0, init=False)  #: size of the replay set
     _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
     _ranges: dict[str, KeyRanges[SubscribedClient]] = field(factory=dict, init=False)
     # by the offset of a queue's first message
@@ -103,7 +100,7 @@ class KeySelector(TagSelector):
     # Clients
 
     def add(self, client: SubscribedClient) -> None:
-        """Add a client, with the upper half of the busiest client's range."""
+        """Add a client, which gets the upper half of the busiest client's range."""
         self._heaps[client] = []
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
@@ -140,11 +137,10 @@ class KeySelector(TagSelector):
             self._enqueue(queue)
 
     def offer(self, client: SubscribedClient) -> None:
-        """Record that a client may be able to take a message."""
         if client in self._heaps:
             self._free[client] = self._ready[client] = None
 
-    renew = offer  #: keys decide, clients have no order
+    renew = offer  #: keys decide: clients have no order
 
     @property
     def can_take(self) -> bool:
@@ -156,7 +152,6 @@ class KeySelector(TagSelector):
         return False
 
     def next_ready(self) -> SubscribedClient | None:
-        """Return a client that can take a message and has a waiting message."""
         while self._ready:
             client = next(iter(self._ready))
             if client.in_flight < client.window and self._heaps[client]:
@@ -165,7 +160,7 @@ class KeySelector(TagSelector):
         return None
 
     def client_for(self, delivery: Delivery, queue: KeyQueue) -> SubscribedClient | None:
-        """Return the client for a message of a key; None while only clients with other tags are connected."""
+        """Return the client for a message of a key; None if only clients with other tags are connected."""
         ranges = self._ranges_for(delivery)
         return None if ranges is None else ranges.at(queue.position)
 
@@ -176,7 +171,7 @@ class KeySelector(TagSelector):
     # Messages
 
     def put(self, delivery: Delivery) -> None:
-        """Add a message that was read or requeued to the replay set."""
+        """Add a message to the replay set."""
         key, is_new = delivery.key, delivery.key is None
         if key is None:
             key = delivery.key = key_of(delivery, self._header)
@@ -188,11 +183,11 @@ class KeySelector(TagSelector):
             self._count(delivery, queue)
         self.waiting += 1
         if queue.pending[0] is delivery:
-            queue.queued = None  # it may be for another client than the message behind it
+            queue.queued = None  # the message behind it may be for another client
         self._enqueue(queue)
 
     def _count(self, delivery: Delivery, queue: KeyQueue) -> None:
-        """Count a message read: what is sent would depend on how many messages a new client may have."""
+        """Count a message when it is read: deliveries depend on a new client's RDY count."""
         ranges = self._ranges_for(delivery)
         if ranges is not None:
             ranges.record(queue.position)
@@ -210,15 +205,15 @@ class KeySelector(TagSelector):
             self._ready[client] = None
 
     def next_for(self, client: SubscribedClient) -> Delivery | None:
-        """Remove and return a client's first message; the client holds its key from now on."""
+        """Remove and return a client's first message; the client then holds its key."""
         heap = self._heaps.get(client)
         while heap:
             queue = heappop(heap)[2]
             if queue.queued is not client:
-                continue  # queued again meanwhile
+                continue  # queued again
             queue.queued = None
             if not queue.is_deliverable:
-                continue  # an earlier message of the key has a delay, until `release`
+                continue  # an earlier message of the key is delayed, until `release`
             delivery = queue.pending.popleft()
             self.waiting -= 1
             queue.in_flight.add(delivery)
@@ -227,13 +222,13 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, delivery: Delivery) -> None:
-        """Queue the next message of a key after a message was sent or finished."""
+        """Queue the next message of a key."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)
 
     def release(self, delivery: Delivery) -> None:
-        """Record that a message is neither at its client nor delayed."""
+        """Record that no client has a message, and no delay."""
         queue = self._queue_of(delivery)
         if queue is None:
             return
@@ -244,7 +239,7 @@ class KeySelector(TagSelector):
         self._settle(queue)
 
     def block(self, delivery: Delivery) -> None:
-        """Block the key of a message that its client requeued, until `release`."""
+        """Block the key of a requeued message until `release`."""
         queue = self._queue_of(delivery)
         if queue is not None and delivery in queue.in_flight:
             queue.in_flight.remove(delivery)
@@ -278,7 +273,7 @@ class KeySelector(TagSelector):
         ]
 
     def waiting_for(self) -> dict[SubscribedClient | None, int]:
-        """Count the replay set by client; None stands for messages without a client."""
+        """Return the size of the replay set by client; None stands for messages without client."""
         found: dict[SubscribedClient | None, int] = {}
         for queue in self._key_queues.values():
             if queue.pending:
@@ -292,7 +287,7 @@ class KeySelector(TagSelector):
 
 
 class KeyFailoverCursor(Cursor):
-    """Requeued messages go to the replay set, in queue order."""
+    """Moves requeued messages to the replay set, in queue order."""
 
     requeues: int
 
@@ -312,7 +307,6 @@ class KeyFailoverCursor(Cursor):
         super().acknowledge(delivery)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Queue a message for redelivery before later messages of its key."""
         delivery.owner = None
         delivery.deferred = False
         self.requeues += 1
@@ -325,8 +319,6 @@ class KeyFailoverCursor(Cursor):
 
 
 class KeyFailoverChannel(Channel):
-    """A channel that sends all messages of one key to one client."""
-
     cursor: KeyFailoverCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
@@ -334,14 +326,14 @@ class KeyFailoverChannel(Channel):
         super().__init__(partition, name, offset, count)
         self.kind = kind  #: type, with the header that carries the key
         self._selector = self.keys
-        # later messages of a key wait for a requeued message, so it stays in memory
+        # a requeued message stays in memory, because later messages of its key wait for it
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
         return KeyFailoverCursor(partition, position, self)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client with a range of keys; raises `Refusal` if it requests order."""
+        """Add a client with a key range; raises `Refusal` for an ordered subscription."""
         if ordered:
             raise Refusal(_NOT_ORDERED.format(name=self.name))
         super().subscribe(client, start=start)
@@ -351,7 +343,7 @@ class KeyFailoverChannel(Channel):
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 
     def _requeue_all_of(self, client: SubscribedClient) -> None:
-        """Requeue a client's messages in flight; the replay set keeps the order of each key."""
+        """Requeue a client's messages in flight; the replay set keeps their order."""
         for delivery in self._in_flight.of(client):
             self._in_flight.remove(delivery.entry.record.internal_id)
             delivery.attempts -= 1
@@ -362,11 +354,11 @@ class KeyFailoverChannel(Channel):
         super()._dropped(delivery)
 
     def set_rate_limit(self, rate: int) -> None:
-        """Refuse a rate limit: messages of many keys are read ahead."""
+        """Raise `Refusal`: messages of many keys are read ahead."""
         raise Refusal(f"channel {self.name} is dispatched by {self.kind} and has no rate limit")
 
     def pump(self) -> None:
-        """Deliver messages, and read further while any client can take more."""
+        """Deliver messages, and read on while a client can take more."""
         if self._must_not_pump():
             return
         self._pumping = True
@@ -389,7 +381,7 @@ class KeyFailoverChannel(Channel):
         while client.in_flight < client.window and (delivery := keys.next_for(client)) is not None:
             self._deliver(client, delivery)
             keys.delivered(delivery)
-            if client.stalled:  # topic upgraded: other clients get this client's keys
+            if client.stalled:  # other clients get this client's keys
                 keys.remove(client)
 
     def tick(self) -> float:

@@ -17,24 +17,22 @@ if TYPE_CHECKING:
 
 
 class OriginalCursor(Cursor):
-    """The messages of a channel of the original server."""
-
     count: int
     offset: int
 
     def __init__(self, partition: PartitionView, position: tuple[int, int], channel: OriginalChannel) -> None:
         super().__init__(partition, channel.name, position, channel.release)
-        self._passed_over: set[int] = set()  # numbers ahead that must not be read: deferred or discarded messages
+        self._passed_over: set[int] = set()  # numbers ahead of deferred or discarded messages, which are not read
 
     def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
         return None
 
     def unread(self, end: int) -> int:
-        """Return how many messages up to this number were not read yet."""
+        """Return how many messages up to this number are unread."""
         return end - self.count - len(self._passed_over)
 
     def take(self) -> Delivery | None:
-        """Return the next message; a requeued message follows those in the channel at its requeue."""
+        """Return the next message; a requeued message follows the messages that were in the channel at its requeue."""
         if self.requeued and self.requeued[0].behind <= self.count:
             return self.requeued.popleft()
         while self.count + 1 in self._passed_over:
@@ -47,14 +45,13 @@ class OriginalCursor(Cursor):
         return False
 
     def requeue(self, delivery: Delivery) -> None:
-        """Put a message behind all messages of the channel."""
         delivery.owner = None
         delivery.deferred = False
         delivery.behind = self._partition.readable
         self.requeued.append(delivery)
 
     def defer_new(self, entry: LogEntry, deadline: float) -> None:
-        """Defer a new message, before earlier messages are read."""
+        """Defer a new message before earlier messages are read."""
         self._passed_over.add(entry.count)
         self.in_flight.defer(Delivery(entry), deadline)
 
@@ -73,22 +70,20 @@ class OriginalCursor(Cursor):
 
 
 class OriginalChannel(Channel):
-    """One channel of a topic of the original server."""
-
     cursor: OriginalCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
         #: messages of the topic that never entered the channel, or precede the server's start
         self.first_count: int = count
-        self._stored_count = 0  # messages stored when the server started, at this clock time
+        self._stored_count = 0  # messages stored when the server started
         self._started = 0.0
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> OriginalCursor:
         return OriginalCursor(partition, position, self)
 
     def release(self, delivery: Delivery) -> None:
-        """Take a message from its client: the channel is emptied."""
+        """Take a message from its client, because the channel is emptied."""
         client = delivery.owner
         delivery.owner = None
         if client is not None:
@@ -96,7 +91,7 @@ class OriginalChannel(Channel):
             self._selector.offer(client)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client, up to the allowed number; ignores order and start positions."""
+        """Add a client, up to the allowed number; ignore order and start position."""
         if self._closed:
             raise Refusal("exiting")
         most = self._options.limits.max_channel_consumers
@@ -108,7 +103,7 @@ class OriginalChannel(Channel):
         """Leave the messages in flight until they time out."""
 
     def _failed(self, client: SubscribedClient) -> None:
-        """Errors do not reduce the original server's window."""
+        """Do nothing: errors do not reduce the original server's window."""
 
     def _next_attempt(self, attempts: int) -> int:
         return (attempts + 1) & 0xFFFF
@@ -131,7 +126,7 @@ class OriginalChannel(Channel):
         self.pump()
 
     def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
-        """Requeue a message after some seconds, at the end of the queue; raises `Refusal` as `finish`."""
+        """Requeue a message at the end of the queue, after some seconds; raises `Refusal` as `finish`."""
         delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.requeues += 1
@@ -149,14 +144,14 @@ class OriginalChannel(Channel):
         super().touch(client, internal_id)
 
     def accept(self, entry: LogEntry, delay: float) -> None:
-        """Receive a new message, to be delivered after ``delay`` seconds."""
+        """Receive a new message, delivered after ``delay`` seconds."""
         if delay > 0:
             self.cursor.defer_new(entry, self._clock() + delay)
         elif self.ephemeral and self._unread_depth(entry.count) > self._options.mem_queue_size:
             self.cursor.discard_new(entry)
 
     def reset_counters(self) -> None:
-        """Count from now on, as a restarted server; all messages count as stored on disk."""
+        """Count from 0, as a restarted server; all messages count as stored on disk."""
         self.first_count = self._stored_count = self._partition.readable
         self._started = self._clock()
         self.cursor.requeues = self.timeouts = 0
@@ -173,7 +168,7 @@ class OriginalChannel(Channel):
         self.reset_counters()
 
     def discard_after(self, first: int) -> None:
-        """Discard the messages behind a number: the topic was emptied before they came."""
+        """Discard the messages behind a number, which the topic got after it was emptied."""
         for before in range(first, self._partition.readable):
             entry = self._partition.log.at(before + 1)
             if entry is not None:
@@ -186,7 +181,7 @@ class OriginalChannel(Channel):
 
     @property
     def stored_depth(self) -> int:
-        """Messages that have waited since before the server started."""
+        """Messages that wait since before the server started."""
         if not self._stored_count:
             return 0
         taken = [*self.cursor.requeued, *([self.read_ahead] if self.read_ahead else [])]
@@ -199,7 +194,7 @@ class OriginalChannel(Channel):
         return self.cursor.unread(end) + len(self.cursor.requeued) + (self.read_ahead is not None)
 
     def empty(self) -> None:
-        """Discard everything, also messages in flight."""
+        """Discard everything, with messages in flight."""
         self.read_ahead: Delivery | None = None
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
 

@@ -24,29 +24,29 @@ _BLOCKING = 120.0  # seconds; longer delays leave the memory while the confirm w
 
 
 def passes_filters(client: SubscribedClient, delivery: Delivery, partition: PartitionView) -> bool:
-    """Return whether a message passes a client's sample and header filter."""
+    """Return whether a message passes a client's sample rate and header filter."""
     rate = client.sample_rate
-    # the real server compares so, and delivers one percent more
+    # compared as in the real server, which delivers one percent more
     if rate and not delivery.delayed and int(partition.options.random.random() * 100) > rate:
         return False
     return client.matches is None or not partition.extend or client.matches(delivery.entry.record)
 
 
 class ChannelRateLimit:
-    """The rate limit of a channel (`/channel/ratelimit`) as the real server counts it: up to 1 KiB, nothing.
+    """The rate limit of a channel (`/channel/ratelimit`) as the real server counts: messages up to 1 KiB are free.
 
-    A message may exceed the available rate; following messages then wait, each at most one second.
+    A message may exceed the rate; the next messages then wait, each at most one second.
     """
 
     def __init__(self, rate: int, now: float) -> None:
-        self.until: float = -inf  #: clock time at which the last delayed message may be delivered
+        self.until: float = -inf  #: clock time at which the last delayed message is free
         self._rate = rate  # KiB per second
         self._left = rate * _BURST
         self._counted = now  # clock time
         self._last: Delivery | None = None
 
     def holds(self, delivery: Delivery, now: float) -> bool:
-        """Return whether the next message waits; counted once."""
+        """Return whether the next message waits; count it once."""
         if delivery is not self._last:
             self._last = delivery
             self.until = now + self._delay(len(delivery.entry.record.body), now)
@@ -58,7 +58,7 @@ class ChannelRateLimit:
         wanted, most = size // _KIB, self._rate * _BURST
         self._left = min(self._left + (now - self._counted) * self._rate, most)
         self._counted = now
-        if wanted > most:  # could never be delivered: not limited
+        if wanted > most:  # it would wait forever
             return 0.0
         self._left -= wanted
         delay = min(-self._left / self._rate, _LONGEST)
@@ -66,21 +66,19 @@ class ChannelRateLimit:
 
 
 def not_owned(delivery: Delivery, client: SubscribedClient, internal_id: str = "") -> str:
-    """Return the refusal of a response from a client that does not have the message."""
+    """Return the refusal of a response to a message that another client has."""
     owner = delivery.owner.id if delivery.owner is not None else 0
     return f"client does not own message {internal_id}: {owner} vs {client.id}"
 
 
 class RequeueRules:
-    """The rules of one channel for REQ."""
-
     def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
         self._options = options
         self._cursor = cursor
-        self._on_disk = on_disk  # messages with a long delay move to the delayed queue on disk
+        self._on_disk = on_disk  # a message with a long delay moves to the delayed queue on disk
 
     def refusal(self, delivery: Delivery, client: SubscribedClient, delay: float, now: float) -> str:
-        """Return the text of the refusal or ""; checks in the real server's order (captured: many_attempts)."""
+        """Return the text of the refusal or "", checked in the real server's order (captured: many_attempts)."""
         if delay <= 0:
             too_soon = delivery.attempts > _MANY_ATTEMPTS and now - delivery.delivered < 0.1
             if too_soon or delivery.attempts >= MAX_ATTEMPTS // 2:
@@ -95,7 +93,7 @@ class RequeueRules:
         return ""
 
     def leaves_memory(self, delivery: Delivery, delay: float, now: float) -> bool:
-        """Return whether a requeued message moves to the delayed queue on disk."""
+        """Return whether a requeued message moves to disk."""
         rules, longest = self._options.rules, self._options.limits.max_req_timeout
         is_full = len(self._cursor.delayed.messages) >= max(rules.delayed_most, 1)
         if not self._on_disk or delivery.delayed or is_full:
@@ -108,7 +106,7 @@ class RequeueRules:
         return self._cursor.is_blocked() and delay > min(threshold / 2, _BLOCKING)
 
     def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
-        """Return when a message in memory is redelivered; after many attempts not before a second."""
+        """Return when a message in memory is redelivered; after many attempts, a second later at the earliest."""
         if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
             delay += 1
         return now + delay

@@ -28,10 +28,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define(eq=False)
 class Delayed:
-    """A message in the delayed queue."""
-
-    entry: LogEntry  #: the queue may have removed it meanwhile
-    attempts: int  #: deliveries so far
+    entry: LogEntry  #: the queue may have removed it
+    attempts: int
     due: int  #: nanoseconds since 1970
 
 
@@ -41,17 +39,16 @@ class DelayedQueue:
 
     _channel: str
     _journal: DelayedJournal | None = None  # records every change
-    messages: dict[int, Delayed] = field(factory=dict, init=False)  #: by internal id
+    messages: dict[int, Delayed] = field(factory=dict, init=False)
     _order: list[tuple[int, int]] = field(factory=list, init=False)
 
     def put(self, delayed: Delayed) -> None:
-        """Add a message; raises `Refusal` if the journal cannot be written."""
         if self._journal is not None:
             self._journal.put(self._channel, delayed)
         self.restore(delayed)
 
     def restore(self, delayed: Delayed) -> None:
-        """Add a message that the journal already contains."""
+        """Add a message that the journal has."""
         internal_id = delayed.entry.record.internal_id
         self.messages[internal_id] = delayed
         heappush(self._order, (delayed.due, internal_id))
@@ -68,14 +65,14 @@ class DelayedQueue:
 
     @property
     def first_due(self) -> int:
-        """Due time of the first message, in nanoseconds since 1970; 0 for none."""
+        """Due time of the first message, in nanoseconds since 1970; 0 if empty."""
         order = self._order
         while order and (order[0][1] not in self.messages or self.messages[order[0][1]].due != order[0][0]):
             heappop(order)
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return at most ``most`` messages due at ``now`` (nanoseconds since 1970), which stay in the queue."""
+        """Return at most ``most`` messages due at ``now`` (nanoseconds since 1970); they stay in the queue."""
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []
@@ -96,7 +93,7 @@ class DelayedJournal:
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        #: copy of a damaged file that `load` found; empty without damage
+        #: copy of a damaged file that `load` found; else empty
         self.damaged_file: str = ""
         self.torn_bytes: int = 0  #: bytes of an unfinished last line that `load` found
         self._out: int | None = None
@@ -131,7 +128,7 @@ class DelayedJournal:
         return held
 
     def rewrite(self, held: Iterable[tuple[str, Iterable[Delayed]]]) -> None:
-        """Compact the file to the current content. After an `OSError` the file is unchanged."""
+        """Compact the file; after an `OSError` it is unchanged."""
         data = b"".join(_encode_put(channel, delayed) for channel, messages in held for delayed in messages)
         write_atomically(self.path, data, sync=False)
         self._release()
@@ -143,11 +140,10 @@ class DelayedJournal:
         return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
     def put(self, channel: str, delayed: Delayed) -> None:
-        """Record an added message; raises `Refusal` if the disk cannot be written."""
         self._write(_encode_put(channel, delayed))
 
     def _write(self, line: bytes) -> None:
-        """Write one change; raises `Refusal`, with an unchanged file, if closed or the disk cannot be written."""
+        """Write a change; raises `Refusal`, with an unchanged file, if closed or the disk cannot be written."""
         if self._closed:
             raise Refusal("exiting")
         written = 0
@@ -164,14 +160,14 @@ class DelayedJournal:
         self._size += written
 
     def _cut_back(self, out: int) -> None:
-        """Remove a partly written line; on failure, close the journal so that nothing follows it."""
+        """Remove a partly written line; on failure, close the journal, so that nothing follows it."""
         try:
             os.ftruncate(out, self._size)
         except OSError:
             self._closed = True
 
     def removed(self, channel: str, internal_id: int | None = None) -> None:
-        """Record that a message, or every message, was removed; if that is lost, a restart redelivers it."""
+        """Record that a message, or every message, was removed; a restart redelivers it if the record is lost."""
         try:
             self._write(_encode(_Change(channel, internal_id)))
         except Refusal as refusal:

@@ -1,7 +1,7 @@
-"""Files of partitions: names, the lock of their folder, atomic writes, and JSON with a checksum.
+"""Files of partitions: names, folder lock, atomic writes, JSON with a checksum.
 
 Names are the real server's: ``TOPIC-PARTITION.diskqueue.000000.dat`` contains records (captured: disk_records);
-``….000000.base.json`` beside it contains the offset and the number of messages at which the file begins.
+``….000000.base.json`` has the offset and the number of messages at which the file begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An offset or a count in a file."""
 _CONTENT = b',"content":'
 BAD_BEGIN = (OSError, ValueError)
-"""Raised for a missing or damaged start position of a file."""
+"""Errors of a missing or damaged start position of a file."""
 
 
 def topic_folder(data_path: Path, topic: str) -> Path:
@@ -46,7 +46,7 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file: a reader sees the old or the new content; ``sync`` waits until the medium has it."""
+    """Replace a file: a reader sees the old or the new content; ``sync`` waits for the medium."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:
         out.write(data)
@@ -83,7 +83,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def with_checksum(content: bytes) -> bytes:
-    """Return one-line JSON with its checksum, again as one-line JSON."""
+    """Return one-line JSON with its checksum, as one-line JSON."""
     return b'{"crc32":%d%b%b}' % (crc32(content), _CONTENT, content)
 
 
@@ -112,8 +112,6 @@ class _Begin(msgspec.Struct, omit_defaults=True):
 
 @define(eq=False)
 class SegmentFile:
-    """One file of records."""
-
     path: Path
     number: int
     offset: int  #: its first offset in the queue
@@ -127,7 +125,7 @@ class SegmentFile:
 
 
 class SegmentFolder:
-    """The folder with the files of one partition's queue."""
+    """Folder with the files of a partition's queue."""
 
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
@@ -148,13 +146,13 @@ class SegmentFolder:
         return self.path / f"{self._name}.diskqueue.{number:06d}.{kind}"
 
     def numbers(self, kind: str = "dat") -> list[int]:
-        """Return the sorted numbers of the files with an ending."""
+        """Return the sorted numbers of files of a kind."""
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\." + re.escape(kind))
         matches = (pattern.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def read_begin(self, number: int) -> SegmentFile:
-        """Return a file with its stored start position; raises `BAD_BEGIN` if that is missing or damaged."""
+        """Return a file with its stored start position; raises `BAD_BEGIN`."""
         begin = decode_checked(self.base_path(number).read_bytes(), _Begin)
         return SegmentFile(self.data_path(number), number, begin.offset, begin.count, follows=begin.follows)
 
@@ -163,7 +161,7 @@ class SegmentFolder:
         write_atomically(self.base_path(file.number), with_checksum(begin), sync=self._sync)
 
     def write(self, file: SegmentFile, data: bytes) -> None:
-        """Store a whole file; its start position is written first."""
+        """Store a whole file, after its start position."""
         self.write_begin(file)
         write_atomically(file.path, data, sync=self._sync)
 
@@ -174,7 +172,7 @@ class SegmentFolder:
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
-    """Hold the lock of a data path (None: no lock); the end of the process releases it, too.
+    """Hold the lock of a data path until the process ends at the latest; None needs no lock.
 
     Raises `InvalidSetting` if another cluster or nsqd holds it, or the folder is unusable.
     """

@@ -1,7 +1,7 @@
-"""The queue of one partition: records in the order of their virtual byte offsets.
+"""The queue of a partition: records in the order of their virtual byte offsets.
 
-Records are kept in segments, the unit of removal. With a store behind the log, segments leave the memory and are read
-again when needed. A gap stands for records lost on disk.
+Segments are the unit of removal. With a store behind the log, they leave the memory and are read again when needed. A
+gap stands for records lost on disk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """Engine or coordinator refuse a request."""
+    """The engine or the coordinator refuses a request."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text  #: the real server's text; the caller adds the error code of its command
+        self.text = text  #: the real server's text; the caller adds the error code
 
 
 FIRST_COUNTER = 2
@@ -40,14 +40,14 @@ _offset = attrgetter("offset")
 _first_offset = attrgetter("first_offset")
 _first_count = attrgetter("first_count")
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
-_SEGMENT = 500_000  # entries in one file of the real server's commit log; a position before the first file is not found
+_SEGMENT = 500_000  # entries of a file of the real server's commit log; a position before the first file is not found
 
 
 class MemoryUser(Protocol):
     """A queue that can free memory."""
 
     def free_memory(self) -> None:
-        """Free everything that is finished or can be read from disk again."""
+        """Free everything that is finished or on disk."""
 
 
 @define(eq=False)
@@ -55,7 +55,7 @@ class MemoryBudget:
     """Bytes of messages that a node keeps in memory."""
 
     limit: float = inf  #: bytes
-    held: int = 0  #: bytes in memory, as the queues count them
+    held: int = 0
     _users: dict[MemoryUser, None] = field(factory=dict)
     _fruitless: float = inf  # bytes held when nothing could be freed
 
@@ -70,7 +70,7 @@ class MemoryBudget:
         return self.held > self.limit
 
     def reclaim(self) -> None:
-        """Let every queue free memory, unless that was fruitless and hardly anything changed."""
+        """Let every queue free memory, unless that was fruitless and hardly anything changed since."""
         if self.held > self._fruitless * 31 / 32:
             return
         self._fruitless = inf
@@ -81,8 +81,6 @@ class MemoryBudget:
 
 
 class LogEntry(msgspec.Struct, eq=False, gc=False):
-    """A stored message."""
-
     record: Record
     offset: int  #: virtual byte offset in the partition's queue
     size: int  #: raw bytes; offset + size is the offset of the next record
@@ -90,7 +88,7 @@ class LogEntry(msgspec.Struct, eq=False, gc=False):
 
 
 class LogStore(Protocol):
-    """Persistent storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
+    """Storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
 
     def append(self, entries: Sequence[LogEntry]) -> None: ...
     def load(self, first: tuple[int, int], end: int) -> list[LogEntry]: ...
@@ -115,7 +113,7 @@ class Segment:
 
 
 class Log:
-    """Records of one partition; the first record is at an offset with ``count`` messages before it."""
+    """Records of a partition; the first is at an offset with ``count`` messages before it."""
 
     def __init__(
         self,
@@ -130,12 +128,12 @@ class Log:
         self.start_offset: int = offset  #: of the first record
         self.end_offset: int = offset  #: behind the last record
         self.start_count: int = count  #: messages before it
-        self.end_count: int = count  #: number of the last message
+        self.end_count: int = count
         self.held: int = 0  #: bytes in memory
         self._store = store  # None for memory only
         self._segment_bytes = segment_bytes  # memory of a segment
-        self._cache_bytes = cache_bytes  # with a store, bytes in memory; None for no bound
-        self._budget = budget or MemoryBudget()  # of the node
+        self._cache_bytes = cache_bytes  # with a store, bytes in memory; None without bound
+        self._budget = budget or MemoryBudget()
         self._segments = [Segment(offset, count)]
         self._hot = self._segments[0]
         self._batches: list[tuple[int, int]] = []  # first and last number of messages published together
@@ -180,7 +178,7 @@ class Log:
         return segment
 
     def append_gap(self, offset: int, count: int) -> None:
-        """Append a gap up to a position (offset, messages before it), where the next record follows."""
+        """Append a gap up to a position (offset, messages before it)."""
         if self.end_count == self.start_count:
             self._begin_at(offset, count)
             return
@@ -190,7 +188,7 @@ class Log:
         self._segments.append(gap)
 
     def append_runs(self, entries: Sequence[LogEntry]) -> None:
-        """Append records of another log; a jump between them, or before the first, is a gap."""
+        """Append records of another log; a jump before or between them is a gap."""
         first = 0
         for stop in range(1, len(entries) + 1):
             if stop == len(entries) or entries[stop].offset != entries[stop - 1].offset + entries[stop - 1].size:
@@ -219,7 +217,7 @@ class Log:
         return self._segments[bisect_left(self._segments, count, key=_first_count) - 1]
 
     def gap_at(self, count: int) -> Segment | None:
-        """Return the gap (records lost on disk) that contains this number."""
+        """Return the gap with this number, if any."""
         if not self.start_count < count <= self.end_count:
             return None
         segment = self._segment_of(count)
@@ -256,7 +254,7 @@ class Log:
         return self.end_offset if entry is None else entry.offset
 
     def find_count(self, before: int) -> int:
-        """Return the offset of the record behind ``before`` messages, or of the nearest later record."""
+        """Return the offset of the record behind ``before`` messages, or of the next record."""
         entry = self._at_or_after(max(before, self.start_count) + 1)
         return self.end_offset if entry is None else entry.offset
 
@@ -273,9 +271,9 @@ class Log:
         return self.find_count(low)
 
     def find_id(self, internal_id: int) -> LogEntry | None:
-        """Return what the real server finds for an id: the first message of the publish that contained it.
+        """Return what the real server finds for an id: the first message of its publish.
 
-        A smaller id selects the first message, a larger id the last publish; None in an empty queue (captured:
+        A smaller id finds the first message, a larger id the last publish; None if the queue is empty (captured:
         message_get).
         """
         if self.end_count == self.start_count:
@@ -307,7 +305,7 @@ class Log:
     # Removing
 
     def trim(self, offset: int) -> None:
-        """Remove records before an offset, in whole segments; the log then begins at `start_offset`."""
+        """Remove records before an offset, in whole segments."""
         index = 0
         while index < len(self._segments) - 1 and (
             self._segments[index].end_offset <= offset or self._segments[index].is_gap
@@ -363,7 +361,7 @@ class Log:
     def shrink(self, bound: int) -> None:
         """With a store, drop segments from memory, oldest first, down to ``bound`` bytes.
 
-        The last segment and the segment read last are kept, unless the bound is 0.
+        Keeps the last segment and the segment read last, unless the bound is 0.
         """
         if self._store is None:
             return
@@ -397,7 +395,7 @@ class StartPosition:
     def find(self, log: Log, *, clustered: bool = True) -> tuple[int, int]:
         """Return the offset and the number of messages before it; inside a record, the next record counts.
 
-        A node without a cluster finds only the end. Raises `Refusal` with the real server's text.
+        A node without cluster finds only the end. Raises `Refusal` with the real server's text.
         """
         if self.kind == "special":
             if self.value != -1:
@@ -407,7 +405,7 @@ class StartPosition:
             raise Refusal("Not supported while coordinator disabled")
         nanoseconds = self.value * 1_000_000_000
         if self.kind == "timestamp" and (nanoseconds + (1 << 63)) % (1 << 64) < 1 << 63:
-            # seconds that exceed 64 bits as nanoseconds turn negative at the real server, which refuses that
+            # the real server refuses seconds that are negative in 64 bits of nanoseconds
             raise Refusal(f"Invalid timestamp {self.value}")
         if self.kind != "timestamp" and -(-self.value // _SEGMENT) < -1:
             raise Refusal("search commit log data not found")

@@ -35,8 +35,6 @@ _COUNTERS = (1 << COUNTER_BITS) - 1
 
 
 class NewMessage(msgspec.Struct, eq=False, gc=False):
-    """A message to store."""
-
     body: bytes
     trace_id: int = 0  #: the publisher's; 0 for none
     header: bytes = b""  #: empty for none
@@ -46,18 +44,16 @@ class NewMessage(msgspec.Struct, eq=False, gc=False):
 
 @define(eq=False)
 class Stored:
-    """The stored messages of one publish."""
-
     message_id: int  #: internal id of the first message
     offset: int  #: of the first message
     size: int  #: raw bytes of all messages
     entries: list[LogEntry]
-    #: of a large batch, the parts in the order of storing; replicas copy the same parts
+    #: parts of a large batch in the order of storing, which replicas copy
     parts: Sequence[Stored] = ()
 
 
 def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[LogEntry]:
-    """Return the records of messages at the end of a queue, which is not changed.
+    """Return the records of messages for the end of a queue, which does not change.
 
     ``first`` is partition, counter and time stamp of the first message; counter and time stamp grow by one per message.
     """
@@ -78,7 +74,6 @@ def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, 
 
 
 def counter_of(entry: LogEntry) -> int:
-    """Return the counter in a message's internal id."""
     return entry.record.internal_id & _COUNTERS
 
 
@@ -90,35 +85,33 @@ _FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\
 
 @define
 class ChannelState:
-    """Persistent state of a channel."""
-
     name: str
     offset: Number  #: acknowledged position
     count: Number  #: messages before it
-    #: first offset, end offset and number of the last message of each interval that was finished out of order
+    #: first offset, end offset and number of the last message of each interval finished out of order
     intervals: list[tuple[Number, Number, Number]] = field(factory=list)
-    paused: bool = False  #: nothing is delivered
-    skipped: bool = False  #: every message is discarded
+    paused: bool = False
+    skipped: bool = False
     dispatch: str = SHARED
-    key_header: str = KEY_HEADER  #: extend header that carries keys
-    fixed_dispatch: bool = False  #: the type was chosen at the channel's creation
-    delayed: Number = 0  #: messages in the delayed queue
+    key_header: str = KEY_HEADER
+    fixed_dispatch: bool = False  #: the channel's creation chose the type
+    delayed: Number = 0  #: size of the delayed queue
 
 
 @define
 class StoredPartition:
-    """State of a partition on disk, besides its queue."""
+    """State of a partition, besides its queue."""
 
     topic: str
     partition: Number
-    extend: bool = False  #: messages carry extend headers
-    ordered: bool = False  #: channels accept only SUB_ORDERED
+    extend: bool = False
+    ordered: bool = False
     paused: bool = False  #: channels get no messages (original server)
     readable: Number = 0  #: number of the last message passed to channels (original server)
     channels: list[ChannelState] = field(factory=list)
-    end_offset: Number = 0  #: end of the queue when the state was written
+    end_offset: Number = 0  #: end of the queue at the last write
     end_count: Number = 0  #: messages before it
-    #: number, start offset and messages before it of each file of the queue
+    #: number, start offset and messages before it of each file
     files: list[tuple[Number, Number, Number]] = field(factory=list)
 
     def encode(self) -> bytes:
@@ -135,7 +128,7 @@ class StoredPartition:
         return state
 
     def renumber(self, log: Log) -> None:
-        """Count the messages before the channels' positions again: the numbers of lost messages are estimates.
+        """Count the messages before the channels' positions again, because numbers of lost messages are estimates.
 
         Otherwise a channel could continue behind later messages.
         """
@@ -177,13 +170,13 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
-    """The files of one partition, in its topic's folder."""
+    """Files of a partition, in its topic's folder."""
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"
-        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)  #: the files of the queue
-        self.dirty: bool = False  #: the state changed since it was written
+        self.store: SegmentStore = SegmentStore(folder, topic, partition, options)
+        self.dirty: bool = False  #: changed since the last write
         self._path = folder / (name + _STATE)
         self._options = options
         self.journal: DelayedJournal = DelayedJournal(folder / f"{name}.delayed.jsonl")
@@ -191,9 +184,9 @@ class PartitionStore:
         self._missing: list[str] = []
 
     def load(self) -> StoredPartition | None:
-        """Return the stored state; None for a new partition, and if neither its file nor the copy is readable.
+        """Return the stored state; None for a new partition, or if neither its file nor the copy is readable.
 
-        A damaged file is renamed and kept, with a warning; another `OSError` raises `InvalidSetting`.
+        A damaged file is renamed, with a warning; another `OSError` raises `InvalidSetting`.
         """
         states: list[StoredPartition] = []
         problems: list[str] = []
@@ -243,7 +236,7 @@ class PartitionStore:
         return log if log is not None else make(*self.store.beginning)
 
     def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
-        """Return the delayed queues and compact the journal; a disk error is an `InvalidSetting`."""
+        """Return the delayed queues and compact the journal; a disk error raises `InvalidSetting`."""
         with usable(self._path.parent):
             is_missing = not self.journal.path.exists()
             held = self.journal.load()
@@ -269,7 +262,7 @@ class PartitionStore:
                 logger.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
 
     def save(self, state: StoredPartition) -> None:
-        """Write the state and a copy of it; a failure is logged, and retried with the next interval."""
+        """Write the state twice; a failure is logged, and retried with the next interval."""
         state.files = self.store.begins
         try:
             for path in (self._path, _copy_of(self._path)):
@@ -281,7 +274,7 @@ class PartitionStore:
         self.dirty = False
 
     def begin_interval(self, now: float) -> bool:
-        """Begin the next interval when due; return whether to write the state now."""
+        """Begin the next interval if due; return whether to write the state."""
         if now < self._next:
             return False
         self._next = now + self._options.sync_interval

@@ -1,10 +1,9 @@
 """Read the files of a queue when it is opened, repair them, and report losses.
 
-Only bytes behind the last known end of the queue may be torn: a record that was never acknowledged. They are cut off.
-Everything else unreadable is damage: a file with damaged bytes is split into one file per run of whole records, and a
-copy is kept. A file with an unknown start position, or that overlaps with another file, is renamed and kept. Records
-missing between two files are reported once: the later file's start position then records where the queue ended before
-it.
+Only bytes behind the last known end of the queue may be torn: an unacknowledged record, which is cut off. Everything
+else unreadable is damage: a file with damaged bytes is split into one file per run of whole records, and a copy is
+kept. A file with an unknown start position, or that overlaps another file, is renamed. Records missing between two
+files are reported once: the later file's start position then records where the queue ended.
 """
 
 from __future__ import annotations
@@ -37,12 +36,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define
 class Recovery:
-    """What was found on disk."""
-
-    messages: int = 0  #: records read
+    messages: int = 0
     torn_file: str = ""  #: file whose torn end was removed
     torn_bytes: int = 0
-    damaged_files: list[str] = field(factory=list)  #: copies of damaged files, and files that do not continue the queue
+    damaged_files: list[str] = field(factory=list)  #: copies of damaged files, and files outside the queue
     lost_bytes: int = 0  #: bytes of unreadable records
     lost_messages: int = 0  #: unreadable messages
 
@@ -57,7 +54,7 @@ class RecordRun:
     """Adjacent records of a file."""
 
     position: int  #: where the first record begins in the file
-    count: int  #: messages of the partition before it
+    count: int
     entries: list[LogEntry] = field(factory=list)
 
     @property
@@ -68,7 +65,7 @@ class RecordRun:
 def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[RecordRun], int]:
     """Read all whole records of a file that begins at ``start`` (offset, messages before it).
 
-    Returns the records, with a new run behind each damaged range, and the position behind the last whole record.
+    Returns the records, in a new run behind each damaged range, and the position behind the last whole record.
     """
     offset, count = start
     runs = [RecordRun(0, count)]
@@ -107,14 +104,14 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
 def _resynchronise(data: bytes, run: RecordRun, position: int, partition: int) -> tuple[int, int] | None:
     """Find the next whole record behind damaged bytes: its position, and messages lost before it; or None.
 
-    A damaged length makes its own record look whole and the following bytes damaged; a damaged id makes later ids look
-    too small. So the search starts inside the last record, which leaves the run if the found record contradicts it.
+    A damaged length makes its own record look whole and the next bytes damaged; a damaged id makes later ids look too
+    small. So the search starts inside the last record, which leaves the run if the found record contradicts it.
     """
     last = run.entries[-1] if run.entries else None
     begin = position - last.size + RECORD_OVERHEAD if last else position
     known = run.entries[-2].record.internal_id if len(run.entries) > 1 else _id_before(run, partition)
     whole = known.to_bytes(8, "big")
-    for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition
+    for prefix in (whole[:5], whole[:2]):  # ids that follow closely, then all ids of the partition
         at = data.find(prefix, begin + _ID_AT)
         while at != -1:
             start = at - _ID_AT
@@ -145,28 +142,26 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
 
 
 class SegmentRecovery:
-    """The files of a queue while it is opened."""
-
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
-        #: the files of the queue by offset, after the end of `read`
+        #: by offset, after the end of `read`
         self.files: list[SegmentFile] = []
         self._numbers = folder.numbers()
         self.last_number: int = max(self._numbers, default=-1)  #: largest file number; -1 for none
         self.end: tuple[int, int] = (0, 0)  #: offset behind the last record, and messages up to there
         self._folder = folder
-        self._recovery = recovery  # records findings
-        # smallest known end of the queue (offset, messages); only bytes behind it may be torn
+        self._recovery = recovery
+        # smallest known end of the queue (offset, messages); bytes behind it may be torn
         self._known_end = known_end
         self._missing: list[SegmentFile] = []
         self._read = (-1, -1)  # offset behind the records read, and messages up to there
-        self._scanned = ""  # the last file read
+        self._scanned = ""
         self._accounted = 0  # offset up to which lost bytes were counted
 
     def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[LogEntry]]:
         """Return all records in runs; an offset that does not continue the last run stands for lost records.
 
-        Everything except whole files is logged. ``begins`` has the known start offsets and numbers of messages of
-        files, by file number.
+        Everything except whole files is logged. ``begins`` has the known start offsets and numbers of messages by file
+        number.
         """
         self._missing = self._missing_files()
         files = self._with_begins(begins)
@@ -190,7 +185,7 @@ class SegmentRecovery:
     # Begins of files
 
     def _with_begins(self, begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
-        """Return the files by offset; a file with an unknown start position is renamed and kept."""
+        """Return the files by offset; rename a file with an unknown start position."""
         files: dict[int, SegmentFile] = {}
         for number in self._numbers:
             base = self._folder.base_path(number)
@@ -227,7 +222,7 @@ class SegmentRecovery:
         logger.warning("%s %s; renamed to %s", path, reason, kept.name)
 
     def _missing_files(self) -> list[SegmentFile]:
-        """Return files of which only the start position is stored; it is renamed and kept."""
+        """Return files of which only the start position is left, and rename that."""
         missing = []
         for number in self._folder.numbers("base.json"):
             self.last_number = max(self.last_number, number)
@@ -317,7 +312,7 @@ class SegmentRecovery:
         return runs
 
     def _is_contradicted(self, runs: list[RecordRun], following: SegmentFile) -> bool:
-        """Return whether a file's last id is too large, compared with its neighbours."""
+        """Return whether a file's last id is too large for its neighbours."""
         if not runs:
             return False
         with following.path.open("rb") as opened:
@@ -327,7 +322,6 @@ class SegmentRecovery:
         return before < first_id <= ids[-1]
 
     def _note_damage(self, file: SegmentFile, data: bytes, runs: list[RecordRun]) -> None:
-        """Report a damaged file and keep a copy."""
         kept = keep_aside(file.path, "damaged", move=False)
         self._recovery.damaged_files.append(kept.name)
         self._accounted = file.offset + len(data)
@@ -341,7 +335,7 @@ class SegmentRecovery:
         )  # fmt: skip
 
     def _split(self, file: SegmentFile, data: bytes, runs: list[RecordRun], before: int) -> None:
-        """Replace a damaged file by one file per run; the damaged file is removed last."""
+        """Replace a damaged file by one file per run, and remove it last."""
         for run in runs:
             self.last_number += 1
             part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)

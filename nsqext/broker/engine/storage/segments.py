@@ -1,6 +1,6 @@
 """The queue on disk, in files of records.
 
-Every record reaches the operating system before its publish is acknowledged, and so survives the end of the process;
+Every record reaches the operating system before its publish is acknowledged, and so survives the process;
 `DiskOptions.fsync` decides what survives a power failure.
 """
 
@@ -28,20 +28,17 @@ _MIB = 1024 * 1024
 
 @frozen
 class DiskOptions:
-    """How a partition uses the disk."""
-
-    fsync: str = "never"  #: when written data is flushed to the medium; ``never``, ``interval`` or ``always``
-    sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and of ``interval`` for fsync
+    fsync: str = "never"  #: when written data reaches the medium; ``never``, ``interval`` or ``always``
+    sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and of fsync with ``interval``
     max_file_bytes: int = 100 * _MIB  #: size at which a new file starts
     retention_bytes: int = 64 * _MIB  #: finished messages for consumers that seek backwards
 
 
 class SegmentStore:
-    """The files of one partition's queue."""
+    """Files of a partition's queue."""
 
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
         self.recovery: Recovery = Recovery()  #: findings of `recover`
-        # the folder is created
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
         self._options = options
         self._files: list[SegmentFile] = []
@@ -56,7 +53,7 @@ class SegmentStore:
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[list[LogEntry]]:
-        """Return what `SegmentRecovery.read` finds; must be consumed before any other call."""
+        """Return what `SegmentRecovery.read` finds, to be consumed before any other call."""
         with usable(self._folder.path):
             found = SegmentRecovery(self._folder, self.recovery, known_end)
             yield from found.read(begins or {})
@@ -67,7 +64,6 @@ class SegmentStore:
                 self._begin(*max(found.end, known_end))
 
     def _begin(self, offset: int, count: int) -> None:
-        """Start a file; the start offset is written before the records."""
         file = self._folder.file(self._last_number + 1, offset, count)
         if self._files and self._files[-1].end != offset:
             file.follows = self._files[-1].end
@@ -76,7 +72,7 @@ class SegmentStore:
         self._last_number = file.number
 
     def _open(self, file: SegmentFile) -> int:
-        """Make a file the last file, for writing; return its descriptor."""
+        """Open a file for writing, as the last; return its descriptor."""
         out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.close()
         self._out = out
@@ -116,7 +112,7 @@ class SegmentStore:
         self._dirty = True
 
     def _cut_back(self, out: int, file: SegmentFile) -> None:
-        """Remove the bytes of refused records; on failure, close the file so that nothing follows them."""
+        """Remove the bytes of refused records; on failure, close the file, so that nothing follows them."""
         try:
             os.ftruncate(out, file.size)
         except OSError:
@@ -151,7 +147,7 @@ class SegmentStore:
         return entries
 
     def trim(self, offset: int) -> None:
-        """Remove the files that end before an offset; log and keep unremovable files."""
+        """Remove files that end before an offset; log and keep unremovable files."""
         while len(self._files) > 1 and self._files[0].end <= offset:
             file = self._files.pop(0)
             try:
@@ -160,7 +156,7 @@ class SegmentStore:
                 logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset; a failure (`Refusal`) refuses further records."""
+        """Remove everything at or behind an offset; after a failure (`Refusal`), refuse records."""
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
                 self._folder.remove(self._files.pop())
@@ -188,7 +184,6 @@ class SegmentStore:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether `sync` is due."""
         return self._dirty and self._options.fsync == "interval"
 
     def sync(self) -> None:

@@ -20,19 +20,19 @@ Direction = Literal["in", "out"]
 
 @define(eq=False)
 class Rule:
-    """One disturbance of the bytes of a node's connections."""
+    """A disturbance of the bytes of a node's connections."""
 
     #: ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
     kind: Literal["drop", "delay", "cut"]
     direction: Direction
-    peer: str | None = None  #: ``host:port`` of the client's end; None for every client
+    peer: str | None = None  #: ``host:port`` of the client; None for every client
     seconds: float = 0.0  #: length of a delay
     #: bytes to discard or connections to cut; None without limit
     left: int | None = None
 
     @property
     def place(self) -> tuple[str, str, str | None]:
-        """What a later rule has to share to replace it."""
+        """What a later rule shares with a rule that it replaces."""
         return self.kind, self.direction, self.peer
 
     def __str__(self) -> str:
@@ -63,11 +63,11 @@ def _half(data: bytes, direction: Direction) -> bytes:
 
 @define(eq=False)
 class NodeFaults:
-    """The faults of one node; changed only in the cluster's event loop."""
+    """The faults of a node; changed only in the cluster's event loop."""
 
     active: bool = False  #: at least one fault is set
     refusing: bool = False  #: new connections are closed at once
-    frozen: bool = False  #: the node does not read, write or run timers, as a stopped process
+    frozen: bool = False  #: does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
     _answers: list[_Answer] = field(factory=list, alias="answers")
     _thawed: anyio.Event | None = field(default=None, alias="thawed")
@@ -97,7 +97,7 @@ class NodeFaults:
         self._update()
 
     def replace(self, rule: Rule) -> None:
-        """Add a disturbance in the place of the same kind, direction and peer."""
+        """Add a disturbance; replace the disturbance of the same kind, direction and peer."""
         self.remove([old for old in self.rules if old.place == rule.place])
         self.add(rule)
 
@@ -115,7 +115,7 @@ class NodeFaults:
         self._update()
 
     def pending(self) -> list[str]:
-        """Return a description of each fault that is in effect."""
+        """Return a description of each fault in effect."""
         states = {"frozen": self.frozen, "refuse connections": self.refusing}
         return [*(name for name, set_ in states.items() if set_), *map(str, (*self.rules, *self._answers))]
 
@@ -146,7 +146,7 @@ class NodeFaults:
     async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
         """Apply the faults to bytes from a client (``in``), or to frames for it (``out``).
 
-        Returns the bytes to forward, and whether to close the connection after them.
+        Returns the bytes to forward, and whether to close the connection then.
         """
         await self.gate()
         for rule in list(self.rules):

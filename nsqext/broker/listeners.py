@@ -12,7 +12,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 
 make_socket = socket.socket
-"""Makes a socket; the simulation in `nsqext.testing` replaces it by a socket in memory."""
+"""Makes a socket; the simulation in `nsqext.testing` replaces it."""
 
 _LAST_PORT = 65535
 _BACKLOG = 1024
@@ -33,19 +33,19 @@ class ListenError(OSError):
 
 
 def listen(address: str) -> socket.socket:
-    """Return a non-blocking listening socket for ``host:port``; raises `ListenError`. Port 0 takes a free port.
+    """Return a non-blocking listening socket for ``host:port``, with port 0 on a free port; raises `ListenError`.
 
-    A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs do:
-    clients connect to ``localhost``, which resolves to ``::1`` first.
+    A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs:
+    ``localhost`` resolves to ``::1`` first.
     """
     waiting = _early.get(address)
     return waiting.pop(0) if waiting else _open(address)
 
 
 def listen_early(addresses: Iterable[str]) -> None:
-    """Open the sockets that `listen` returns later; `listen` reports an address that cannot be bound.
+    """Open the sockets that `listen` returns later, and that reports an address that cannot be bound.
 
-    A client that connects during the program's imports waits in the backlog instead of being refused.
+    A client that connects during the program's imports waits in the backlog, and is not refused.
     """
     for address in addresses:
         try:
@@ -66,7 +66,7 @@ def _open(address: str) -> socket.socket:
             try:
                 return _bind(socket.AF_INET6, "::", int(port))
             except OSError as error:
-                if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is compiled in and switched off
+                if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is switched off
                     raise
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return _bind(family, host, int(port))
@@ -91,12 +91,12 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 
 def peer_name(address: tuple[Any, ...]) -> str:
-    """Return ``host:port`` of a socket address, without the IPv6 prefix of IPv4 on a dual-stack socket."""
+    """Return ``host:port`` of a socket address, without the IPv6 prefix of IPv4 addresses."""
     return str(Address(str(address[0]).removeprefix(_MAPPED), address[1]))
 
 
 def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
-    """Parse ``host:port``; an empty host means the default host. Raises `InvalidSetting` for another form."""
+    """Parse ``host:port``; an empty host is the default host. Raises `InvalidSetting`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
@@ -107,7 +107,7 @@ class Ports:
     """Addresses that a cluster reserves until it is closed, even while the node behind an address is down.
 
     On Linux a bound socket that does not listen reserves its port: connections are refused, this process can listen on
-    it again, other processes cannot bind it.
+    it, others cannot bind it.
     """
 
     def __init__(self) -> None:

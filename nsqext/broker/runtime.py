@@ -39,7 +39,7 @@ _Job = Callable[..., Coroutine[Any, Any, None]]
 
 @define(eq=False)
 class _ServerTasks:
-    """Tasks of one server, with an event for the end of each."""
+    """Tasks of a server, with an event for the end of each."""
 
     ended: list[anyio.Event] = field(factory=list)
 
@@ -62,18 +62,18 @@ class _ServerTasks:
 
 @define(eq=False)
 class ManagedNode:
-    """One nsqd of the cluster with its server while it is alive."""
+    """An nsqd of the cluster, with its server while it is alive."""
 
     member: ClusterMember
     tcp: Address  #: where it listens
     http: Address
-    registration: RegistrationClient | None = None  #: registers it at lookup nodes; only in the original generation
+    registration: RegistrationClient | None = None  #: registers it at lookup nodes, in the original generation
     server: NsqdServer | None = field(default=None, init=False)  #: None while it is down
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        """Listen on the node's addresses; return when connections are accepted."""
+        """Listen; return when connections are accepted."""
         node = self.member.node
         node.exiting = False
         self.server = NsqdServer(node, str(self.tcp), str(self.http))
@@ -87,7 +87,7 @@ class ManagedNode:
             await client.run()
 
     async def kill(self) -> None:
-        """Close everything at once; return when the ports are free."""
+        """Close everything; return when the ports are free."""
         server, self.server = self.server, None
         if self._registering is not None:
             self._registering.cancel()
@@ -103,27 +103,26 @@ class ManagedNode:
 
 @define(eq=False)
 class ManagedLookupd:
-    """One nsqlookupd of the cluster with its servers while it is alive."""
+    """An nsqlookupd of the cluster, with its servers while it is alive."""
 
     lookupd: LookupServer
     app: Starlette
-    tcp: Address  #: where it listens for nsqd
-    http: Address  #: where its HTTP API listens
-    guard: HttpGuard | None = None  #: refuses HTTP requests that a foreign web page caused
+    tcp: Address  #: for nsqd
+    http: Address  #: of its API
+    guard: HttpGuard | None = None  #: refuses HTTP requests caused by foreign web pages
     server: HttpServer | None = field(default=None, init=False)  #: None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
     async def start(self, group: TaskGroup) -> None:
         """Listen; return when requests are accepted."""
-        if isinstance(self.lookupd, OriginalLookupd):  # nsqd register at it over TCP
+        if isinstance(self.lookupd, OriginalLookupd):  # nsqd register over TCP
             self._tcp_server = LookupTcpServer(self.lookupd.session)
             await self._tasks.start(group, partial(self._tcp_server.serve, listen(str(self.tcp))))
         self.server = HttpServer(self.app, guard=self.guard)
         await self._tasks.start(group, partial(self.server.serve, listen(str(self.http))))
 
     async def kill(self) -> None:
-        """Close everything at once; return when the ports are free."""
         server, self.server = self.server, None
         if self._tcp_server is not None:
             self._tcp_server.kill()
@@ -167,8 +166,6 @@ class Clock:
 
 
 class NodeChange(Enum):
-    """What happened to an nsqd."""
-
     SILENT = "killed or frozen"
     LEAVING = "about to end"
     THAWED = "running again after a freeze"
@@ -225,7 +222,6 @@ class Runtime(ABC):
                 self.ports.release()
 
     def create_servers(self) -> None:
-        """Create lookup nodes and nodes, with their addresses."""
         for number in range(self.shape.lookupds):
             name = f"l{number + 1}"
             http = self._address(self.options.lookupd_http, number)
@@ -243,7 +239,7 @@ class Runtime(ABC):
         return self.ports.take(split_address(wanted, self.options.host))
 
     def advertised(self, address: Address) -> Address:
-        """Return the address for clients of a listening address."""
+        """Return the address that clients get for a listening address."""
         return Address(self.options.broadcast_address or address.host, address.port)
 
     def _node_options(self, name: str) -> NodeOptions:
@@ -279,12 +275,11 @@ class Runtime(ABC):
     # What the generations do differently
 
     @abstractmethod
-    def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
-        """Create a lookup node."""
+    def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd: ...
 
     @abstractmethod
     def add_member(self, member: ClusterMember) -> RegistrationClient | None:
-        """Add a node; return the client that registers it at lookup nodes, if needed."""
+        """Add a node; return the client that registers it at lookup nodes, if any."""
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
         """Return the functions that run beside the servers; each calls ``task_status.started()``."""
@@ -298,15 +293,14 @@ class Runtime(ABC):
         """Create a topic with channels; return when it accepts writes."""
 
     @abstractmethod
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic."""
+    def delete_topic(self, name: str) -> None: ...
 
     def node_changed(self, member: ClusterMember, change: NodeChange) -> None:  # noqa: B027 - lookup nodes notice it themselves
-        """React to a change of a node."""
+        ...
 
     @abstractmethod
     def lookupd_changed(self, lookupd: LookupServer) -> None:
-        """React to a lookup node that was killed or started."""
+        """React to the kill or start of a lookup node."""
 
     # Nodes
 

@@ -58,7 +58,7 @@ class RuntimeRedesigned(Runtime):
         self._state_file: StateFile | None = None
 
     def create_lookupd(self, name: str, tcp: Address, http: Address) -> ManagedLookupd:
-        """Create a lookup node; the first one is the leader."""
+        """Create a lookup node; the first is the leader."""
         shown_tcp, shown_http = self.advertised(tcp), self.advertised(http)
         lookupd = Lookupd(self.coordinator, self.group, name=name, tcp=shown_tcp, http=shown_http)
         self.group.nodes.append(lookupd)
@@ -66,7 +66,7 @@ class RuntimeRedesigned(Runtime):
         return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: ClusterMember) -> None:
-        """Add a node to the coordinator, which lookup nodes show."""
+        """Add a node to the coordinator, whose nodes lookup nodes show."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.place = {"rpc_port": str(member.http.port), "id": member.number}
@@ -181,8 +181,8 @@ class RuntimeRedesigned(Runtime):
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
     """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
 
-    It shows one partition of a topic, for a negative number all partitions of the node, and no partition without a
-    topic.
+    It shows a partition of a topic, with a negative number all partitions of the node, and without a topic no
+    partition.
     """
     held = [
         replicas
@@ -240,7 +240,7 @@ class RuntimeOriginal(Runtime):
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     async def wait_registered(self) -> None:
-        """Return when every lookup node shows all nodes and topics, at the latest after 5 seconds."""
+        """Return when every lookup node shows all nodes and topics, after 5 seconds at the latest."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
             for lookupd in self._original:
                 while not self._shows_all_nodes(lookupd):  # noqa: ASYNC110 - registrations have no event
@@ -258,7 +258,7 @@ class RuntimeOriginal(Runtime):
                 found.clear()
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic on every node; return when every lookup node shows all of them."""
+        """Create a topic on every node; return when every lookup node shows it on all."""
         if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend or dispatch:
             raise InvalidInput(
                 "the original NSQ has no partitions, replicas, ordered topics, extend headers or dispatch types",

@@ -46,7 +46,7 @@ def _limits(generation: str) -> ServerLimits:
 
 
 def version_of(generation: str) -> str:
-    """Return version and build, as ``--version`` and ``/stats`` show them."""
+    """Return version and build for ``--version`` and ``/stats``."""
     return build(_limits(generation).version)
 
 
@@ -70,7 +70,7 @@ class TlsFiles:
             made.load_cert_chain(self.cert, self.key)
             if self.root_ca is not None:
                 made.load_verify_locations(self.root_ca)
-        except OSError as error:  # SSLError included
+        except OSError as error:  # and SSLError
             reason = _missing_file((self.cert, self.key, self.root_ca)) or error
             raise InvalidSetting(f"failed to build TLS config - {reason}") from error
         made.minimum_version = _VERSIONS[self.min_version]
@@ -96,16 +96,16 @@ class NsqdSettings:
 
     node: NodeOptions  #: except what follows from the other settings
     generation: str = "original"  #: ``original`` or ``redesigned``
-    tcp: str = "127.0.0.1:0"  #: ``host:port`` where it listens, port 0 for a free port
-    http: str = "127.0.0.1:0"  #: the same for HTTP
-    https: str = ""  #: the same for HTTPS; used when there is a certificate
+    tcp: str = "127.0.0.1:0"  #: ``host:port``; port 0 is a free port
+    http: str = "127.0.0.1:0"  #: of HTTP
+    https: str = ""  #: of HTTPS; used with a certificate
     broadcast_ports: tuple[int, int] = (0, 0)  #: TCP and HTTP port in lookup responses; 0 for the listening ports
     lookupd_addresses: tuple[str, ...] = ()  #: TCP addresses of lookup nodes
-    lookup_ping: float = 15.0  #: seconds between two PINGs to lookup nodes
+    lookup_ping: float = 15.0  #: seconds between two PINGs
     limits: Mapping[str, Any] = field(factory=dict)  #: members of `ServerLimits` that differ from the generation's
     tls: TlsFiles | None = None
     tls_required: str = "false"  #: ``true``, ``false`` or ``tcp-https``
-    http_guard: bool = False  #: refuse HTTP requests that a foreign web page caused; see `nsqext.http.uvicorn_server`
+    http_guard: bool = False  #: refuse HTTP requests caused by foreign web pages; see `nsqext.http.uvicorn_server`
     #: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
     http_hosts: tuple[str, ...] = ()
 
@@ -188,8 +188,8 @@ class LookupdSettings:
     """Settings of a standalone nsqlookupd; times in seconds."""
 
     generation: str = "original"  #: ``original``, or ``redesigned`` without a cluster
-    tcp: str = "127.0.0.1:0"  #: ``host:port`` where it listens, port 0 for a free port
-    http: str = "127.0.0.1:0"  #: the same for HTTP
+    tcp: str = "127.0.0.1:0"  #: ``host:port``; port 0 is a free port
+    http: str = "127.0.0.1:0"  #: of HTTP
     broadcast_address: str = "127.0.0.1"  #: its host in the answer to IDENTIFY
     inactive_producer_timeout: float = 300.0  #: when lookup responses stop showing a node without PING
     tombstone_lifetime: float = 45.0  #: how long a tombstone hides a node

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 KEY_NOT_FOUND = "Key not found"
 UNSTABLE = "the cluster is unstable"
 _NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
-_MOVE_TIMEOUT = 90.0  # seconds until a moved partition's new replica must be in sync
+_MOVE_TIMEOUT = 90.0  # seconds for the new replica of a moved partition to be in sync
 _MAX_PARTITIONS = 255
 _MAX_RETENTION_DAYS = 60
 MAX_SYNC_EVERY = 4000
@@ -135,14 +135,14 @@ def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
 
 
 def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
-    """Register exactly these channels for a topic: create them, delete all others."""
+    """Register exactly these channels for a topic: create them, delete the others."""
     coordinator.topics[name].registered = sorted(channels)
     _make_registered(coordinator, name)
     coordinator.notify_watchers(name)
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
-    """Create the registered channels of a topic; delete all others except ephemeral channels."""
+    """Create the registered channels of a topic; delete the others, except ephemeral channels."""
     topic = coordinator.topics[name]
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
@@ -175,7 +175,7 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Add partitions to a topic; raises `Refusal`, also while the cluster is not stable."""
+    """Add partitions to a topic; raises `Refusal`, also while the cluster is unstable."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if partition_num >= _MAX_PARTITIONS:
@@ -201,7 +201,7 @@ async def move_partition(
 ) -> None:
     """Move a replica of a partition, or with ``leader`` its leadership, to another node; return when done.
 
-    A target without a replica takes over the source's. Raises `Refusal` with the real server's words. Cancellation
+    A target without a replica takes over the source's. Raises `Refusal` with the real server's text. Cancellation
     leaves the old or the new state.
     """
     if source == target:
@@ -260,7 +260,7 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Move a node's partitions to other nodes, as far as another node can hold them."""
+    """Move a node's partitions to other nodes, as far as these can hold them."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return

@@ -1,7 +1,7 @@
 """The coordinator: nodes, topics, and every node's role in every partition.
 
-Everything runs in the cluster's event loop. `nsqext.broker.coordinator.topics` decides; this class executes.
-`membership` handles nodes that fail and return, `admin_ops` the requests of operators.
+It runs in the cluster's event loop. `nsqext.broker.coordinator.topics` decides, this class executes. `membership`
+handles nodes that fail and return, `admin_ops` the requests of operators.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from nsqext.broker.coordinator.topics import ClusterMember, CoordinatedPartition, TopicState
 
-_MIRROR = 0.2  # seconds between copies of channel positions to followers; a leader's crash loses later positions
+_MIRROR = 0.2  # seconds between copies of channel positions to followers; a crash of the leader loses later positions
 
-_RETRY = 1.0  # seconds after which a replica with a full disk tries to catch up again
+_RETRY = 1.0  # seconds until a replica with a full disk catches up again
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -40,19 +40,17 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Topics, partitions and nodes of one cluster."""
-
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, ClusterMember] = {}
         self.topics: dict[str, TopicState] = {}
-        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}  #: by topic and partition
+        self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}
         self.upgrading = False  #: an operator announced an upgrade
-        #: called with the topic's name after each change of it or its roles
+        #: called with the topic's name after a change of it or its roles
         self.watchers: list[Callable[[str], None]] = []
         #: topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}  #: cancels the lease of each silent node
+        self.leases: dict[str, anyio.CancelScope] = {}  #: of each silent node
         self.separated: set[frozenset[str]] = set()  #: pairs of nodes without a connection
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
@@ -60,7 +58,7 @@ class Coordinator:
         self._holds: Counter[str] = Counter()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run leases, catch-ups and channel mirroring, until cancelled."""
+        """Run leases, catch-ups and the mirroring of channels, until cancelled."""
         async with anyio.create_task_group() as self._group:
             for replicas in list(self.replica_sets.values()):  # opened from the disk
                 self.commit_when_replicated(replicas)
@@ -102,7 +100,7 @@ class Coordinator:
         return sorted(free, key=lambda name: (self._holds[name], name))
 
     def _count(self, replicas: ReplicaSet) -> None:
-        """Update the nodes' load after a change of a partition; does not slow down with more topics."""
+        """Update the nodes' load after a change of a partition, at equal cost for any number of topics."""
         key, state = (replicas.topic, replicas.partition), replicas.state
         before = self._counted.pop(key, None)
         if before is not None:
@@ -132,7 +130,7 @@ class Coordinator:
 
     @property
     def stable(self) -> bool:
-        """Whether every node is alive and every partition has all its replicas in sync."""
+        """Whether every node is alive and every replica in sync."""
         in_sync = all(set(found.state.replicas) == set(found.state.in_sync) for found in self.replica_sets.values())
         return in_sync and not self.upgrading and all(member.alive for member in self.members.values())
 
@@ -157,7 +155,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def _prefer_longest(self, replicas: ReplicaSet) -> None:
-        """If the leader lost messages on disk, elect the longest whole in-sync replica, which has all."""
+        """If the leader lost messages on disk, elect the longest whole in-sync replica."""
         before, state = replicas.leader, replicas.state
         counts = {
             name: replicas.hosts[name].partition.log.whole_count for name in state.in_sync if name in replicas.hosts
@@ -181,7 +179,7 @@ class Coordinator:
         self.apply_roles(replicas)
 
     def unhost(self, replicas: ReplicaSet, name: str) -> None:
-        """Remove a replica with its files from a node."""
+        """Remove a replica with its files."""
         replicas.hosts.pop(name, None)
         replicas.forget(name)
         self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
@@ -214,7 +212,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def apply_roles(self, replicas: ReplicaSet) -> None:
-        """Set every node's role in a partition, and start missing catch-ups."""
+        """Set every node's role in a partition; start missing catch-ups."""
         topic, state = self.topics[replicas.topic], replicas.state
         writable = state.is_writable(topic.spec)
         for name, hosted in replicas.hosts.items():
@@ -255,7 +253,7 @@ class Coordinator:
             self.mirror(replicas)
 
     def mirror(self, replicas: ReplicaSet) -> None:
-        """Copy the leader's channels to the followers that answer."""
+        """Copy the leader's channels to followers that answer."""
         state = replicas.state
         if self.reachable(state.leader):
             for name in state.in_sync:

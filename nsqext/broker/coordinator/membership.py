@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Start the lease of a killed or frozen node; its partitions stay until the lease expires."""
+    """Start the lease of a killed or frozen node, which keeps its partitions until then."""
     for replicas in coordinator.replica_sets_on(member.name):
         coordinator.apply_roles(replicas)
     if member.name not in coordinator.leases:
@@ -35,7 +35,7 @@ async def _lease(coordinator: Coordinator, member: ClusterMember, scope: anyio.C
 
 
 def left(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Move a node's partitions at once when it ends on SIGTERM (captured: failover_r3_term_leader)."""
+    """Move a node's partitions when it ends on SIGTERM (captured: failover_r3_term_leader)."""
     member.alive = False
     _stop_lease(coordinator, member)
     _gone(coordinator, member)
@@ -55,7 +55,6 @@ def thawed(coordinator: Coordinator, member: ClusterMember) -> None:
 
 
 def returned(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Take a restarted node back."""
     _stop_lease(coordinator, member)
     member.alive = member.present = True
     for replicas in coordinator.replica_sets_on(member.name):
@@ -101,8 +100,8 @@ def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
 def _replace(coordinator: Coordinator, member: ClusterMember) -> None:
     """Replace a node that stays away.
 
-    It keeps its place where no other node can hold the partition, and where it is still in sync: without a leader, it
-    may be the only node with every message.
+    It keeps its place where no other node can hold the partition, and where it is in sync: of a partition without
+    leader, it may be the only node with every message.
     """
     for replicas in coordinator.replica_sets_on(member.name):
         state, free = replicas.state, coordinator.free_nodes(replicas)

@@ -1,4 +1,4 @@
-"""The replicas of one partition: copy records, wait for acknowledgements, hand over channels."""
+"""The replicas of a partition: copy records, wait for acknowledgements, hand over channels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 def cut_tail(source: Partition, target: Partition) -> None:
     """Remove records of a replica that its leader lacks: publishes that were never acknowledged.
 
-    Records are equal in position, ids, time stamp and bytes. Everything behind the first difference is removed, and
-    everything behind records that the replica lost on disk and the leader has; both are copied again.
+    Records are equal in position, ids, time stamp and bytes. Everything behind the first difference is removed and
+    copied again, as is everything behind records that the replica lost on disk and the leader has.
     """
     leader, log = source.log, target.log
     number = log.whole_count if leader.whole_count > log.whole_count else log.end_count
@@ -54,7 +54,7 @@ def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bo
 
 
 def commit_all(partition: Partition) -> None:
-    """Make the whole queue readable: every in-sync replica has it."""
+    """Make the whole queue readable, because every in-sync replica has it."""
     last = partition.log.at(partition.log.end_count)
     if last is not None and last.count > partition.readable:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
@@ -71,7 +71,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
         is_new = name not in follower.channels
         twin = follower.set_kind(name, channel.kind)
         current = twin.state()
-        state.delayed = current.delayed  # delayed queues are handed over with the leadership
+        state.delayed = current.delayed  # handed over with the leadership
         if is_new or current != state:
             twin.read_ahead = None
             twin.restore(state, ())
@@ -100,17 +100,17 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
 
 @define(eq=False)
 class ReplicaSet:
-    """One partition and the nodes that host it."""
+    """A partition and the nodes that host it."""
 
     topic: str
     partition: int
     state: CoordinatedPartition  #: as the coordinator decided
-    #: whether a node (first name) gets answers from another node (second name)
+    #: whether a node (first name) gets answers from another node (second)
     reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
     _aligned: dict[str, int] = field(factory=dict, alias="aligned")
     _mirrored: dict[str, tuple[str, int, int]] = field(factory=dict, alias="mirrored")
-    changes: Waiters = field(factory=Waiters, init=False)  #: wakes waiting tasks
+    changes: Waiters = field(factory=Waiters, init=False)
     _refused: str = field(default="", init=False)
 
     @property
@@ -152,7 +152,7 @@ class ReplicaSet:
         return self._aligned.get(name) == self.state.epoch
 
     def mirror_to(self, name: str) -> None:
-        """Copy the leader's channels to a follower, if they changed since the last copy."""
+        """Copy the leader's channels to a follower, if changed since the last copy."""
         leader = self.leader
         version = self.state.leader, self.state.epoch, leader.changes
         if self._mirrored.get(name) != version:
@@ -160,18 +160,18 @@ class ReplicaSet:
             self._mirrored[name] = version
 
     def align(self, name: str) -> None:
-        """Make a replica a prefix of the leader's, once in each epoch."""
+        """Make a replica a prefix of the leader's, once per epoch."""
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
             self._aligned[name] = self.state.epoch
 
     def forget(self, name: str) -> None:
-        """Align a replica again before the next copy: its node was down."""
+        """Align a replica again before the next copy, because its node was down."""
         self._aligned.pop(name, None)
         self._mirrored.pop(name, None)
 
     def uncommit_tail(self) -> None:
-        """Hide a new leader's messages that an in-sync follower lacks: they could be lost after delivery."""
+        """Hide a new leader's messages that an in-sync follower lacks, and that could be lost after delivery."""
         leader = self.leader
         held = min(self.hosts[name].partition.log.end_count for name in self.state.in_sync if name in self.hosts)
         if held < leader.committed:
@@ -185,7 +185,7 @@ class ReplicaSet:
             Refusal: a replica cannot write the entries to its disk.
         """
         epoch = self.state.epoch
-        if self.state.leader not in self.hosts:  # the topic was deleted meanwhile
+        if self.state.leader not in self.hosts:  # the topic was deleted
             raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
         while not self.push(stored):
             if self._refused:

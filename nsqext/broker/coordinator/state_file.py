@@ -33,7 +33,7 @@ class StateFile:
 
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
         self._coordinator = coordinator
-        self._path = path  # replaced as a whole: a kill leaves the old or the new file
+        self._path = path  # replaced as a whole
         self._topics: dict[str, msgspec.Raw] = {}
         self._written = b""
         self._retry = False
@@ -51,7 +51,7 @@ class StateFile:
         self._write()
 
     def save(self, topic: str) -> None:
-        """Write the file after a change of a topic; encode only that topic again."""
+        """Write the file after a change of a topic, which alone is encoded again."""
         found = self._coordinator.topics.get(topic)
         if found is None:
             self._topics.pop(topic, None)
@@ -77,8 +77,8 @@ class StateFile:
     def load(self) -> None:
         """Open the topics of the file.
 
-        Topics of a missing or damaged file are rebuilt from the nodes' files, with a warning; a damaged file is renamed
-        and kept. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
+        Topics of a missing or damaged file are rebuilt from the nodes' files, with a warning; a damaged file is
+        renamed. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
         """
         topics, partitions = self._read() or self._rebuild()
         for topic in topics:
@@ -138,7 +138,7 @@ class StateFile:
         return topics, partitions
 
     def _open(self, name: str, number: int, state: CoordinatedPartition) -> None:
-        """Open a partition, led by an in-sync node with a higher epoch than before."""
+        """Open a partition, led by an in-sync node, in a new epoch."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
         leader = state.candidate(members)
@@ -154,7 +154,7 @@ class StateFile:
 def _derive_partition(held: dict[str, StoredPartition]) -> CoordinatedPartition:
     """Return a partition led by the replica that knows best what consumers have finished.
 
-    A replica with more messages becomes the leader when the partition is opened, and the others copy it.
+    A replica with more messages becomes the leader when the partition is opened.
     """
     leader = max(held, key=lambda name: sum(channel.count for channel in held[name].channels))
     return CoordinatedPartition(leader, list(held), list(held))

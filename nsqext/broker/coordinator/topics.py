@@ -1,4 +1,4 @@
-"""State of topics, partitions and nodes in the coordinator, and its decisions; no I/O."""
+"""State of topics, partitions and nodes in the coordinator, and its decisions, without I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TopicSpec:
-    """Specification of a topic; a topic with an equal specification may be created again (captured: topic_create)."""
+    """Specification of a topic, which may be created again with an equal specification (captured: topic_create)."""
 
     partition_num: int = 1
     replica: int = 1  #: copies of each partition
@@ -30,12 +30,11 @@ class TopicSpec:
 
     @property
     def shares_nodes(self) -> bool:
-        """Whether one node may hold several partitions."""
         return self.ordered or self.multi_part
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half, as captured in failover_kill_leader."""
+        """In-sync replicas that a write needs, more than half (captured: failover_kill_leader)."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
@@ -44,19 +43,19 @@ class TopicSpec:
     def place(
         self, load: Mapping[str, tuple[int, int]], existing: Mapping[int, CoordinatedPartition]
     ) -> dict[int, list[str]] | None:
-        """Choose nodes for partitions that are not placed yet, the leader first; None with too few nodes.
+        """Choose nodes for unplaced partitions, the leader first; None with too few nodes.
 
-        ``load`` has for each usable node how many partitions it leads and how many it holds.
+        ``load`` has the numbers of led and held partitions for each usable node.
         """
         if len(load) < self.nodes_needed():
             return None
         leads = {node: counts[0] for node, counts in load.items()}
-        held = dict.fromkeys(load, 0)  # partitions of this topic
+        held = dict.fromkeys(load, 0)  # of this topic
         for state in existing.values():
             for node in state.replicas:
                 if node in held:
                     held[node] += 1
-        others = {node: counts[1] - held[node] for node, counts in load.items()}  # partitions of other topics
+        others = {node: counts[1] - held[node] for node, counts in load.items()}  # of other topics
         placed: dict[int, list[str]] = {}
         for partition in range(self.partition_num):
             if partition in existing:
@@ -74,7 +73,6 @@ class TopicSpec:
         return placed
 
     def meta(self) -> TopicMeta:
-        """Return the metadata that lookup publishes."""
         return TopicMeta(
             partition_num=self.partition_num,
             replica=self.replica,
@@ -87,26 +85,24 @@ class TopicSpec:
 
 @define
 class CoordinatedPartition:
-    """One partition."""
-
     leader: str  #: elected last; may be dead
     replicas: list[str]  #: nodes with a copy, in sync or not
-    in_sync: list[str]  #: replicas with every acknowledged message, leader included
+    in_sync: list[str]  #: replicas with every acknowledged message, with the leader
     epoch: int = 1  #: grows with each election
     resigned: bool = False  #: the leader lost its majority (capture failover_kill_follower)
-    joining: set[str] = field(factory=set)  #: nodes about to join the in-sync replicas; writes wait for them
+    joining: set[str] = field(factory=set)  #: nodes about to join the in-sync replicas; writes wait
 
     def candidate(self, alive: Collection[str]) -> str | None:
-        """Return the in-sync node that should lead, preferably the present leader; None if all are dead.
+        """Return the in-sync node that should lead, preferably the leader; None if all are dead.
 
-        A node out of sync is never chosen: it may lack acknowledged messages.
+        A node out of sync may lack acknowledged messages.
         """
         if self.leader in alive and self.leader in self.in_sync:
             return self.leader
         return next((node for node in self.in_sync if node in alive), None)
 
     def promote(self, node: str, present: Collection[str]) -> None:
-        """Make an in-sync node the leader with a higher epoch, without absent in-sync replicas."""
+        """Make an in-sync node the leader, in a new epoch without absent in-sync replicas."""
         self.leader = node
         self.epoch += 1
         self.resigned = False
@@ -131,8 +127,6 @@ class CoordinatedPartition:
 
 @define
 class TopicState:
-    """One topic."""
-
     name: str
     spec: TopicSpec
     partitions: dict[int, CoordinatedPartition] = field(factory=dict)
@@ -144,13 +138,11 @@ class TopicState:
 
 @define(eq=False)
 class ClusterMember:
-    """One node."""
-
     name: str  #: for example ``n1``
-    node: Node  #: the nsqd; survives a kill, as its disk would
+    node: Node  #: survives a kill, as its disk would
     tcp: Address  #: for clients
-    http: Address  #: its HTTP API
-    number: int  #: its position among the nodes, from 1
+    http: Address  #: of its API
+    number: int  #: its place among the nodes, from 1
     alive: bool = True
     isolated: bool = False  #: serves clients; neither the coordinator nor other nodes reach it
     present: bool = True  #: alive, or with an unexpired lease
@@ -162,7 +154,7 @@ class ClusterMember:
 
     @property
     def address(self) -> str:
-        """``host:http_port``, the name that tombstones use."""
+        """``host:http_port``, its name in tombstones."""
         return f"{self.http.host}:{self.http.port}"
 
     @property
@@ -181,5 +173,5 @@ class ClusterMember:
 
     @property
     def distributed_id(self) -> str:
-        """Its id in the cluster, made of host, RPC port (the HTTP port), TCP port and number."""
+        """Its id in the cluster: host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"

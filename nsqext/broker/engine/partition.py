@@ -52,7 +52,7 @@ class Partition:
         self.committed: int = 0  #: number of the last committed message
         self.readable: int = 0  #: number of the last message for channels
         self.readable_offset: int = 0  #: offset behind it
-        self.suspended: bool = False  #: another node is the leader: consumers are refused
+        self.suspended: bool = False  #: another node is the leader, consumers are refused
         self.paused: bool = False  #: channels get no messages (original server)
         self.touched: bool = False  #: a deadline may have changed since the last `tick`
         self.changes: int = 0  #: grows with each change of the channels' stored state and each removal of records

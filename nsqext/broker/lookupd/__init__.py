@@ -1,1 +1,1 @@
-"""nsqlookupd: HTTP APIs of both generations, registrations over TCP, and the client side of registrations."""
+"""nsqlookupd: HTTP APIs of both generations, registrations over TCP, and their client side."""

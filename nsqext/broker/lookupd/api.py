@@ -38,8 +38,6 @@ _MEBIBYTE = 1024 * 1024
 
 
 class _RedesignedRoutes:
-    """The handlers of one lookup node."""
-
     def __init__(self, lookupd: Lookupd) -> None:
         self.lookupd = lookupd
         self.coordinator = lookupd.coordinator
@@ -131,7 +129,7 @@ class _RedesignedRoutes:
         changes: dict[str, Any] = {}
         if call.arg("replicator"):
             changes["replica"] = read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR)
-        # negative: the setting stays as it is
+        # negative: the setting stays
         if (sync := call.number("syncdisk", BAD_SYNC, default="-1")) >= 0:
             changes["sync_every"] = sync
         if (days := call.number("retention", default="-1")) >= 0:
@@ -201,7 +199,7 @@ class _RedesignedRoutes:
         return node
 
     def stats(self, call: Call) -> object:
-        """Answer `/cluster/stats`: loads are the bytes in the nodes' queues, plus a constant."""
+        """Answer `/cluster/stats`: a load is the bytes in a node's queues, plus a constant."""
         self._must_lead(text="E_FAILED_ON_NOT_LEADER")
         leads: dict[str, int] = {}
         holds: dict[str, int] = {}
@@ -225,18 +223,18 @@ class _RedesignedRoutes:
         return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
 
     def remove_node(self, call: Call) -> None:
-        """Answer `/cluster/node/remove`: move the node's partitions to others, one after another."""
+        """Answer `/cluster/node/remove`: move the node's partitions, one after another."""
         node = call.arg("remove_node")
         self._must_lead()
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
 
     def upgrade(self, upgrading: bool, call: Call) -> None:
-        """Answer `/cluster/upgrade/begin` and `/done`: the cluster counts as unstable between them."""
+        """Answer `/cluster/upgrade/begin` and `/done`, between which the cluster is unstable."""
         self._must_lead()
         self.coordinator.upgrading = upgrading
 
     def balance(self, call: Call) -> None:
-        """Answer `/cluster/balance/topn`; without effect, because placement is always even."""
+        """Answer `/cluster/balance/topn`, without effect: placement is always even."""
         len(call.args)  # refuses unreadable arguments
         self._must_lead()
 
@@ -249,12 +247,11 @@ class _RedesignedRoutes:
         (group.hidden.discard if restored else group.hidden.add)(node)
 
     def disable_write(self, call: Call) -> None:
-        """Answer `/disable/write`: access=w shows no topics (``all``), or no ordered topics (``ordered``)."""
+        """Answer `/disable/write`: access=w shows no topics (``all``) or no ordered topics (``ordered``)."""
         kind = call.arg("type")
         self.lookupd.write_disabled = kind if kind in ("all", "ordered") else ""
 
     async def move(self, call: Call) -> None:
-        """Answer `/topic/partition/move` after the move."""
         topic = call.arg("topic", "MISSING_ARG_TOPIC")
         fault, missing = "INVALID_ARG_TOPIC_PARTITION_NUM", "MISSING_ARG_TOPIC_PARTITION"
         partition = read_ranged(call, "partition", 0, 254, fault, missing=missing)
@@ -334,5 +331,4 @@ def _load(size: int) -> float:
 
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
-    """Return the HTTP application of a lookup node."""
     return application(_RedesignedRoutes(lookupd).table())

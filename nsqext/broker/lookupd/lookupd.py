@@ -1,7 +1,7 @@
 """Lookup nodes without sockets, and what they show: the cluster's present state, a snapshot, or nothing.
 
-Query parameters are checked in the real server's order, and refused with its texts. The real servers have no `/metrics`
-on this port: it has the text format of Prometheus.
+Query parameters are checked in the real server's order, and refused with its texts. `/metrics`, which the real servers
+lack on this port, has the text format of Prometheus.
 """
 
 from __future__ import annotations
@@ -32,24 +32,20 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @frozen
 class ListedPartition:
-    """One partition."""
-
     registered: str | None  #: the connected node that registered as leader; accepts writes
-    reader: str | None  #: the node for consumers; may refuse writes at the moment
+    reader: str | None  #: the node for consumers; may refuse writes
     channels: tuple[str, ...]  #: registered by the leader; empty while it accepts no writes
 
 
 @frozen
 class TopicView:
-    """One topic."""
-
     name: str
     spec: TopicSpec
     partitions: Mapping[int, ListedPartition] = field(factory=dict)
 
 
 class LiveView:
-    """The present state of the cluster: connected nodes and topics, by name."""
+    """The present state of the cluster: connected nodes and topics."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -72,13 +68,13 @@ class LiveView:
         leader = replicas.state.leader
         if not self.coordinator.members[leader].alive:
             return ListedPartition(None, None, ())
-        if not self.coordinator.writable(replicas):  # its leader withdraws its registrations, channels included
+        if not self.coordinator.writable(replicas):  # its leader withdraws its registrations, with channels
             return ListedPartition(None, leader, ())
         return ListedPartition(leader, leader, tuple(replicas.leader.channels))
 
 
 class ClusterSnapshot:
-    """A copy of a view, or an empty one; later changes are not shown."""
+    """A copy of a view without later changes, or an empty view."""
 
     def __init__(self, view: ClusterView | None = None) -> None:
         self._peers = dict(view.peers()) if view else {}
@@ -102,7 +98,7 @@ ClusterView = LiveView | ClusterSnapshot
 
 @define(eq=False, kw_only=True)
 class LookupServer(ABC):
-    """One lookup node without its sockets."""
+    """A lookup node without sockets."""
 
     name: str = "nsqlookupd"  #: for example ``l1`` in a cluster
     tcp: Address = _UNKNOWN
@@ -112,7 +108,7 @@ class LookupServer(ABC):
 
     @abstractmethod
     def show_current(self) -> None:
-        """Show the present state of the cluster again, without delay."""
+        """Show the present state of the cluster, without delay."""
 
     @abstractmethod
     def show_nothing(self) -> None:
@@ -120,7 +116,7 @@ class LookupServer(ABC):
 
     @abstractmethod
     def show_snapshot(self) -> None:
-        """Show the state of this moment from now on."""
+        """Show the present state from now on."""
 
     def delayed(self, handler: Handler) -> Handler:
         """Wrap a handler so that its response is sent after `delay` seconds."""
@@ -135,8 +131,6 @@ class LookupServer(ABC):
 
 @define(eq=False)
 class Lookupd(LookupServer):
-    """One lookup node."""
-
     coordinator: Coordinator
     group: LookupdGroup  #: all lookup nodes of the cluster
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
@@ -146,7 +140,7 @@ class Lookupd(LookupServer):
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads the group; only the leader changes topics."""
+        """Whether it leads the group and may change topics."""
         return self.group.leader is self
 
     @property
@@ -154,7 +148,7 @@ class Lookupd(LookupServer):
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:nsqlookup"
 
     def entry(self) -> dict[str, Any]:
-        """Return its entry in `/listlookup`; ports are strings (captured: lookupd_basic)."""
+        """Return its entry in `/listlookup`, with texts as ports (captured: lookupd_basic)."""
         return {
             "ID": self.id,
             "NodeIP": self.tcp.host,
@@ -177,15 +171,15 @@ class Lookupd(LookupServer):
 
 @define(eq=False)
 class LookupdGroup:
-    """The lookup nodes of a cluster, one of them the leader."""
+    """Lookup nodes of a cluster, with one leader."""
 
-    nodes: list[Lookupd] = field(factory=list)  #: in order
+    nodes: list[Lookupd] = field(factory=list)
     hidden: set[str] = field(factory=set)  #: ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
-    epoch: int = 0  #: grows with each change of the leader
-    leader: Lookupd | None = None  #: None before the first election
+    epoch: int = 0  #: grows with each election
+    leader: Lookupd | None = None
 
     def elect(self) -> None:
-        """Elect the first live node, unless the present leader is alive."""
+        """Elect the first live node, unless the leader is alive."""
         if self.leader is not None and self.leader.alive:
             return
         before = self.leader
@@ -203,7 +197,6 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
-    """Return an argument as a number within bounds, or raise the fault."""
     value = call.number(name, fault, **given)
     if not low <= value <= high:
         raise HttpFault(400, fault)
@@ -211,13 +204,11 @@ def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given:
 
 
 def read_partition_num(call: Call) -> int:
-    """Return the number of partitions of a topic."""
     missing = "MISSING_ARG_TOPIC_PARTITION_NUM"
     return read_ranged(call, "partition_num", 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM", missing=missing)
 
 
 def read_topic(call: Call) -> tuple[str, TopicSpec]:
-    """Return name and specification of a topic to create."""
     return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
         partition_num=read_partition_num(call),
         replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
@@ -232,7 +223,6 @@ def read_topic(call: Call) -> tuple[str, TopicSpec]:
 
 
 def read_deletion(call: Call) -> str:
-    """Return the name of a topic to delete."""
     name = call.arg("topic", "MISSING_ARG_TOPIC")
     if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
         raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -240,13 +230,12 @@ def read_deletion(call: Call) -> str:
 
 
 def read_channel(call: Call) -> tuple[str, str]:
-    """Return the names of a topic and a channel."""
     topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
 
 
 def read_kind(call: Call) -> ChannelKind | None:
-    """Return the type of a new channel, None for the default; an extension of this broker (key-failover)."""
+    """Return the type of a new channel, None for the default; the real server has only the default."""
     try:
         return make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
     except Refusal as refusal:
@@ -259,7 +248,6 @@ def check_log_level(call: Call) -> None:
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
-    """Return the member ``meta`` of a response."""
     return dict(sorted(asdict(spec.meta()).items()))
 
 
@@ -289,7 +277,7 @@ def _for_consumers(lookupd: Lookupd, topic: TopicView | None, partition: str) ->
 
 
 def _unusual_spelling(topic: TopicView, partition: str) -> dict[str, int]:
-    """Return a partition that the consumer spells differently from registrations (``00``), under its spelling."""
+    """Return a partition that the consumer spells differently (``00``), under its spelling."""
     try:
         number = parse_int(partition)
     except ValueError:
@@ -320,7 +308,7 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
 
     access=w shows only partitions that accept writes and have a channel; access=r also partitions that accept no writes
-    at the moment. The response has ``meta`` if ``metainfo`` is given.
+    at the moment. ``metainfo`` adds ``meta``.
     """
     topic = lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
@@ -341,7 +329,6 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
 
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
-    """Return the metrics of a redesigned lookup node."""
     topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
     partitions = {name: topic.partitions.values() for name, topic in topics.items()}
     channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}

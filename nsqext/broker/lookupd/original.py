@@ -29,12 +29,12 @@ _NO_TOPIC = "MISSING_ARG_TOPIC"
 
 @define(eq=False)
 class OriginalLookupd(LookupServer):
-    """One lookup node where nsqd register over TCP: original, or redesigned without a cluster."""
+    """A lookup node where nsqd register over TCP: original, or redesigned without a cluster."""
 
     registry: Registry
     version: str
     broadcast_address: str = "127.0.0.1"  #: its host in the response to IDENTIFY
-    #: another registry while a fault is injected
+    #: another registry during a fault
     view: Registry = field(init=False, default=Factory(lambda self: self.registry, takes_self=True))
 
     def session(self, remote: str, *, partitions: bool = False) -> LookupSession:
@@ -63,8 +63,6 @@ def _topic_and_channel(call: Call) -> tuple[str, str]:
 
 @define(eq=False)
 class _OriginalRoutes:
-    """The handlers of one lookup node."""
-
     lookupd: OriginalLookupd
 
     def info(self, call: Call) -> object:
@@ -146,7 +144,6 @@ class _OriginalRoutes:
 
 
 def original_app(lookupd: OriginalLookupd) -> Starlette:
-    """Return the HTTP application of a lookup node."""
     routes = _OriginalRoutes(lookupd)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/info", routes.info),
@@ -169,7 +166,7 @@ def original_app(lookupd: OriginalLookupd) -> Starlette:
 
 @define(eq=False)
 class _StandaloneRoutes:
-    """The handlers; captured on a real nsqlookupd without cluster id and a registered standalone nsqd."""
+    """The handlers; captured on a real nsqlookupd without cluster id and a standalone nsqd."""
 
     lookupd: OriginalLookupd
 
@@ -244,7 +241,7 @@ class _StandaloneRoutes:
         return {"stable": False, "node_stat_list": [], "topn_topics": []}
 
     def refuse(self, call: Call, *, read: Handler | None = None, text: str = "MISSING_COORDINATOR") -> object:
-        """Refuse an operation that needs a cluster, after a check of its arguments."""
+        """Check the arguments of an operation that needs a cluster, and refuse it."""
         if read is not None:
             read(call)
         raise HttpFault(500, text)
@@ -279,7 +276,6 @@ def _selects(number: str, partition: str) -> bool:
 
 
 def standalone_app(lookupd: OriginalLookupd) -> Starlette:
-    """Return the HTTP application of a lookup node without a cluster."""
     routes = _StandaloneRoutes(lookupd)
     queries: list[tuple[str, Handler]] = [
         ("/info", routes.info),

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
     from nsqext.types import Address
 
-_TIMEOUT = 5.0  # the real nsqd waits one second, which a busy machine may exceed between two programs
+_TIMEOUT = 5.0  # the real nsqd waits one second, which a busy machine may exceed
 _CLOSE_TIMEOUT = 1.0  # seconds
-_POLL = 1.0  # seconds between two looks at the configured lookup nodes
-_QUESTIONS = 4  # concurrent questions about new topics: with thousands, the connection pool takes quadratic time
+_POLL = 1.0  # seconds between two checks of the configured lookup nodes
+_QUESTIONS = 4  # concurrent questions about new topics; with thousands, the connection pool takes quadratic time
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
@@ -39,12 +39,12 @@ _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 @define(eq=False)
 class _LookupConnection:
-    """Connection to one lookup node; ``stream`` is None while closed."""
+    """Connection to a lookup node; ``stream`` is None while closed."""
 
-    address: str  #: ``host:port`` of the lookup node's TCP side
+    address: str  #: ``host:port`` of the TCP side
     stream: SocketStream | None = None
     info: PeerInfo | None = None  #: response to IDENTIFY; None before
-    reported: bool = False  #: its failure was logged; logged again only after a new connection
+    reported: bool = False  #: its failure was logged, once per connection
 
     async def connect(self, identity: PeerInfo) -> None:
         """Connect and identify; raises one of `_FAILURES`."""
@@ -91,10 +91,10 @@ class RegistrationClient:
         known_channels: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
         self.node = node  #: its ``on_…`` callbacks are set
-        self._partitions = partitions  # registers partitions (redesigned generation) instead of topics
+        self._partitions = partitions  # registers partitions (redesigned generation), not topics
         # channels of a topic that lookup nodes of this process know; None to ask over HTTP
         self._known_channels = known_channels
-        self.ping_interval = ping_interval  #: seconds between two PINGs and between retries of failed connections
+        self.ping_interval = ping_interval  #: seconds between two PINGs, and between retries of failed connections
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
             tcp_port=tcp.port,
@@ -165,7 +165,7 @@ class RegistrationClient:
             self._commands.pop(0)
 
     async def _update_connections(self) -> None:
-        """Connect to lookup nodes added to the configuration, disconnect from removed lookup nodes."""
+        """Connect to new lookup nodes of the configuration, disconnect from removed lookup nodes."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
             logger.info("LOOKUP(%s): removing peer", address)
@@ -178,7 +178,7 @@ class RegistrationClient:
 
     async def _send(self, connection: _LookupConnection, command: bytes) -> None:
         if connection.stream is None:
-            await self._connect(connection)  # registers everything, the subject of this command included
+            await self._connect(connection)  # registers everything, with the subject of this command
             return
         _log_command(connection, command)
         try:

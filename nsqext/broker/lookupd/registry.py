@@ -48,13 +48,13 @@ class Registration(NamedTuple):
 class RegisteredNode:
     """An nsqd that sent IDENTIFY."""
 
-    id: str  #: its end of the connection, ``host:port``
+    id: str  #: ``host:port`` of its end of the connection
     members: dict[str, Any]  #: its entry in `/lookup`
     last_seen: int  #: last PING, in nanoseconds since 1970
 
     @property
     def address(self) -> str:
-        """``host:http_port``, the name that tombstones use."""
+        """``host:http_port``, its name in tombstones."""
         return f"{self.members['broadcast_address']}:{self.members['http_port']}"
 
 
@@ -63,12 +63,12 @@ class ListedProducer:
     """A node in one registration."""
 
     node: RegisteredNode
-    hidden_at: int | None = None  #: when a tombstone was set, in nanoseconds since 1970; None without
+    hidden_at: int | None = None  #: when a tombstone was set, in nanoseconds since 1970
 
 
 @define(eq=False)
 class Registry:
-    """All registrations of one lookup node."""
+    """The registrations of a lookup node."""
 
     wall: Callable[[], int]  #: nanoseconds since 1970
     inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
@@ -77,7 +77,6 @@ class Registry:
     _by_key: dict[tuple[str, str], dict[Registration, None]] = field(factory=dict, init=False)
 
     def snapshot(self) -> Registry:
-        """Return a copy, which later changes do not reach."""
         made = self.empty()
         for registration, held in self._table.items():
             made.add(registration)
@@ -96,7 +95,7 @@ class Registry:
             producers.setdefault(node.id, ListedProducer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Remove a registration, or one node from it; an empty ephemeral registration is removed."""
+        """Remove a registration, or a node from it; an empty ephemeral registration disappears."""
         if node is None:
             self._delete(registration)
             return
@@ -113,7 +112,7 @@ class Registry:
             self._by_key.pop(registration[:2], None)
 
     def withdraw(self, registration: Registration, node: RegisteredNode) -> None:
-        """Remove one node from a registration, which stays even for an ephemeral name."""
+        """Remove a node from a registration, which stays even for an ephemeral name."""
         self._table.get(registration, {}).pop(node.id, None)
 
     def remove_node(self, node: RegisteredNode) -> None:
@@ -162,14 +161,14 @@ class Registry:
 
 @define(eq=False)
 class LookupSession:
-    """One connection of an nsqd: executes its commands and returns responses."""
+    """Connection of an nsqd: executes its commands and returns responses."""
 
     registry: Registry
-    remote: str  #: the nsqd's end of the connection, ``host:port``
+    remote: str  #: ``host:port`` of the nsqd
     own: PeerInfo  #: response to IDENTIFY
-    partitions: bool = False  #: registrations name a partition after the topic (redesigned generation)
+    partitions: bool = False  #: registrations have a topic and a partition (redesigned generation)
     node: RegisteredNode | None = field(default=None, init=False)  #: None before IDENTIFY
-    closing: bool = field(default=False, init=False)  #: close the connection after the responses
+    closing: bool = field(default=False, init=False)  #: close after the responses
     _parser: LookupdCommandParser = field(init=False)
 
     @_parser.default
@@ -193,7 +192,7 @@ class LookupSession:
         return b"".join(responses)
 
     def end(self) -> None:
-        """Remove the nsqd's registrations: its connection ended."""
+        """Remove the nsqd's registrations at the end of its connection."""
         if self.node is not None:
             self.registry.remove_node(self.node)
 
@@ -221,7 +220,7 @@ class LookupSession:
         return self.own.encode()
 
     def _registrations(self, command: LookupdCommand) -> tuple[Registration, str]:
-        """Return the topic's registration, and the prefix of the channel in its channels' subkeys."""
+        """Return the topic's registration, and the prefix of its channels' subkeys."""
         if not self.partitions:
             return Registration("topic", command.topic), ""
         return Registration("topic", command.topic, str(command.partition)), f"{command.partition}:"
@@ -250,8 +249,6 @@ class LookupSession:
 
 
 class LookupTcpServer:
-    """Accepts connections of nsqd."""
-
     def __init__(self, make_session: Callable[[str], LookupSession]) -> None:
         self._make_session = make_session  # gets ``host:port`` of a connection
         self._scope = anyio.CancelScope()
@@ -278,7 +275,7 @@ class LookupTcpServer:
                 sock, peer = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 continue
-            except OSError:  # out of file descriptors: the connection stays in the backlog
+            except OSError:  # no file descriptor is free: the connection stays in the backlog
                 await anyio.sleep(_ACCEPT_PAUSE)
                 continue
             sock.setblocking(False)
@@ -298,7 +295,7 @@ class LookupTcpServer:
                     await anyio.wait_writable(sock)
                     rest = rest[sock.send(rest) :]
         except OSError:
-            return  # the connection is broken
+            return
         finally:
             session.end()
             sock.close()

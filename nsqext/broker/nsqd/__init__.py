@@ -1,1 +1,1 @@
-"""A node: what it hosts, the server role of its connections, its TCP and HTTP servers."""
+"""A node: partitions, the server role of its connections, its TCP and HTTP servers."""

@@ -27,13 +27,12 @@ _GRANT: Schema = {"topic": str, "channels": [str], "permissions": [str]}
 _REPLY: Schema = {"ttl": int, "authorizations": [_GRANT], "identity": str, "identity_url": str}
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _KEEP_METHOD = frozenset((307, 308))
-_MOST_REQUESTS = 10  # of Go's client, redirects included
+_MOST_REQUESTS = 10  # of Go's client, with redirects
 
 _Matcher = Callable[[str], bool]
 
 
-class _BadReply(Exception):
-    """Invalid reply of an auth server."""
+class _BadReply(Exception): ...
 
 
 @frozen
@@ -52,12 +51,10 @@ class _Grant:
 
 @frozen
 class Authorizations:
-    """What a client may do."""
-
     secret: bytes = field(repr=False)  #: of AUTH; never shown
-    identity: str  #: name at the auth server
-    identity_url: str  #: page about it
-    grants: tuple[_Grant, ...]  #: by topic and channel
+    identity: str
+    identity_url: str
+    grants: tuple[_Grant, ...]
     expires: float  #: clock time at which to ask the auth server again
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -91,7 +88,7 @@ def _grant(members: Mapping[str, Any]) -> _Grant:
 
 
 async def _request(client: HttpClient, method: str, url: str, content: bytes = b"") -> HttpReply:
-    """Send a request and follow redirects as Go's client does."""
+    """Send a request and follow redirects as Go's client."""
     for _ in range(_MOST_REQUESTS):
         headers = _JSON if method == "POST" else _ACCEPT
         reply = await client.request(method, url, headers=headers, content=content)
@@ -124,7 +121,7 @@ async def query_auth(
             url = address if "://" in address else f"http://{address}/auth"
             try:
                 if options.auth_method == "post":
-                    # a list for each value, as in the original server's POST
+                    # lists, as in the original server's POST
                     texts = {name: text.encode("utf-8", "surrogateescape") for name, text in values.items()}
                     body = dump({name: [text.decode("utf-8", "replace")] for name, text in texts.items()})
                     reply = await _request(client, "POST", url, body)

@@ -35,7 +35,7 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB_ADVANCED; first parse the start position."""
+    """Parse the start position, then run SUB."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -136,7 +136,7 @@ def _check_hosted(session: Session, place: _Place, *, ordered: bool) -> Hosted:
 
 
 def rdy(session: Session, command: Command) -> None:
-    """Run RDY; ignored after CLS."""
+    """Apply the RDY count; ignored after CLS."""
     check_state("RDY", session.state)
     if session.state is State.CLOSING or session.subscriber is None:
         return
@@ -156,7 +156,6 @@ def _subscribed(session: Session, verb: str) -> SessionSubscriber:
 
 
 def fin(session: Session, command: Command) -> None:
-    """Run FIN; success has no answer."""
     subscriber = _subscribed(session, "FIN")
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
@@ -176,7 +175,6 @@ def fin(session: Session, command: Command) -> None:
 
 
 def req(session: Session, command: Command) -> None:
-    """Run REQ; success has no answer."""
     subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
@@ -192,7 +190,6 @@ def req(session: Session, command: Command) -> None:
 
 
 def touch(session: Session, command: Command) -> None:
-    """Run TOUCH; success has no answer."""
     subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:
@@ -204,7 +201,7 @@ def touch(session: Session, command: Command) -> None:
 
 
 def cls(session: Session, _: Command) -> None:
-    """Run CLS: deliveries end; FIN, REQ and TOUCH remain allowed."""
+    """End deliveries; FIN, REQ and TOUCH remain allowed."""
     check_state("CLS", session.state)
     _subscribed(session, "CLS")
     session.set_ready(0)
@@ -240,7 +237,7 @@ def _compress(session: Session, *, secured: bool) -> None:
 
 
 def nop(_: Session, __: Command) -> None:
-    """Run NOP: its reception keeps the connection alive."""
+    """Do nothing: the reception keeps the connection alive."""
 
 
 def _create_topic(session: Session, command: Command) -> None:

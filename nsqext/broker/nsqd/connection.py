@@ -2,8 +2,7 @@
 
 A connection has no task. The event loop calls it when its socket is readable, the server calls `ServerConnection.send`
 when its session has output. Only commands that wait (for replicas, for an auth server) and injected faults run in a
-task. After a turn of commands the other connections run first. A client that does not read its replies is not read
-from.
+task. After a turn of commands the other connections run. A client that does not read its replies is not read from.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ class Host(Protocol):
 
 
 class ServerConnection:
-    """One client."""
-
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
-        self._socket = sock  # connected, non-blocking
+        self._socket = sock
         self.session: Session = session
         self._faults = faults
         self._loop = loop  # of asyncio
@@ -120,7 +117,7 @@ class ServerConnection:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the client must read before another command runs; `_writable` continues then."""
+        """Whether the client must read before another command runs; `_writable` then continues."""
         return bool(self._backlog or self._carrying) and not self.session.has_room
 
     def _next_turn(self) -> None:
@@ -157,7 +154,6 @@ class ServerConnection:
     # Writing
 
     def send(self) -> None:
-        """Send the session's output, without waiting."""
         session = self.session
         session.unmark()
         if self._ended:
@@ -191,7 +187,7 @@ class ServerConnection:
             return
         self._backlog = b""
         if not self.session.output.urgent:
-            # also when the socket took everything: a session with too much to send chokes itself
+            # also when the socket took everything, because a session with much to send chokes itself
             self.session.relieve()
 
     def _writable(self) -> None:
@@ -242,7 +238,7 @@ class ServerConnection:
         self._stop_writing()
         self._host.gone(self)
         self.session.end()
-        # unread bytes in the socket would make the kernel reset the connection before the client has read its replies
+        # unread bytes would make the kernel reset the connection before the client has read its replies
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             for _ in range(_LAST_READS):

@@ -38,14 +38,14 @@ _DAY = 24
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 SHORTEST_TICK = 0.05
 """Seconds between two ticks of a node with changed deadlines."""
-_LONGEST_TICK = 0.25  # seconds between two ticks of any other node, for heartbeats of new connections
+_LONGEST_TICK = 0.25  # seconds between two ticks otherwise, for heartbeats of new connections
 _EPOCH = 1288834974288  # 2012-10-28 in units of 2**20 ns, the start of the original server's ids
 _ID_SHIFT = 22
 
 
 @define(eq=False)
 class NodePublisher:
-    """Publishes of one client to one partition."""
+    """Publishes of a client to a partition."""
 
     peer: str  #: ``host:port`` of the client
     user_agent: str  #: from its IDENTIFY
@@ -55,9 +55,8 @@ class NodePublisher:
 
 @define(eq=False)
 class PublishStats:
-    """Counts of one partition."""
+    """Counts of a partition."""
 
-    #: by size; below 100 bytes, 1 KiB, 2 KiB, 4 KiB, …
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
     #: by duration of the publish; below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
@@ -65,7 +64,7 @@ class PublishStats:
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:
-        """Count messages by body size at a time (nanoseconds since 1970)."""
+        """Count messages by body size; ``now`` in nanoseconds since 1970."""
         total = 0
         for size in sizes:
             total += size
@@ -95,11 +94,11 @@ class Hosted:
 
     partition: Partition
     meta: TopicMeta = field(factory=TopicMeta)  #: the topic in lookup responses
-    leader: bool = True  #: this node leads; a follower refuses publishes and consumers
+    leader: bool = True  #: a follower refuses publishes and consumers
     writable: bool = True  #: the in-sync replicas are a majority
-    epoch: int = 0  #: grows with each change of the leader
+    epoch: int = 0  #: grows with each election
     #: returns when every in-sync replica has the entries; None without other replicas. Raises `RequestError` after a
-    #: change of the replicas, `Refusal` for a full disk.
+    #: change of the replicas, `Refusal` for a full disk
     replicate: Callable[[Stored], Awaitable[None]] | None = None
     auto_create_channels: bool = True  #: SUB creates an unknown channel
     waiting: int = 0  #: bytes of publishes waiting for replicas
@@ -107,7 +106,7 @@ class Hosted:
     storing: anyio.Event | None = None
     traced: bool = False  #: logs publishes (`/message/trace/enable`)
     failed: int = 0  #: failed publishes
-    #: end of the queue at the last flush, offset and messages (redesigned node without a cluster)
+    #: end of the queue at the last flush, offset and messages (redesigned node without cluster)
     flushed: tuple[int, int] = (0, 0)
     deliveries: dict[str, int] = field(factory=dict)  #: messages per channel (original generation)
     traffic: PublishStats = field(factory=PublishStats)
@@ -119,7 +118,7 @@ class Switches:
 
     allow_ext_compatible: bool = False  #: see `NodeOptions`
     allow_sub_ext_compatible: bool = False  #: see `NodeOptions`
-    max_connections: int = 0  #: 0 for no limit
+    max_connections: int = 0  #: 0 without limit
     max_pub_waiting: int = 0  #: see `NodeOptions`
     write_disabled: str = ""  #: ``all``, ``ordered`` or empty (`/disable/write`)
     lookupd_addresses: list[str] = field(factory=list)  #: TCP addresses, original generation
@@ -128,7 +127,7 @@ class Switches:
 
 
 class ConnectedClient(Protocol):
-    """A session as its node, its checks and the statistics see it; see `nsqext.broker.nsqd.session.Session`."""
+    """The part of `nsqext.broker.nsqd.session.Session` that its node, its checks and the statistics use."""
 
     id: int
     node: Node
@@ -151,23 +150,22 @@ class ConnectedClient(Protocol):
     def expire_output(self, now: float) -> float: ...
 
 
-def _nothing(*_: object) -> None:
-    """Stand in for a missing callback."""
+def _nothing(*_: object) -> None: ...
 
 
 def _level(channel: str) -> int:
-    """Return the log level for a channel; ephemeral channels begin and end with connections."""
+    """Return the log level for a channel; ephemeral channels come and go with connections."""
     return logging.DEBUG if is_ephemeral(channel) else logging.INFO
 
 
 class Node:
-    """One nsqd without its sockets."""
+    """An nsqd without sockets."""
 
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
         self.name: str = name
         self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()
-        # what it offers; snappy only where cramjam is installed
+        # snappy only if cramjam is installed
         limits = self.options.limits
         self.limits: ServerLimits = evolve(limits, snappy=limits.snappy and find_spec("cramjam") is not None)
         self.switches: Switches = Switches(
@@ -177,29 +175,29 @@ class Node:
             self.options.max_pub_waiting,
             log_level=2,
         )
-        #: options that name it in its cluster, ``rpc_port`` and ``id``; empty without a cluster
+        #: ``rpc_port`` and ``id`` in its cluster
         self.place: dict[str, Any] = {}
         self.started: int = self.options.wall()  #: nanoseconds since 1970
         #: added to internal ids by the original generation, to resemble the real server's
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
         self.hosted: dict[tuple[str, int], Hosted] = {}  #: by topic and number
-        self.schedule: Schedule = Schedule()  #: deadlines of the partitions
-        self.turn: Turn = Turn()  #: commands of a client in execution
-        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)  #: of all queues together
+        self.schedule: Schedule = Schedule()
+        self.turn: Turn = Turn()
+        self.memory: MemoryBudget = MemoryBudget(self.options.node_memory_bound)
         self.sessions: dict[int, ConnectedClient] = {}  #: by number
         self.dirty: list[ConnectedClient] = []  #: clients to send to or to close
-        #: called with a topic that a client's command created
+        #: called with a topic created by a client's command
         self.on_topic_created: Callable[[str], None] = _nothing
-        #: called with topic, partition and channel that a client's command created
+        #: called with topic, partition and channel created by a client's command
         self.on_channel_created: Callable[[str, int, str], None] = _nothing
-        #: called with a topic that an HTTP request or its last client deleted
+        #: called with a topic deleted by an HTTP request or its last client
         self.on_topic_deleted: Callable[[str], None] = _nothing
-        #: called with topic, partition and channel of a deletion
+        #: called with topic, partition and deleted channel
         self.on_channel_deleted: Callable[[str, int, str], None] = _nothing
         self.wake: Callable[[], None] = _nothing  #: called when ``dirty`` gets its first entry; set by the server
         #: called with the ``options.machine_clock`` time of the next `expire_output`; set by the server
         self.wake_at: Callable[[float], None] = _nothing
-        #: answers ``/coordinator/stats`` for a topic and partition; None without coordinator
+        #: answers ``/coordinator/stats`` for a topic and partition
         self.coordinator_stats: Callable[[str, int], dict[str, Any]] | None = None
         self.exiting: bool = False  #: drains, and refuses publishes
         self.publish_failed: int = 0
@@ -253,7 +251,6 @@ class Node:
                 self.delete_topic(hosted.partition.topic)
 
     def create_topic(self, topic: str) -> Hosted:
-        """Return a topic of the original generation, created when unknown."""
         found = self.hosted.get((topic, 0))
         if found is None:
             found = self.host(topic, 0, TopicMeta())
@@ -278,7 +275,7 @@ class Node:
         partition = hosted.partition
         logger.log(_level(name), "CHANNEL(%s): deleting", name)
         self.on_channel_deleted(partition.topic, partition.partition, name)
-        hosted.deliveries[name] = 0  # a new channel of this name counts from zero
+        hosted.deliveries[name] = 0  # a new channel of this name counts from 0
         if self.options.original and is_ephemeral(partition.topic) and not partition.channels:
             self.delete_topic(partition.topic)
 
@@ -290,7 +287,7 @@ class Node:
             return 0
 
     def find(self, topic: str, partition: int) -> Hosted | None:
-        """Return a partition, None when unknown; -1 stands for `default_partition`."""
+        """Return a partition, or None; -1 stands for `default_partition`."""
         number = self.default_partition(topic) if partition == -1 else partition
         return None if number is None else self.hosted.get((topic, number))
 
@@ -302,7 +299,7 @@ class Node:
         return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
 
     def channel(self, hosted: Hosted, name: str) -> Channel:
-        """Return a channel; an unknown channel is created at the end of the queue."""
+        """Return a channel, created at the end of the queue if unknown."""
         partition = hosted.partition
         found = partition.channels.get(name)
         if found is not None:
@@ -315,7 +312,7 @@ class Node:
         return channel
 
     def add_channels(self, hosted: Hosted, names: Iterable[str]) -> None:
-        """Create the unknown channels; each receives the messages in the topic."""
+        """Create unknown channels, which get the messages in the topic."""
         partition = hosted.partition
         new = [name for name in names if name not in partition.channels]
         partition.add_channels(new)
@@ -328,7 +325,7 @@ class Node:
 
     @property
     def _flushes_late(self) -> bool:
-        """Whether a topic's first channel starts at the last flush (redesigned node without a cluster)."""
+        """Whether a topic's first channel starts at the last flush (redesigned node without cluster)."""
         return not (self.options.clustered or self.options.original)
 
     def _flush(self, now: float) -> None:
@@ -338,7 +335,7 @@ class Node:
                 hosted.flushed = hosted.partition.readable_offset, hosted.partition.readable
 
     def may_write(self, hosted: Hosted) -> bool:
-        """Return whether writes are switched on and this node leads the partition."""
+        """Return whether writes are switched on and this node is the partition's leader."""
         disabled = self.switches.write_disabled
         return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
 
@@ -382,7 +379,7 @@ class Node:
         self._session_due = min((session.tick(now) for session in list(self.sessions.values())), default=inf)
 
     def seconds_to_tick(self) -> float:
-        """Return when to call `tick` again: at a deadline, and often enough for new connections."""
+        """Return seconds until the next `tick`: at a deadline, and often enough for new connections."""
         if self.faults.frozen:
             return SHORTEST_TICK
         due = min(self.schedule.next_deadline, self._session_due) - self.options.clock()

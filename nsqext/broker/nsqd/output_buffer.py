@@ -16,16 +16,16 @@ class OutputBuffer:
 
     A message waits until ``output_buffer_size`` bytes have gathered or its time is over. The redesigned server waits
     ``output_buffer_timeout`` from the first message on. The original server waits for the next tick of a clock with
-    this interval; a tick during an empty buffer stays pending: the first message after an idle time is sent at once
+    this interval; a tick during an empty buffer stays pending, so the first message after an idle time is sent at once
     (captured: messagePump of the original server).
     """
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
-        self.size: int = 0  #: bytes of frames not yet encoded
-        self.due: float = 0.0  #: clock time at which waiting messages are sent; 0.0 for none
-        #: TLS and compression, outermost first; shared with the session, which decodes with them
+        self.size: int = 0  #: of frames that are not encoded
+        self.due: float = 0.0  #: clock time at which waiting messages are sent; 0.0 without any
+        #: TLS and compression, outermost first; the session decodes with them
         self.layers: list[Layer] = []
-        self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read at every message
+        self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read for every message
         self._clock = clock  # seconds
         self._ticking = ticking  # wait for ticks, as the original server
         self._frames: list[bytes] = []
@@ -78,7 +78,7 @@ class OutputBuffer:
             self.due = now + timeout
             return True
         passed = int((now - self._started) / timeout)
-        if passed > self._ticks:  # a pending tick
+        if passed > self._ticks:
             self._ticks = passed
             self._urgent = True
             return False
@@ -86,7 +86,7 @@ class OutputBuffer:
         return True
 
     def expire(self, now: float) -> None:
-        """Send the messages whose time is over."""
+        """Send messages whose time is over."""
         if self.due and self.due <= now:
             self._urgent = True
             self.due = 0.0
@@ -94,14 +94,14 @@ class OutputBuffer:
                 self._ticks = max(self._ticks, int((now - self._started) / self._settings.output_buffer_timeout))
 
     def end_segment(self) -> None:
-        """Send everything written so far in a separate write."""
+        """Send everything so far in a separate write."""
         self.encode()
         self._segments.append(b"".join(self._encoded))
         self._encoded.clear()
         self._urgent = self._answered = False
 
     def encode(self) -> None:
-        """Pass the frames through the present layers."""
+        """Pass the frames through the layers."""
         frames = self._frames
         if frames:
             data = b"".join(frames)
@@ -116,7 +116,7 @@ class OutputBuffer:
         """Return the bytes of the next write; ``urgent`` says whether another write follows."""
         if self._segments:
             return self._segments.popleft()
-        if not (self._encoded or self.layers):  # the usual case
+        if not (self._encoded or self.layers):
             data = b"".join(self._frames)
             self._frames.clear()
             self.size = 0

@@ -41,7 +41,7 @@ def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
 
 
 async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
-    """Store a batch; other publishes to the partition wait: ids and offsets are consecutive.
+    """Store a batch; other publishes to the partition wait, so that its ids and offsets are consecutive.
 
     If ``put``, which stores a part, raises `RequestError` or `Refusal`, no message of the batch is stored.
     """
@@ -67,7 +67,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
 
 @frozen(eq=False)
 class Deferred:
-    """The rest of a command, to be awaited; the node may be killed before that."""
+    """The rest of a command, to be awaited; the node may be killed before."""
 
     start: Callable[[], Coroutine[Any, Any, None]]
 
@@ -76,7 +76,7 @@ class Deferred:
 
 
 def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:
-    """Append messages to a partition; they are delivered after `commit`."""
+    """Append messages to a partition; `commit` lets them be delivered."""
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
         node.publish_failed += 1
@@ -105,7 +105,7 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
 def _check_sizes(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> None:
     """Refuse records that only the extend part makes too long for the disk, as late as the real server.
 
-    Their ids are used up. The real server refuses all further messages after such a batch, this server does not.
+    Their ids are used up. After such a batch, the real server refuses all messages, this server does not.
     """
     longest = node.limits.max_msg_size + _RECORD_HEAD
     for item in items:
@@ -127,13 +127,13 @@ def _replicator(hosted: Hosted, epoch: int) -> Callable[[Stored], Awaitable[None
 async def commit(
     node: Node, hosted: Hosted, stored: Stored, epoch: int, code: str, answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait until every in-sync replica has the entries, answer, and deliver, maybe to the same client.
+    """Wait until every in-sync replica has the entries, answer, and deliver.
 
-    ``epoch`` is the partition's at storing: a leader elected since then may lack them.
+    ``epoch`` is the partition's at storing: a later leader may lack the entries.
 
     Raises:
         RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority; ``code`` for a full disk;
-            the publish of one message returns E_FAILED_ON_NOT_LEADER if the node does not lead any more (source:
+            the publish of one message returns E_FAILED_ON_NOT_LEADER if the node is not the leader any more (source:
             protocol_v2.go of the redesigned server). The entries may survive in each case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
@@ -159,7 +159,6 @@ async def commit(
 
 
 def publish(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run PUB, PUB_TRACE, PUB_EXT."""
     rules = session.rules
     verb, hosted = command.words[0], rules.hosted
     if verb == b"PUB":
@@ -170,7 +169,6 @@ def publish(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run MPUB, MPUB_TRACE, MPUB_EXT."""
     trace_id = 0 if command.words[0] == b"MPUB_TRACE" else None
     return put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", trace_id, store)
 

@@ -38,7 +38,7 @@ logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 _ORIGINAL = (OriginalRoutes, CommonRoutes)
 _REDESIGNED = (AdminRoutes, PublishRoutes, StatsRoutes, CommonRoutes)
-_DRAIN = 1.0  # seconds of refusals to publishers before a node ends
+_DRAIN = 1.0  # seconds for which publishers are refused before a node ends
 _ACCEPTS = 64  # connections accepted in one turn of the event loop
 _ACCEPT_AGAIN = 0.1  # seconds, after lack of file descriptors
 _ANY = "127.0.0.1:0"
@@ -59,7 +59,7 @@ def dialect_of(node: Node) -> Dialect:
 
 
 class NsqdServer:
-    """One nsqd with its servers on ``host:port``; port 0 for a free port."""
+    """An nsqd with its servers on ``host:port``; port 0 for a free port."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class NsqdServer:
         self.node: Node = node
         self.busy: bool = False  #: output needs no wake-up, because `flush` follows
         self._wanted = {"tcp": tcp, "http": http, "https": https}
-        self._https_context = https_context  # certificate of HTTPS
+        self._https_context = https_context  # of HTTPS
         self.addresses: dict[str, str] = {}  #: ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
         self._connections: dict[int, ServerConnection] = {}
@@ -143,7 +143,7 @@ class NsqdServer:
         await tasks.start(server.serve, listener)
 
     def stop(self) -> None:
-        """Close everything at once, as a kill; unsent output is lost."""
+        """Close everything as a kill does; unsent output is lost."""
         for server in self._https:
             server.kill()
         self._scope.cancel()
@@ -169,7 +169,6 @@ class NsqdServer:
         self.stop()
 
     def flush(self) -> None:
-        """Send the output of all sessions without waiting."""
         dirty = self.node.dirty
         while dirty:
             sessions = dirty[:]
@@ -185,7 +184,7 @@ class NsqdServer:
             self._flushing.wake()
 
     async def _flush_late(self) -> None:
-        """Send output that the connection itself did not cause, but HTTP, replicas or the coordinator."""
+        """Send output that HTTP, replicas or the coordinator caused."""
         while True:
             await self._flushing.wait()
             self.flush()
@@ -237,7 +236,7 @@ class NsqdServer:
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:
-                # no file descriptor is left: the connection waits in the backlog
+                # no file descriptor is free: the connection waits in the backlog
                 self._loop.remove_reader(listener)
                 self.start(partial(self._accept_after, partial(anyio.sleep, _ACCEPT_AGAIN), listener))
                 return

@@ -1,4 +1,4 @@
-"""The server role of one connection without I/O: received bytes to commands, frames to bytes to send.
+"""The server role of a connection without I/O: received bytes to commands, frames to bytes to send.
 
 The owner of the connection calls `Session.receive` with bytes, `Session.step` to run their commands, and `Session.take`
 for the bytes to send. For a command that waits for replicas or an auth server, `step` returns an awaitable, which the
@@ -37,7 +37,7 @@ Handler = Callable[["Session", Command], Awaitable[None] | None]
 """Runs a command; returns what must be awaited before the next. Raises `RequestError`."""
 
 _CONSUMER_BUFFER = 4096
-_TURN = 256  # commands of one connection before other connections have their turn
+_TURN = 256  # commands of a connection before other connections have their turn
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
 MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
@@ -48,28 +48,26 @@ _DETAIL = Struct(">QI")
 class Dialect(NamedTuple):
     """What differs between the sessions of the generations."""
 
-    commands: Mapping[bytes, Handler]  #: by name
+    commands: Mapping[bytes, Handler]
     validator: type[CommandValidator]
-    missed_heartbeats: int  #: silent heartbeat intervals after which a client is disconnected
+    missed_heartbeats: int  #: silent heartbeat intervals before a client is disconnected
 
 
 class Session:
-    """One client of a node."""
-
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node
         self.peer: str = peer  #: ``host:port`` of the client
         self.clock: Callable[[], float] = options.clock
         self.settings: ClientSettings = ClientSettings.defaults(node.limits)  #: negotiated by IDENTIFY
-        # the original server knows a client without IDENTIFY only by its host
+        # the original server knows a client without IDENTIFY by its host
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
-        #: settings for deliveries and heartbeats, from the first IDENTIFY
+        #: for deliveries and heartbeats, from the first IDENTIFY
         self.sending: ClientSettings = self.settings
         self.state: State = State.INIT
         self.subscriber: SessionSubscriber | None = None  #: its entry in the channel
         self.hosted: Hosted | None = None  #: the partition that it consumes
-        self.authorizations: Authorizations | None = None  #: of AUTH
+        self.authorizations: Authorizations | None = None
         self.closing: bool = False  #: close after the output is sent
         self.closed: bool = False  #: close now
         self.pending: bool = False  #: received commands wait for `step`
@@ -77,11 +75,11 @@ class Session:
         self.published: dict[str, NodePublisher] = {}  #: by topic
         self.ready: int = 0  #: last RDY count
         self.output: OutputBuffer = OutputBuffer(self.settings, options.machine_clock, ticking=options.original)
-        #: TLS in negotiation; nothing else is received or sent meanwhile
+        #: TLS in negotiation; nothing else is received or sent
         self.handshake: TlsLayer | None = None
-        self.after_handshake: Callable[[], None] | None = None  #: called after the handshake
+        self.after_handshake: Callable[[], None] | None = None
         self.rules: CommandValidator = dialect.validator(self)
-        self._dialect = dialect  # commands and checks of the node's generation
+        self._dialect = dialect
         self._parser = CommandParser(self.rules, raw_ids=not options.original)
         self._max_unsent = options.max_unsent
         self._magic: bytes | None = b""
@@ -93,7 +91,7 @@ class Session:
     # Bytes in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the client; close the connection if a layer cannot decode them (`NsqError`)."""
+        """Take bytes from the client; close the connection if a layer cannot decode them."""
         for layer in list(self.output.layers):
             data = layer.decode(data)
         if self.handshake is not None:
@@ -126,7 +124,7 @@ class Session:
         return data[len(MAGIC_V2) :]
 
     def step(self) -> Awaitable[None] | None:
-        """Run completely received commands, at most as many as one turn allows, then deliver.
+        """Run complete commands, at most as many as one turn allows, then deliver.
 
         Returns what must be awaited before the next step. None when more bytes are needed, when the session is closing,
         or at the end of the turn: then ``pending`` is true.
@@ -203,20 +201,20 @@ class Session:
 
     @property
     def tls_version(self) -> str:
-        """Version of TLS; empty without TLS."""
+        """Version of TLS, or empty."""
         versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
     @property
     def common_name(self) -> str:
-        """Common name of the client's certificate; empty without a certificate."""
+        """Common name of the client's certificate, or empty."""
         return "".join(layer.peer_common_name for layer in self.output.layers if isinstance(layer, TlsLayer))
 
     # Bytes out
 
     @property
     def has_room(self) -> bool:
-        """Whether unsent output is within ``NodeOptions.max_unsent``; otherwise no further command is run."""
+        """Whether unsent output is within ``NodeOptions.max_unsent``; otherwise commands wait."""
         return self.output.size <= self._max_unsent
 
     def answer(self, data: bytes) -> None:
@@ -231,13 +229,11 @@ class Session:
             self.mark()
 
     def write(self, frame: bytes) -> None:
-        """Send a frame now, with the waiting messages."""
         self.output.write(frame)
         if not self._marked:
             self.mark()
 
     def hold(self, frame: bytes, *, full: bool) -> None:
-        """Send a message, maybe later; see `OutputBuffer.hold`."""
         output = self.output
         if output.hold(frame, full=full):
             self.node.flush_later(self, output.due)
@@ -248,7 +244,6 @@ class Session:
             self.mark()
 
     def mark(self) -> None:
-        """Add this session to the node's list of sessions to send or to close."""
         if not self._marked and (self.output.urgent or self.closing or self.closed):
             self._marked = True
             dirty = self.node.dirty
@@ -266,13 +261,12 @@ class Session:
         return self.output.take()
 
     def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; return when the others are due, 0.0 for none."""
+        """Send held messages whose time is over; return when the others are due, or 0.0."""
         self.output.expire(now)
         self.mark()
         return self.output.due
 
     def count_published(self, hosted: Hosted, count: int) -> None:
-        """Count messages stored in a partition."""
         topic = hosted.partition.topic
         publisher = self.published.get(topic)
         if publisher is None:
@@ -336,13 +330,12 @@ class Session:
             self._apply_ready(count)
 
     def choke(self) -> None:
-        """Deliver nothing more until `relieve`: the client does not read."""
+        """Deliver nothing until `relieve`, because the client does not read."""
         if self.subscriber is not None and not self._choked:
             self._choked = True
             self._apply_ready(0)
 
     def relieve(self) -> None:
-        """Deliver again: everything was sent."""
         if self._choked:
             self._choked = False
             self._apply_ready(self.ready)
@@ -357,7 +350,7 @@ class Session:
         self.mark()
 
     def close(self) -> None:
-        """Close the connection now: its channel was deleted, or the node drains."""
+        """Close the connection, because its channel was deleted, or the node drains."""
         self.closed = True
         self.mark()
 
@@ -391,7 +384,7 @@ class SessionSubscriber(SubscribedClient):
         )
         self.session: Session = session
         self.channel: Channel = channel
-        self.detail: bool = detail  #: messages carry queue offset and size
+        self.detail: bool = detail
 
     def deliver(self, message: RawMessage) -> None:
         body = message.body

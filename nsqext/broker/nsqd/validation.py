@@ -90,7 +90,7 @@ async def recheck_auth(
 ) -> None:
     """Ask the auth server again, check, run the rest of a command; an error is its answer."""
     try:
-        # authorizations that are all withdrawn are refused as this one; AUTH is required for later commands only
+        # authorizations that are all withdrawn are refused as in this command; AUTH is required only for later commands
         _check_grants(await _renew(client), command, topic, channel)
         waiting = run()
     except RequestError as error:
@@ -101,7 +101,6 @@ async def recheck_auth(
 
 
 async def _renew(client: ConnectedClient) -> Authorizations:
-    """Replace a client's authorizations, and return them."""
     found = await _query(client, client.authorizations.secret if client.authorizations else b"")
     if found is None:
         raise RequestError("E_AUTH_FAILED", "AUTH failed")
@@ -110,7 +109,6 @@ async def _renew(client: ConnectedClient) -> Authorizations:
 
 
 def read_partition(word: bytes) -> int:
-    """Return the number of a partition."""
     try:
         return parse_int(decode(word))
     except ValueError as error:
@@ -118,8 +116,6 @@ def read_partition(word: bytes) -> int:
 
 
 class CommandValidator:
-    """The checks for one session."""
-
     def __init__(self, client: ConnectedClient) -> None:
         self._client = client
         self._node = client.node
@@ -141,7 +137,6 @@ class CommandValidator:
             raise RequestError("E_INVALID", f"cannot {decode(words[0])} in current state (TLS required)")
 
     def check_line(self, words: list[bytes]) -> None:
-        """Check the words of a command with a body."""
         if self.tls_missing:
             self.check_tls(words)
         verb = words[0]
@@ -177,7 +172,6 @@ class CommandValidator:
         return None
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Refuse a truncated body."""
         if batch is not None:
             batch.check_end()
         small = words[0] in _SMALL

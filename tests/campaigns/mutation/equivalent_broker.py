@@ -34,7 +34,7 @@ BROKER: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/channel/in_flight.py",
         "number + 1",
-        "behind: int = 0  #: number of the message to read before it is redelivered (original generation)",
+        "behind: int = 0  #: number of the message to read before its redelivery (original generation)",
     ): "it is set before it is read",
     (
         "broker/engine/channel/channel.py",
@@ -173,7 +173,7 @@ BROKER: dict[tuple[str, str, str], str] = {
     (
         "broker/engine/storage/recovery.py",
         "number + 1",
-        "for prefix in (whole[:5], whole[:2]):  # ids that follow shortly, then all ids of the partition",
+        "for prefix in (whole[:5], whole[:2]):  # ids that follow closely, then all ids of the partition",
     ): "a search for less of the id finds the same, and takes longer",
     (
         "broker/engine/channel/in_flight.py",

@@ -140,7 +140,7 @@ class KeySelector(TagSelector):
         if client in self._heaps:
             self._free[client] = self._ready[client] = None
 
-    renew = offer  #: keys decide: clients have no order
+    renew = offer  #: keys decide, clients have no order
 
     @property
     def can_take(self) -> bool:

@@ -1,4 +1,4 @@
-"""/ping, /info, /channel, /message and other routes for operators of the redesigned generation."""
+"""Routes for operators of the redesigned generation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ _MODES = ("id", "count", "virtual_offset")
 
 
 class AdminRoutes(RequestArgs):
-    """Routes for operators."""
-
     def info(self, _: Call) -> object:
         return self.about() | {"ha_support": self.node.options.clustered}
 
@@ -49,7 +47,7 @@ class AdminRoutes(RequestArgs):
         self.node.switches.log_level = call.number("loglevel", "BAD_LEVEL_STRING", missing="MISSING_ARG_LEVEL")
 
     def checked_topic(self, call: Call) -> None:
-        """Check the arguments of a topic clean-up; this server has nothing to clean up."""
+        """Check the arguments of a clean-up; there is nothing to clean up."""
         self.topic(call)
 
     def fix_data(self, call: Call) -> None:
@@ -59,14 +57,14 @@ class AdminRoutes(RequestArgs):
             raise HttpFault(500, fault.text) from None
 
     def backup(self, call: Call) -> None:
-        """Refuse to stream a delayed queue: this server's format differs."""
+        """Refuse to stream a delayed queue, whose format differs from the real server's."""
         partition = call.number("partition", "INVALID_REQUEST")
         if (call.arg("topic"), partition) not in self.node.hosted:
             raise HttpFault(404, "E_TOPIC_NOT_EXIST")
         raise HttpFault(400, "No delayed queue on this topic")
 
     def clean_unused(self, call: Call) -> None:
-        """Check the arguments of a removal of deleted topics' data; this server has none."""
+        """Check the arguments of a removal of deleted topics' data, of which there is none."""
         call.number("partition", "INVALID_REQUEST", default="0")
 
     def read_only(self, call: Call) -> None:
@@ -97,7 +95,7 @@ class AdminRoutes(RequestArgs):
         partition.delete_channel(name)
 
     def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
-        """Change a channel; ``led`` requires that this node leads its partition."""
+        """Change a channel; ``led`` requires that this node is its partition's leader."""
         channel = self.led_channel(call) if led else self.channel(call)[1]
         try:
             change(channel)
@@ -268,7 +266,7 @@ def _search(partition: Partition, mode: str, position: int) -> LogEntry:
 def _members(
     call: Call, entry: LogEntry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return a message in the real server's order, with what only the queue or the delayed queue knows of it."""
+    """Return a message in the real server's order, with what only the queue or the delayed queue knows."""
     record = entry.record
     return {
         "id": record.internal_id,

@@ -1,6 +1,6 @@
 """What the HTTP APIs of both generations share: request arguments, /config and /metrics.
 
-The real servers have no /metrics on this port: it shows a node's statistics in the text format of Prometheus.
+`/metrics`, which the real servers lack on this port, has a node's statistics in the text format of Prometheus.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SETTABLE: dict[str, tuple[str, type]] = {
 }
 _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
 _DEFAULT_CONNECTIONS = 500_000
-# options of the real servers without effect in this server, with the real servers' defaults
+# options of the real servers without effect in this server, with the real defaults
 _BOTH: dict[str, Any] = {
     "e2e_processing_latency_window_time": 600 * NANOSECONDS,
     "queue_scan_selection_count": 20,
@@ -125,7 +125,7 @@ class RequestArgs:
 
     def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
-        #: where it listens, ``host:port`` by ``tcp``, ``http`` and ``https``
+        #: ``host:port`` of its listeners by ``tcp``, ``http`` and ``https``
         self.addresses: Mapping[str, str] = addresses
 
     def health(self) -> dict[str, Any]:
@@ -149,13 +149,12 @@ class RequestArgs:
         return self._find(*self._topic_args(call))
 
     def channel_args(self, call: Call) -> tuple[Hosted, str]:
-        """Return the partition, and the name of a channel, maybe unknown."""
+        """Return the partition, and the name of a channel that may not exist."""
         topic, partition = self._topic_args(call)
         channel = valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
         return self._find(topic, partition), channel
 
     def channel(self, call: Call) -> tuple[Hosted, Channel]:
-        """Return the partition and the channel that the request names."""
         hosted, name = self.channel_args(call)
         channel = hosted.partition.channels.get(name)
         if channel is None:
@@ -230,13 +229,13 @@ def _times(limits: ServerLimits, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _statsd_prefix(prefix: str, host: str, port: int) -> str:
-    """Return the prefix as the original program completes it: with its address and a final dot."""
+    """Return the prefix with address and final dot, as the original program completes it."""
     whole = prefix.replace("%s", str(Address(host, port)).replace(".", "_").replace(":", "_"))
     return whole if whole.endswith(".") else whole + "."
 
 
 class CommonRoutes(RequestArgs):
-    """Routes /config/… and /metrics."""
+    """Routes of /config/… and /metrics."""
 
     def show(self, call: Call) -> object:
         name = call.path["opt"]
@@ -246,7 +245,7 @@ class CommonRoutes(RequestArgs):
         fixed = _fixed(self.node, self.addresses)
         if name not in fixed:
             raise HttpFault(400, "INVALID_OPTION")
-        # a text is answered bare, as every text
+        # a text is answered without quotes
         return null() if fixed[name] is None else fixed[name]
 
     def _settable(self) -> frozenset[str]:
@@ -274,7 +273,7 @@ class CommonRoutes(RequestArgs):
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
             raise bad from None
-        if value is None:  # null changes only a list, which it empties
+        if value is None:  # null empties a list, and changes nothing else
             return [] if kind is list else getattr(self.node.switches, _SETTABLE[name][0])
         texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
         if type(value) is not kind or not texts:

@@ -1,8 +1,8 @@
 """Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation.
 
-Headers are JSON as the redesigned server parses and writes it: numbers are doubles, members are sorted by name. Bytes
-that are not UTF-8 and surrogate halves become U+FFFD; in an X-NSQEXT- header such bytes become the escape of U+FFFD
-(captured: http_pub_ext_delivered).
+Headers are JSON as the redesigned server parses and writes it: numbers are doubles, members are sorted. Bytes that are
+not UTF-8 and surrogate halves become U+FFFD; in an X-NSQEXT- header such bytes become the escape of U+FFFD (captured:
+http_pub_ext_delivered).
 """
 
 from __future__ import annotations
@@ -136,7 +136,6 @@ async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bo
 
 
 def _read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[PublishItem]:
-    """Split the body of /mpub into non-empty lines."""
     if len(body) > max_body_size:
         raise HttpFault(413, "BODY_TOO_BIG")
     lines = [line for line in body.split(b"\n") if line]
@@ -191,8 +190,6 @@ def _ext_item(call: Call, body: bytes, target: CommandTarget) -> tuple[PublishIt
 
 
 class PublishRoutes(RequestArgs):
-    """Routes /pub, /pubtrace, /pub_ext and /mpub."""
-
     async def pub(
         self, read: Callable[[Call, bytes, CommandTarget], tuple[PublishItem, str | None]], call: Call
     ) -> object:

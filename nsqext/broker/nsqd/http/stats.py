@@ -47,7 +47,6 @@ def go_duration(nanoseconds: int) -> str:
 
 
 def _filter(wanted: Any) -> dict[str, Any]:
-    """Return a filter without empty members."""
     if not isinstance(wanted, dict):
         return {}
     names = ("type", "inverse", "filter_ext_key", "filter_data", "filter_data_list")
@@ -135,8 +134,6 @@ def heading(node: Node, now: int) -> list[str]:
 
 
 class StatsRoutes(RequestArgs):
-    """Routes /stats, /message/stats and /message/historystats."""
-
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")
@@ -305,7 +302,6 @@ def topic_line(topic: dict[str, Any]) -> str:
 
 
 def channel_line(channel: dict[str, Any]) -> str:
-    """Return a channel line of /stats."""
     return (
         f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
         f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
@@ -321,7 +317,6 @@ def _client_line(client: dict[str, Any], now: int) -> str:
 
 
 def consumer_text(client: dict[str, Any]) -> str:
-    """Return a consumer's state and counters in the text of /stats."""
     return (
         f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
@@ -330,5 +325,5 @@ def consumer_text(client: dict[str, Any]) -> str:
 
 
 def connected_text(client: dict[str, Any], now: int) -> str:
-    """Return the duration of a connection in the text of /stats; ``now`` in nanoseconds since 1970."""
+    """Return the duration of a connection; ``now`` in nanoseconds since 1970."""
     return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"

@@ -1,4 +1,4 @@
-"""Commands of the original generation: their checks while a body is read, in the server's order."""
+"""Commands of the original generation, with their checks in the server's order while a body is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OriginalSubscriber(SessionSubscriber):
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
         self._name = channel.name
-        self._deliveries = deliveries  # by channel
+        self._deliveries = deliveries
         deliveries.setdefault(channel.name, 0)
 
     def deliver(self, message: RawMessage) -> None:
@@ -93,7 +93,6 @@ def _subscribe(session: Session, topic: str, name: str) -> None:
 
 
 def _acknowledge(session: Session, command: Command) -> None:
-    """Run FIN, REQ or TOUCH; success has no answer."""
     words, subscriber = command.words, session.subscriber
     verb = words[0].decode()
     check_state(verb, session.state)
@@ -118,13 +117,11 @@ def _acknowledge(session: Session, command: Command) -> None:
 
 
 def parse_delay(word: bytes, text: str) -> int:
-    """Return the milliseconds of REQ and DPUB; enormous delays overflow as nanoseconds in 64 bits."""
+    """Return the milliseconds of REQ and DPUB; enormous delays overflow 64 bits of nanoseconds."""
     return wrap(base10(word, text) * _MS) // _MS
 
 
 class OriginalValidator(CommandValidator):
-    """The original server's checks for one session."""
-
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         raise RequestError("E_INVALID", f"invalid command {decode(words[0])}")
 
@@ -151,7 +148,7 @@ class OriginalValidator(CommandValidator):
         return millis / 1000
 
     def check_end(self, words: list[bytes], batch: BatchReader | None, *, sized: bool) -> None:
-        """Refuse a truncated body; publishes name their command here."""
+        """Refuse a truncated body; publishes name their command."""
         if batch is not None:
             batch.check_end()
         name = words[0].decode()

@@ -54,8 +54,6 @@ _MEMORY = (
 
 
 class OriginalRoutes(RequestArgs):
-    """Routes except options."""
-
     # Publishing
 
     async def pub(self, call: Call) -> str:
@@ -117,7 +115,7 @@ class OriginalRoutes(RequestArgs):
         change(self._existing(call.given("topic", "MISSING_ARG_TOPIC")).partition)
 
     def _named(self, call: Call) -> tuple[Hosted, str]:
-        """Return the topic, and the name of a channel, maybe unknown."""
+        """Return the topic, and the name of a channel that may not exist."""
         topic = valid_topic(call.given("topic", "MISSING_ARG_TOPIC"))
         channel = valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
         return self._existing(topic), channel
@@ -156,7 +154,7 @@ class OriginalRoutes(RequestArgs):
         raise HttpPanic  # the original program acts, then crashes for lack of a text to send
 
     def free_memory(self, _: Call) -> None:
-        raise HttpPanic  # as above
+        raise HttpPanic
 
     # Statistics
 
@@ -164,7 +162,7 @@ class OriginalRoutes(RequestArgs):
         topic, channel = call.arg("topic"), call.arg("channel")
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
         memory = None
-        if _BOOLEANS.get(call.arg("include_mem"), True):  # the values of the real server that Python knows
+        if _BOOLEANS.get(call.arg("include_mem"), True):  # the real server's values that Python knows
             memory = dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
         topics, producers = self._topics(topic, channel, clients=clients), None
         if clients and topics is not None:
@@ -277,7 +275,7 @@ def _topic(call: Call) -> str:
 
 
 def refusing_route(addresses: Mapping[str, str]) -> Route:
-    """Return one route for all requests, which refers to the HTTPS port."""
+    """Return the route that answers all requests with the HTTPS port."""
 
     async def refuse(_: Request) -> Response:
         port = split_address(addresses["https"]).port if "https" in addresses else 0
@@ -286,7 +284,7 @@ def refusing_route(addresses: Mapping[str, str]) -> Route:
         return Response(body, 403, headers, "application/json; charset=utf-8")
 
     made = Route("/{path:path}", refuse)
-    made.methods = None  # every method
+    made.methods = None
     return made
 
 
@@ -298,7 +296,7 @@ def _client(session: ConnectedClient, stats: SubscribedClient | None, topic: str
         if topic in ("", name)
     ]
     if counts:
-        own["pub_counts"] = counts[:1]  # the real server, too, shows only one topic of each client
+        own["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
     return client_members(session, stats, {}, own)
 
 

@@ -34,7 +34,7 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half (captured: failover_kill_leader)."""
+        """In-sync replicas that a write needs, more than half (capture failover_kill_leader)."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
@@ -173,5 +173,5 @@ class ClusterMember:
 
     @property
     def distributed_id(self) -> str:
-        """Its id in the cluster: host, RPC port (the HTTP port), TCP port and number."""
+        """Its id in the cluster, with host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"

@@ -222,7 +222,7 @@ class Schema:
 
     client: str  #: its class, for errors
     own: Mapping[str, Setting]
-    #: settings of other clients, allowed in URL and environment; checked, not used. None if unknown: unknown names are
+    #: settings of other clients, allowed in URL and environment; checked, not used. None if unknown; unknown names are
     #: ignored then.
     foreign: Foreign | None = None
     direct: bool = True  #: can work without lookup, with nsqd addresses

@@ -273,7 +273,7 @@ _OWN = {"assign", "channel", "max_offsets_per_trigger", "read_mode", "subscribe"
 
 
 def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:
-    """Return options in the Spark source's form: texts, and client settings with a prefix."""
+    """Return options as the Spark source's texts, with a prefix for client settings."""
     kind: Literal["read", "write"] = "write" if function == "write" else "read"
     known, settings = names_by_keyword(kind), client_settings(kind)
     allowed = {*options.__annotations__, *settings} | _OWN

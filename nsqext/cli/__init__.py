@@ -2,7 +2,7 @@
 
 A command's module is imported when the command is called. It has a function with annotated parameters, or a group of
 commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`` and ``nsqlookupd`` parse the original
-programs' flags, without typer too.
+programs' flags.
 
 Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
 ^C.
@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # their import takes as long as Python's start; a signal before its end kills the process
+if TYPE_CHECKING:  # imports take as long as Python's start; a signal before their end kills the process
     from collections.abc import Sequence
     from typing import NoReturn
 
@@ -106,7 +106,6 @@ _EXTRAS = {
 
 
 def _unknown(name: str) -> NoReturn:
-    """End with an error that suggests a command."""
     from nsqext.arguments import suggest
 
     likely = _OTHER_NAMES.get(name.lower()) or suggest(name, (*COMMANDS, *PROGRAMS))
@@ -143,7 +142,7 @@ def _leave() -> NoReturn:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run a command. Typer, whose import is slow, reads unusual words only, and prints help and errors."""
+    """Run a command; typer, whose import is slow, reads only unusual words, and prints help and errors."""
     from nsqext.cli.parameters import COMPLETE, CommandGroup, read_words
 
     if words and words[0] in COMMANDS and COMPLETE not in os.environ:
@@ -154,7 +153,7 @@ def _run(words: Sequence[str]) -> None:
         values = None if function is None else read_words(function, rest, os.environ)
         if values is not None:
             function(**values)
-            raise SystemExit(0)  # as typer does
+            raise SystemExit(0)
     from nsqext.cli.typer_app import run_typer
 
     run_typer(COMMANDS, words)
@@ -175,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments is None:
             _leave()
         return
-    if words == ["--version"]:  # also without typer
+    if words == ["--version"]:
         from nsqext._version import __version__
 
         print(f"nsqext {__version__}")
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     try:
         _run(words)
-    except KeyboardInterrupt:  # while modules are imported
+    except KeyboardInterrupt:  # during imports
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader has closed the pipe
         from nsqext.cli.command import leave_the_pipe

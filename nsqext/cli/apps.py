@@ -20,7 +20,7 @@ def load_app(place: str) -> App:
         found: object = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import of the app's module failed
+            raise  # raised in the app's module
         raise InvalidSetting(f"{place}: no module {error.name!r}", hint="run it in the folder of the module") from None
     for part in (name or "app").split("."):
         found = getattr(found, part, None)

@@ -47,7 +47,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_message_id(text: str) -> bytes | int:
-    """Parse a message id: 32 hexadecimal digits (16 bytes), or a number: its own or its trace id."""
+    """Parse a message id of 32 hexadecimal digits (16 bytes), or an internal or trace id."""
     if _MESSAGE_ID.fullmatch(text):
         return bytes.fromhex(text)
     if text.isascii() and text.isdecimal():
@@ -56,7 +56,6 @@ def parse_message_id(text: str) -> bytes | int:
 
 
 def parse_headers(given: Sequence[str] | None) -> dict[str, str]:
-    """Return the options --header NAME=VALUE as a mapping."""
     pairs = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -91,11 +90,9 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def examples(*lines: str) -> Callable[[F], F]:
-    """Return a decorator that appends examples to a command's help."""
-
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # typer wraps the lines
+        text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # typer wraps lines
         bracket = r"\[" if help_is_markup() else "["  # a literal bracket, which rich would parse as markup
         shown = "\n".join(f"  {line.replace('[', bracket)}" for line in lines)
         function.__doc__ = f"{text}\n\n\b\nExamples:\n{shown}\n"
@@ -151,11 +148,11 @@ def changes(
 ) -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
     """Decorate a command that changes the cluster: as `command`, with an open `Admin` as the first argument.
 
-    It adds --yes, without which the command is refused where there is no terminal; see `confirm`.
+    It adds --yes, which a change needs without a terminal; see `confirm`.
 
     Args:
         done: printed about the topic or channel.
-        question: of a change that cannot be undone: asked at a terminal, with the arguments in its braces.
+        question: asked at a terminal before a change that cannot be undone, with the arguments in its braces.
         reads_without: name of the argument without which the command changes nothing.
     """
 
@@ -223,5 +220,5 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
 
 def leave_the_pipe() -> None:
     """Discard what is printed from now on."""
-    # Python flushes standard output at exit, and would print an error
+    # otherwise Python would print an error when it flushes standard output at exit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -67,7 +67,7 @@ def list_contexts(json: Json = False) -> None:
 def use(name: Name) -> None:
     """Select the current context: commands use it if neither options nor the environment have an address."""
     contexts = load_contexts()
-    contexts.url(name)  # raises if unknown
+    contexts.url(name)
     save_contexts(Contexts(contexts.urls, name))
     ServerAccess().show({"context": name, "current": True}, f"{name} is the current context")
 

@@ -52,13 +52,10 @@ FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
 
 @frozen
 class Contexts:
-    """Content of the contexts file."""
-
     urls: dict[str, str] = field(factory=dict)
     current: str | None = None  #: name of the context to use without an address
 
     def url(self, name: str) -> str:
-        """Return the URL of a context."""
         if name not in self.urls:
             known = ", ".join(sorted(self.urls)) or "none"
             raise InvalidSetting(
@@ -68,7 +65,6 @@ class Contexts:
 
 
 def contexts_file() -> Path:
-    """Return the path of the file."""
     chosen = os.environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -93,7 +89,6 @@ def load_contexts() -> Contexts:
 
 
 def save_contexts(contexts: Contexts) -> None:
-    """Replace the file atomically."""
     # strings of JSON are strings of TOML
     lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
     lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
@@ -196,8 +191,6 @@ Json = Annotated[
 
 @define
 class ServerAccess:
-    """Addresses of the servers and output format, shared by commands."""
-
     lookupd: Annotated[
         str | None,
         Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", panel=_PANEL),
@@ -223,7 +216,6 @@ class ServerAccess:
         return contexts.url(contexts.current) if contexts.current is not None else None
 
     def load(self) -> Given:
-        """Return addresses and settings of all clients."""
         found = load_settings(self.chosen_url(), self.lookupd, self.nsqd)
         if not found.lookupd and not found.nsqd:
             raise InvalidSetting(
@@ -234,7 +226,6 @@ class ServerAccess:
         return found
 
     def options(self) -> ConsumerOptions:
-        """Return the options of connections and the lookup client, as a consumer's options."""
         from nsqext.client.consumer.options import ConsumerOptions
         from nsqext.client.settings import settings_for, shared_settings
         from nsqext.settings import build
@@ -250,7 +241,6 @@ class ServerAccess:
         return texts
 
     def lookup(self) -> Any:
-        """Return the lookup addresses."""
         found = self.load().lookupd
         if not found:
             raise InvalidSetting(
@@ -297,7 +287,6 @@ class ServerAccess:
         return Consumer(topic, channel, found.lookupd, nsqd=found.nsqd, **{**own, **quiet, **settings})
 
     def app(self) -> App:
-        """Return an app."""
         from nsqext import App
         from nsqext.client.settings import app_schema, settings_for
 
@@ -307,7 +296,7 @@ class ServerAccess:
     async def has_positions(self, topic: str) -> bool:
         """Return whether a topic's channels have a start position: only on the redesigned NSQ, with lookup.
 
-        As consumers do, wait for a lookup service that does not run yet.
+        Waits for a lookup service that does not run yet, as consumers do.
         """
         if not self.load().lookupd:
             return False
@@ -334,8 +323,8 @@ class ServerAccess:
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no waiting, in-flight or deferred messages.
 
-        A new channel is at the end of its queue until the consumer moves it to the start position, before it counts as
-        connected. The redesigned NSQ moves it after its response: so the lag is read twice.
+        A new channel is at the end of its queue until the consumer moves it to the start position. The redesigned NSQ
+        moves it after its response, so the lag is read twice.
         """
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
         async with self._new_admin() as admin:

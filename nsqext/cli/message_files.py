@@ -42,7 +42,7 @@ def message_record(message: Message) -> dict[str, Any]:
     try:
         record |= {"tag": message.tag, "key": message.key, "headers": dict(message.headers)}
     except ProtocolError:
-        # a header that is not JSON is kept unchanged
+        # a header that is not JSON is kept
         record |= {"tag": None, "key": None, "headers": {}, "header_base64": encoded(message.header)}
     return record | body_fields(message.body)
 
@@ -59,7 +59,7 @@ def exact_record(message: Message) -> dict[str, Any]:
 
 
 def _remade(record: Mapping[str, Any]) -> bytes | None:
-    """Return the extend header of a publish of headers, tag, trace id and key; None where there would be none."""
+    """Return the extend header of a publish of headers, tag, trace id and key; None without a header."""
     trace_id, key = record["trace_id"] or None, record["key"]
     if not (record["headers"] or record["tag"] is not None or key is not None):
         return b"" if trace_id is None else None  # in a batch, a trace id may become a header
@@ -71,7 +71,6 @@ def _remade(record: Mapping[str, Any]) -> bytes | None:
 
 
 def encoded(data: bytes) -> str:
-    """Return bytes as text for JSON."""
     return base64.b64encode(data).decode()
 
 
@@ -85,7 +84,7 @@ def _decoded(record: Mapping[str, Any], name: str) -> bytes | None:
 def outgoing_message(record: object) -> OutgoingMessage:
     """Return the message of a record, with body, headers, tag, key and trace id.
 
-    Bytes of an extend header (``header_base64``) are published as they are; the record's headers are ignored then.
+    An extend header in bytes (``header_base64``) replaces the record's headers.
     """
     if not isinstance(record, Mapping):
         raise InvalidInput("a message record must be a JSON object")
@@ -140,7 +139,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
-_MOST_UNPACKED = 1 << 30  # largest size in bytes of a decompressed member (batch)
+_MOST_UNPACKED = 1 << 30  # bytes of a decompressed member (batch)
 
 
 class MessageFiles:
@@ -150,14 +149,14 @@ class MessageFiles:
         self._folder = folder
         self._topic = topic.replace("#", "_")
         self._max_bytes = max_bytes
-        self._max_age = max_age  # age in seconds at which a file is rotated; 0 for no limit
+        self._max_age = max_age  # seconds; 0 without limit
         self._file: FileIO | None = None
         self._began = 0.0
         self._size = 0
         self.path: Path | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write records and synchronize the file: they survive a power loss."""
+        """Write records and synchronize the file."""
         file = self._file or self._open()
         data = gzip.compress(
             b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
@@ -180,7 +179,6 @@ class MessageFiles:
         return self._file
 
     def close(self) -> None:
-        """Close the current file; the next batch starts a new file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -196,7 +194,7 @@ class Entry:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of messages; a folder's in the order of writing."""
+    """Return the files of messages; those of a folder in the order of writing."""
     found: list[Path] = []
     for path in paths:
         found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -238,7 +236,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield each complete gzip member's content; refuse a member larger than any batch."""
+    """Yield the content of each complete gzip member; refuse a member larger than any batch."""
     rest = b""
     while rest or (rest := file.read(_CHUNK)):
         decoder, parts, size = zlib.decompressobj(wbits=31), list[bytes](), 0
@@ -257,5 +255,5 @@ def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             needs_more = not decoder.eof and not rest and len(unpacked) < _CHUNK
             if needs_more and not (rest := file.read(_CHUNK)):
-                return  # incomplete: the writing process was killed
+                return  # incomplete: its writer was killed
         yield b"".join(parts)

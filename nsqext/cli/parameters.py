@@ -1,7 +1,7 @@
 """Parameters of commands: `Argument`, `Option` and `CommandGroup`; and a reader of usual command lines.
 
-Commands do not declare typer's classes: its import takes longer than the request of a command. `nsqext.cli.typer_app`
-converts the declarations for help, completion, errors and all command lines that `read_words` does not accept.
+Typer's import takes longer than a command's request. `nsqext.cli.typer_app` converts the declarations for help,
+completion, errors and command lines that `read_words` does not accept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBERS = {int: re.compile("[0-9]{1,18}"), float: re.compile(r"[0-9]{1,15}(\.[0
 
 
 class Argument:
-    """An argument of a command, in the annotation of a parameter."""
+    """Argument of a command, in the annotation of a parameter."""
 
     def __init__(self, *, help: str, metavar: str | None = None) -> None:
         self.help: str = help
@@ -35,7 +35,7 @@ class Argument:
 
 
 class Option:
-    """An option of a command, in the annotation of a parameter.
+    """Option of a command, in the annotation of a parameter.
 
     Args:
         names: ``--name``, or ``--on/--off`` of a switch; by default the parameter's name.
@@ -65,13 +65,9 @@ class Option:
 
 @frozen
 class CommandGroup:
-    """Commands below the name of a command."""
-
     commands: dict[str, Callable[..., object]] = field(factory=dict)
 
     def command(self, name: str) -> Callable[[F], F]:
-        """Return a decorator that adds a command."""
-
         def add(function: F) -> F:
             self.commands[name] = function
             return function
@@ -81,12 +77,10 @@ class CommandGroup:
 
 @frozen
 class Parameter:
-    """A declared parameter of a command."""
-
     name: str
     type: Any  #: without Annotated
     declared: Argument | Option
-    default: Any  #: inspect.Parameter.empty without a default
+    default: Any  #: or inspect.Parameter.empty
 
     @property
     def several(self) -> bool:
@@ -105,7 +99,7 @@ class Parameter:
         return self._kind() is bool
 
     def names(self) -> Iterator[tuple[str, bool]]:
-        """Yield the names of an option; with each, the value of a switch."""
+        """Yield the names of an option, with the value of a switch."""
         if not isinstance(self.declared, Option):
             return
         usual = self.name.replace("_", "-")
@@ -137,7 +131,6 @@ class Parameter:
 
 
 def parameters_of(function: Callable[..., object]) -> list[Parameter]:
-    """Return the declared parameters of a command."""
     found = []
     for one in inspect.signature(function, eval_str=True).parameters.values():
         kind, declared = get_args(one.annotation)
@@ -148,9 +141,9 @@ def parameters_of(function: Callable[..., object]) -> list[Parameter]:
 def read_words(
     function: Callable[..., object], words: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Return the values of a command's parameters.
+    """Return the values of a command's parameters, equal to typer's.
 
-    None for help, errors and unusual words, which need typer: what is returned here, typer would return too.
+    None for help, errors and unusual words, which need typer.
     """
     parameters = parameters_of(function)
     try:
@@ -168,7 +161,6 @@ def read_words(
 
 
 def _read_options(parameters: Sequence[Parameter], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of options, and the other words; raises ValueError."""
     options = {name: (one, on) for one in parameters for name, on in one.names()}
     values: dict[str, Any] = {}
     rest: list[str] = []
@@ -198,7 +190,6 @@ def _read_options(parameters: Sequence[Parameter], words: Sequence[str]) -> tupl
 
 
 def _read_arguments(arguments: Sequence[Parameter], words: Sequence[str]) -> dict[str, Any]:
-    """Return the values of arguments; raises ValueError."""
     values: dict[str, Any] = {}
     for place, one in enumerate(arguments):
         if one.several:

@@ -40,7 +40,7 @@ _LAST = "Settings"
 
 
 def run_typer(commands: Mapping[str, tuple[str, str]], words: Sequence[str]) -> None:
-    """Parse the words with typer, and run, complete, or describe the command."""
+    """Parse the words with typer; run, complete, or describe the command."""
     named = words
     if not words and COMPLETE in os.environ:
         named = (os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")).split()[1:]
@@ -49,7 +49,7 @@ def run_typer(commands: Mapping[str, tuple[str, str]], words: Sequence[str]) -> 
 
 
 def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Callable[..., object]:
-    """Return the typer app: with the chosen command, or for ``--help`` with all descriptions.
+    """Return the typer app with the chosen command, or for ``--help`` with all descriptions.
 
     Args:
         commands: module and member, and description, of each command.
@@ -58,7 +58,7 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,
-        # options before a command; typer imports pydantic to parse them
+        # typer imports pydantic for options before a command
         add_help_option=chosen is None,
         add_completion=chosen is None or COMPLETE in os.environ,
         pretty_exceptions_enable=False,
@@ -81,7 +81,7 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
             False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
         ),
     ) -> None:
-        """Make typer keep the name of a single command."""
+        """Keep the name of a single command."""
 
     for name, (path, summary) in commands.items():
         if name != chosen:
@@ -102,12 +102,11 @@ def _described() -> None:
 
 
 def typer_group(group: CommandGroup) -> typer.Typer:
-    """Return a group of commands as typer's."""
     app = typer.Typer()
 
     @app.callback()
     def _group() -> None:
-        """Make typer keep the name of a single command."""
+        """Keep the name of a single command."""
 
     for name, function in group.commands.items():
         app.command(name)(typer_function(function))
@@ -116,7 +115,6 @@ def typer_group(group: CommandGroup) -> typer.Typer:
 
 @functools.cache
 def typer_function(function: Callable[..., object]) -> Callable[..., None]:
-    """Return a command with typer's annotations."""
     annotations = {one.name: Annotated[one.type, _typer_info(one)] for one in parameters_of(function)}
 
     @functools.wraps(function)
@@ -165,6 +163,6 @@ def _complete_topics(context: typer.Context, incomplete: str) -> list[str]:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
                 return [name for name in await client.topics() if name.startswith(incomplete)]
 
-    with suppress(Exception):  # a message would appear within the command line
+    with suppress(Exception):  # it would print into the command line
         return anyio.run(topics)
     return []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 What = str | Callable[[], str | None] | None
 """Text behind "waiting for", or a function that returns it; None for an intended pause."""
 
-_SILENCE = 2.0  # seconds without output until the report
+_SILENCE = 2.0  # seconds without output before a report
 
 
 class Waits:
@@ -76,8 +76,6 @@ waits: Waits = Waits()
 
 
 def wait_of(consumer: Consumer) -> Callable[[], str]:
-    """Return what a command with a consumer waits for."""
-
     def text() -> str:
         topics = ", ".join(consumer.topics)
         if not consumer.connections:
@@ -88,8 +86,6 @@ def wait_of(consumer: Consumer) -> Callable[[], str]:
 
 
 def wait_of_app(app: App) -> Callable[[], str | None]:
-    """Return what an app waits for until it is ready."""
-
     def text() -> str | None:
         for consumer in app.consumers:
             if not consumer.subscribed:

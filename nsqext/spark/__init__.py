@@ -1,6 +1,6 @@
 """Topics as sources and sinks of Spark: ``spark.read/readStream/write/writeStream.format("nsqext")``.
 
-Needs PySpark 4.0 or later and Java 17. `register` checks a session's Python workers. Names are imported on first use.
+Needs PySpark 4.0 or later and Java 17. Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Columns = tuple[str, ...]
-"""In the order of `READABLE`."""
+"""Columns in the order of `READABLE`."""
 
 _TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -35,7 +35,7 @@ _TYPES: dict[str, pa.DataType] = {
 READABLE: Columns = tuple(_TYPES)
 """Columns that the option `columns` may name."""
 ALL_COLUMNS: Columns = READABLE[: READABLE.index("header")]
-"""With `includeHeaders`."""
+"""Columns with the option `includeHeaders`."""
 BASE_COLUMNS: Columns = ALL_COLUMNS[: ALL_COLUMNS.index("headers")]
 _HEADER_ARRAY = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -56,7 +56,7 @@ _COLLATION = re.compile(r" collate \w+")
 WRITABLE: Columns = tuple(_WRITABLE)
 """Columns that become a message."""
 ONLY_READ: Columns = tuple(name for name in ALL_COLUMNS if name not in WRITABLE)
-"""Columns that a read has and a write ignores, so that rows can be written as they were read."""
+"""Columns that a write ignores, so that rows can be written as they were read."""
 
 
 @cache
@@ -67,7 +67,6 @@ def arrow_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False
 
 
 def check_written(names: Sequence[str], topic: str | None) -> None:
-    """Check the column names of rows to publish."""
     for name in names:
         if names.count(name) > 1:
             raise InvalidSetting(f"column {name} occurs twice")
@@ -90,7 +89,7 @@ def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False)
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
-    """Return the columns that a query reads: of its schema, the source's or ``schema()``'s."""
+    """Return the columns that a query reads, from its schema, the source's or ``schema()``'s."""
     known = read_schema(READABLE if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
     for field in schema:

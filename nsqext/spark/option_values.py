@@ -1,4 +1,4 @@
-"""Parsers of option values, which Spark passes as text; each raises ValueError."""
+"""Parsers of option values; each raises ValueError."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from nsqext.spark.columns import READABLE, Columns
 
 
 def read_text(value: str) -> str:
-    """Parse non-empty text."""
     if not value:
         raise ValueError("it is empty")
     return value
 
 
 def read_bool(value: str) -> bool:
-    """Parse true or false."""
     if value.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return value.lower() == "true"
@@ -47,8 +45,6 @@ def read_seconds(value: str) -> float:
 
 
 def read_choice(*choices: str) -> Callable[[str], str]:
-    """Return a parser of a choice of words."""
-
     def read(value: str) -> str:
         if value.lower() not in choices:
             raise ValueError(f"write {' or '.join(choices)}")
@@ -123,7 +119,7 @@ def read_columns(value: str) -> Columns:
     return tuple(name for name in READABLE if name in names)
 
 
-# options of Spark's Kafka source and sink, for those who write them out of habit
+# options of Spark's Kafka source and sink, for users who know these
 _INSTEAD_OF_KAFKA = {
     "kafka.bootstrap.servers": "use lookupd: the HTTP addresses of nsqlookupd, host:port",
     "kafka.group.id": "use channel",

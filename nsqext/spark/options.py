@@ -53,18 +53,16 @@ _SHOWN = 120
 _EARLIEST, _LATEST = RangeLimit(EARLIEST), RangeLimit(LATEST)
 _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 
-# options that Spark adds: of queries, and of tables (CREATE TABLE … USING nsqext)
+# options that Spark adds to queries and tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
 TABLE_OPTION = "provider"
 """Option that Spark adds for tables."""
-_TABLE_PREFIX = "option."  # Spark adds each table option again with this prefix
+_TABLE_PREFIX = "option."  # Spark repeats each table option with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
 @frozen
 class _Option:
-    """One option."""
-
     read: Callable[[str], Any]
     only: Literal["batch", "stream"] | None = None  #: kind of query with this option; None for both
     of_ranges: bool = False  #: not in `readMode=channel`
@@ -129,14 +127,14 @@ def _client_config(values: dict[str, Any], settings: dict[str, str], kind: str) 
 
 
 def table_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Return a table's options (CREATE TABLE … USING nsqext OPTIONS); Spark also passes its properties."""
+    """Return a table's options (CREATE TABLE … USING nsqext OPTIONS) from its properties."""
     if "location" in given:
         raise InvalidSetting(f"location {given['location']!r}: topics have no path", hint="use the option subscribe")
     return {name: value for name, value in given.items() if f"{_TABLE_PREFIX}{name}" in given}
 
 
 def names_by_keyword(kind: str) -> dict[str, str]:
-    """Return the names of options to read or write, by their keyword in Python."""
+    """Return the names of options to read or write, by Python keyword."""
     return {option.member: option.name for option in _NAMES[kind]}
 
 
@@ -145,7 +143,7 @@ def _names(kind: str) -> frozenset[str]:
 
 
 def of_table(given: Mapping[str, str], kind: Literal["read", "write"]) -> dict[str, str]:
-    """Return a table's options for reading or writing, without options of the other direction."""
+    """Return a table's options for reading or writing."""
     others = _names(_OTHER[kind]) - _names(kind)
     others |= {f"{PREFIX}{name}" for name in client_settings(_OTHER[kind]).keys() - client_settings(kind).keys()}
     return {name: value for name, value in given.items() if name.lower() not in others}
@@ -158,7 +156,7 @@ def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
 
 
 def check_load(given: Mapping[str, str]) -> None:
-    """Check a query's options at its load, when batch or stream is still unknown."""
+    """Check a query's options at its load, when batch or stream is unknown."""
     names = {name.lower() for name in given}
     SourceOptions.load(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
 
@@ -180,15 +178,15 @@ def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
 class SourceOptions:
     """Options of a read, in seconds and bytes; see docs/reference/spark.md."""
 
-    client: ClientConfig  #: how to reach the servers; its `timeout` is `readTimeoutMs`, in seconds
+    client: ClientConfig  #: its `timeout` is `readTimeoutMs`, in seconds
     topics: Mapping[str, tuple[int, ...] | None]  #: partitions by topic; None for all
-    #: regular expression for names of topics; `topics` is empty then
+    #: regular expression for names of topics, instead of `topics`
     subscribe_pattern: str | None = _option(None, read_pattern, of_ranges=True)
     columns: tuple[str, ...] = _option(BASE_COLUMNS, read_columns)
     #: the column `headers` is an array of key and value (binary), as in Kafka's source
     headers_as_array: bool = False
     channel: str | None = _option(None, read_channel)
-    start: RangeLimit = _EARLIEST  #: where reading begins; for streams by default the latest message
+    start: RangeLimit = _EARLIEST  #: where reading begins; for streams by default at the latest message
     end: RangeLimit = _LATEST  #: where reading ends, exclusive
     max_offsets_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream")
     max_bytes_per_trigger: int | None = _option(None, read_number(1, _LONG), "stream", of_ranges=True)
@@ -213,7 +211,6 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
-        """Return a query's options, with ``streaming`` for ``readStream``."""
         options = cls.load(given, streaming=streaming)
         if options.start.is_latest and not streaming:
             raise InvalidSetting(
@@ -230,7 +227,7 @@ class SourceOptions:
 
     @classmethod
     def load(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
-        """Return a query's options while it is unclear whether it is a stream."""
+        """Return a query's options while it may still become a stream."""
         values, settings = _read_all(given, "read")
         present = {option.name for option in _SOURCE if option.member in values}
         _check_source(present, values, streaming)
@@ -301,11 +298,10 @@ class SinkOptions:
     ack_batch_bytes: int = _option(1 << 20, read_number(1))
     max_rows_per_second: int | None = _option(None, read_number(1))
     bad_rows_topic: str | None = _option(None, check_topic)
-    job: str | None = _option(None, read_text, "batch")  #: the first part of the ids of rows
+    job: str | None = _option(None, read_text, "batch")  #: first part of the ids of rows
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Self:
-        """Return the options of a query; with ``streaming`` they are those of ``writeStream``."""
         values, settings = _read_all(given, "write")
         if streaming and "job" in values:
             raise InvalidSetting(

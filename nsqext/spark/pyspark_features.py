@@ -33,7 +33,7 @@ __all__ = (
 HAS_READ_LIMITS = find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether Spark passes the start and limit of a micro-batch, and announces ``availableNow``."""
 HAS_PUSHDOWN = hasattr(datasource, "Filter")
-"""Spark passes the filters of a batch."""
+"""Whether Spark passes the filters of a batch."""
 
 if TYPE_CHECKING or HAS_READ_LIMITS:
     from pyspark.sql.streaming.datasource import (
@@ -45,8 +45,7 @@ if TYPE_CHECKING or HAS_READ_LIMITS:
     )
 else:
 
-    class ReadLimit:
-        """Limit of a micro-batch."""
+    class ReadLimit: ...
 
     class ReadAllAvailable(ReadLimit):
         """No limit."""
@@ -72,7 +71,7 @@ if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
 else:
 
     class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-        """A stream writer of record batches: PySpark 4.0 passes them to every Arrow writer."""
+        """A stream writer of record batches; PySpark 4.0 passes them to every Arrow writer."""
 
 
 def check_stream(options: SourceOptions) -> None:

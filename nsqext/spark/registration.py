@@ -77,9 +77,9 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_found(spark: SparkSession) -> bool:
-    """Return whether the session has the format, which Spark has found by itself or an earlier call has registered.
+    """Return whether the session has the format, found by Spark or registered.
 
-    Spark logs a warning if it is registered once more.
+    Spark warns of a second registration.
     """
     try:
         state: Any = spark._jsparkSession.sessionState()
@@ -92,13 +92,12 @@ def _add(spark: SparkSession, source: type[DataSource]) -> None:
     try:
         spark.dataSource.register(source)
     except AnalysisException as error:
-        # PySpark 4.0, if it has found the format by itself
+        # PySpark 4.0, which found the format itself
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def check_pyspark(version: str) -> None:
-    """Check the version of PySpark."""
     if _numbers(version)[:2] < _OLDEST:
         raise InvalidState(
             f"PySpark is version {version}", hint="nsqext needs 4.0 or later: pip install 'nsqext[spark]'"
@@ -106,7 +105,7 @@ def check_pyspark(version: str) -> None:
 
 
 def default_source() -> type[DataSource]:
-    """Return the class that Spark finds; with too old a PySpark, a class that raises when used.
+    """Return the class that Spark finds; with an old PySpark, a class that raises when used.
 
     An import error would hide all other Python sources from Spark.
     """
@@ -184,7 +183,7 @@ def driver_python(wanted: str, master: str, path: list[str]) -> str:
 
 
 def _environment(interpreter: str) -> tuple[Path, str]:
-    """Return what two interpreters of one environment share: if one starts, the other does.
+    """Return what two interpreters of one environment share, so that both start or neither.
 
     Only the folder is resolved: a virtual environment's interpreter is a link to another interpreter.
     """
@@ -233,7 +232,7 @@ def _problem(interpreter: str, path: list[str]) -> str:
 # Errors
 
 _ERROR = re.compile(r"^\s*(?:[\w.]+: )?nsqext\.errors\.(?:\w+\.)*(\w+: .+?)\s*$", re.MULTILINE)
-# what Spark says about processes, and what happened
+# Spark's texts about processes, and what happened
 _OF_PROCESSES = {
     re.compile(r"Python worker failed to connect back"): "PythonWorkerTooSlow: Spark gives a Python process 10 seconds "
     "to start, and this machine was busy: start the query again with the same checkpoint",
@@ -247,14 +246,14 @@ _OF_PROCESSES = {
 def root_cause(error: BaseException) -> str | None:
     """Return this package's error in a text of Spark: ``DataLoss: the messages from 0 to 5 …``.
 
-    Spark puts it into the middle of a text with traces of Python and Java, and of streams with the query's plan. If a
-    Python process was killed or started too slowly, Spark's text does not say that: the result does.
+    Spark surrounds it with traces of Python and Java, and for streams the query's plan. If a Python process was killed
+    or started too slowly, only the result says so.
 
     Args:
         error: an error that Spark or this package raised.
 
     Returns:
-        Kind and message; None if the cause is another one.
+        Kind and message; None for another cause.
     """
     if isinstance(error, NsqError):
         return f"{type(error).__name__}: {error}"
@@ -299,7 +298,6 @@ def _workers(context: SparkContext) -> list[WorkerVersions]:
 
 
 def check_workers(workers: list[WorkerVersions]) -> None:
-    """Check the versions on the workers."""
     for host, interpreter, package, arrow in workers:
         where = f"worker {host}, {interpreter}"
         for name, found in (("nsqext", package), ("pyarrow", arrow)):

@@ -58,7 +58,7 @@ def load(archive: bytes, module: str) -> Any:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
     sys.path.insert(0, str(unpack(archive)))
-    # a folder with the package's name may have been imported in its place
+    # a folder with the package's name may have been imported instead
     for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
         del sys.modules[name]
     invalidate_caches()
@@ -66,7 +66,7 @@ def load(archive: bytes, module: str) -> Any:
 
 
 def unpack(archive: bytes) -> Path:
-    """Unpack the package to Spark's folder of files, which is the application's; return the folder."""
+    """Unpack the package to the application's folder of files; return the folder."""
     from pyspark.core.files import SparkFiles
 
     folder = Path(SparkFiles.getRootDirectory())

@@ -159,13 +159,13 @@ def _no_options(what: str) -> InvalidSetting:
 
 
 def _is_pushing_down() -> bool:
-    """Return whether Spark will call ``pushFilters``; elsewhere it refuses a reader with that method."""
+    """Return whether Spark will call ``pushFilters``; otherwise it refuses a reader with that method."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or (main is not None and main.name == _PUSHDOWN_WORKER)
 
 
 class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of a stream with an invalid option: every method raises the same error."""
+    """A reader of a stream with an invalid option: every method raises its error."""
 
     def __init__(self, error: InvalidSetting) -> None:
         self._error = error

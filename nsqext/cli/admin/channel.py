@@ -15,7 +15,6 @@ app: CommandGroup = CommandGroup()
 
 
 def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
-    """Return a channel for tables and JSON."""
     return {
         "topic": topic,
         "channel": stats.name,
@@ -41,7 +40,7 @@ async def list_channels(connection: ServerAccess, topic: Topic) -> None:
         stats = await admin.stats(topic)
         names = await admin.channels(topic)
     records = [channel_record(topic, one) for one in stats.channels.values()]
-    # a channel that no node has opened yet has no statistics
+    # a channel that no node has opened has no statistics
     records += [{"topic": topic, "channel": name} for name in names if name not in stats.channels]
     connection.table(("channel", "depth", "in_flight", "deferred", "lag", "consumers", "paused", "skipped"), records)
 
@@ -137,7 +136,6 @@ async def empty(admin: Admin, topic: Topic, channel: Channel) -> None:
 
 
 def _add_switch(name: str, done: str, summary: str, method: str, question: str = "") -> None:
-    """Add a command that changes a channel without options."""
     example = f"nsqext channel {name} orders billing --yes"
 
     async def switch(admin: Admin, topic: Topic, channel: Channel) -> None:

@@ -71,7 +71,6 @@ async def run(
 
 
 async def examine(connection: ServerAccess) -> list[Finding]:
-    """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
     for address in parse_lookup_addresses(connection.lookup()):
         with waits.waiting(f"a response of lookup at {address}"):
@@ -102,14 +101,13 @@ async def _collect(findings: list[Finding], subject: str, ask: Callable[[], Awai
 
 
 def _unverified() -> ssl.SSLContext:
-    """Return a context that accepts any certificate: /ping contains no secret."""
+    """Return a context that accepts any certificate, because /ping contains no secret."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 async def _examine_address(kind: str, address: Address) -> list[Finding]:
-    """Examine one HTTP address: name, port, clock."""
     subject = f"{kind} {address}"
     try:
         await anyio.getaddrinfo(address.host, address.port)
@@ -162,7 +160,6 @@ def _examine_versions(nodes: Sequence[NodeStatus]) -> list[Finding]:
 
 
 async def _examine_node(node: NodeStatus) -> list[Finding]:
-    """Examine one nsqd: its HTTP side and its TCP port."""
     subject = f"nsqd {node.tcp}"
     findings: list[Finding] = []
     if node.http is None:

@@ -31,7 +31,7 @@ class PartitionRanges:
     """A channel on one partition."""
 
     partition: int
-    node: str = ""  #: TCP address of the leader
+    node: str = ""  #: of the leader
     error: str = ""  #: why the ranges are unknown
     depth: int = 0
     replay: int = 0  #: messages that wait for the consumer of their key
@@ -40,7 +40,6 @@ class PartitionRanges:
 
 
 async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
-    """Return the ranges of every partition."""
     info = await admin.topic(topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
     try:
@@ -111,7 +110,7 @@ async def _look_again(
 
 
 def make_table(name: str, found: Sequence[PartitionRanges], width: int) -> Table:
-    """Return the table: a line per range, and each partition's replay set."""
+    """Return a table with a line per range, and each partition's replay set."""
     table = Table(title=name, title_justify="left", show_footer=True, box=SIMPLE, pad_edge=False)
     size = min(max(width - _OTHERS, _BARS[0]), _BARS[1])
     consumers = sorted({line.client for one in found for line in one.ranges})

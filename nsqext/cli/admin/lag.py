@@ -25,7 +25,6 @@ _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
 
 
 def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
-    """Return a record per channel, longest lag first."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
         unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
@@ -36,7 +35,7 @@ def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
 
 
 def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
-    """Return per channel why a limit does not hold."""
+    """Return why each channel exceeds a limit."""
     if highest is None:
         return []
     problems = []

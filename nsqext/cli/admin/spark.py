@@ -73,7 +73,7 @@ def run(
 
 
 def _processed(stats: PartitionChannelStats) -> int:
-    """Return how many messages consumers received and answered or still process; moves do not count."""
+    """Return how many messages consumers received and answered or still process."""
     return stats.in_flight + stats.requeued + stats.timed_out + stats.finished
 
 

@@ -49,8 +49,6 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
 
 
 class Rates:
-    """Rates of messages between successive samples."""
-
     def __init__(self) -> None:
         self._last: dict[tuple[str, str | None], int] = {}
         self._at = 0.0
@@ -69,7 +67,6 @@ class Rates:
 
 
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
-    """Return the statistics of one topic or of all."""
     return await admin.all_stats() if topic is None else {topic: await admin.stats(topic, channel)}
 
 
@@ -116,8 +113,6 @@ KEYS = {
 
 @define
 class View:
-    """State of the table."""
-
     records: list[dict[str, Any]]
     column: str = "lag"  #: the column to sort by; numbers descending, text ascending
     reverse: bool = False
@@ -131,7 +126,6 @@ class View:
         return key not in ("q", "\x1b", "\x04")
 
     def sorted(self) -> list[dict[str, Any]]:
-        """Return the sorted records."""
         text = self.column in ("topic", "channel")
         default: Any = "" if text else 0
         return sorted(self.records, key=lambda record: record.get(self.column) or default, reverse=self.reverse is text)
@@ -148,7 +142,6 @@ class View:
 
 @contextmanager
 def _single_keys(descriptor: int) -> Iterator[None]:
-    """Receive keys without waiting for Enter."""
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
     try:

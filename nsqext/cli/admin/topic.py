@@ -25,7 +25,6 @@ SyncEvery = Annotated[int | None, Option(help="Messages after which a node flush
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
-    """Return a topic for tables and JSON."""
     meta = info.meta
     return {
         "topic": info.name,
@@ -69,13 +68,11 @@ async def show_topic(connection: ServerAccess, topic: Topic) -> None:
 
 
 def describe_meta(meta: TopicMeta) -> list[str]:
-    """Return a redesigned topic's options in words."""
     words = [counted(meta.partition_num, "partition"), counted(meta.replica, "replica")]
     return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
 
 
 def describe(info: TopicInfo) -> str:
-    """Return a topic in one line."""
     parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
     channels = ", ".join(info.channels) or "none"
     return f"{info.name}: {', '.join(parts)}; channels: {channels}"
@@ -228,8 +225,6 @@ async def empty(admin: Admin, topic: Topic) -> None:
 
 
 def _add_switch(name: str, done: str, summary: str, question: str = "") -> None:
-    """Add a command that changes a topic without options."""
-
     async def switch(admin: Admin, topic: Topic) -> None:
         await getattr(admin, f"{name}_topic")(topic)
 

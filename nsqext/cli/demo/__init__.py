@@ -1,1 +1,1 @@
-"""The demo: publish and consume a day of flights, and check that every message is received once, intact."""
+"""The demo: publish and consume a day of flights, and check that each message is received once, unchanged."""

@@ -1,4 +1,4 @@
-"""``nsqext demo``: publish and consume a day of flights, and check what was received."""
+"""``nsqext demo``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANARY = "canary"
 _FILE = "flights-2013-01-01.csv"
 _CHANNEL = "departures"
 _PUBLISHERS = 64
-_IDLE_TIMEOUT = 20.0  # seconds without a received message until missing messages count as lost
+_IDLE_TIMEOUT = 20.0  # seconds without a message until missing messages count as lost
 _DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after the last flight
 
 _Lookupd = Annotated[
@@ -94,7 +94,7 @@ async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str,
 async def _publish_and_consume(
     check: FlightCheck, topic: str, lookupd: str | Sequence[str], progress: Progress
 ) -> None:
-    """Consumers subscribe first: otherwise the other consumer would receive a tagged message."""
+    """Subscribe, then publish: before its consumer subscribes, a tagged message goes to another consumer."""
     count = len(check.flights)
 
     def wait() -> str:
@@ -148,7 +148,6 @@ async def _consume(consumer: Consumer, tag: str | None, check: FlightCheck, adva
 
 
 def _show(console: Console, check: FlightCheck) -> bool:
-    """Print what was received, and violations; return whether there are none."""
     partitions = Table("partition", "leader", f"tag {CANARY}", "without tag", title="Received", title_justify="left")
     for number in sorted({partition for partition, _ in check.received if partition is not None}):
         leaders = {str(receipt.node) for receipt in check.receipts.values() if receipt.partition == number}
@@ -167,8 +166,6 @@ def _show(console: Console, check: FlightCheck) -> bool:
 
 @frozen
 class Flight:
-    """A flight to publish."""
-
     number: int  #: from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]
@@ -177,7 +174,7 @@ class Flight:
 
 
 def read_flights() -> list[Flight]:
-    """Return the flights from the package, or from ``examples/data`` in a source checkout."""
+    """Return the flights of the package, or of ``examples/data`` in a source checkout."""
     here = Path(__file__)
     for folder in (here.parent / "data", here.parents[3] / "examples" / "data"):
         path = folder / _FILE
@@ -195,19 +192,16 @@ def _flight(number: int, row: dict[str, str]) -> Flight:
 
 @define
 class FlightCheck:
-    """Receipts and received messages of one run."""
-
     flights: Sequence[Flight]
     receipts: dict[int, Receipt] = field(factory=dict)
-    deliveries: Counter[int] = field(factory=Counter)  #: receptions of each flight, by number
-    #: messages by partition and the consumer's tag
+    deliveries: Counter[int] = field(factory=Counter)
+    #: by partition and the consumer's tag
     received: Counter[tuple[int | None, str | None]] = field(factory=Counter)
-    wrong: Counter[str] = field(factory=Counter)  #: messages by kind of violation
+    wrong: Counter[str] = field(factory=Counter)  #: by kind of violation
     _positions: dict[int, tuple[int | None, ...]] = field(factory=dict, init=False)
     _last: dict[tuple[str | None, str], int] = field(factory=dict, init=False)
 
     def add(self, consumer_tag: str | None, message: Message) -> None:
-        """Check a message received by the consumer with a tag."""
         self.received[message.partition, consumer_tag] += 1
         number = message.trace_id
         flight = self.flights[number - 1] if 0 < number <= len(self.flights) else None

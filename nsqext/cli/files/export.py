@@ -27,7 +27,7 @@ _PART_BYTES = 64 << 20
 
 @frozen
 class _Part:
-    """Messages of one partition in a file of the progress."""
+    """Messages of a partition in a file of the progress."""
 
     path: Path
     partition: int
@@ -41,7 +41,7 @@ class _Part:
 
 
 class ExportProgress:
-    """The parts of an export that are complete, in a folder beside its file.
+    """The complete parts of an export, in a folder beside its file.
 
     The first run fixes the offsets. A part is written under another name, synchronized and renamed: a killed export
     leaves complete parts only, and the next run continues behind them.
@@ -52,7 +52,7 @@ class ExportProgress:
         self._plan = self.folder / "plan.json"
 
     def begin(self, topic: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
-        """Return the offsets by partition, of the first run, or of now if this is the first run."""
+        """Return the offsets by partition from the first run."""
         if not self._plan.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             plan = {"topic": topic, "partitions": {str(number): found for number, found in bounds().items()}}
@@ -75,7 +75,6 @@ class ExportProgress:
         )
 
     def add(self, partition: int, batches: list[pa.RecordBatch]) -> int:
-        """Write a part; return the offset behind its last message."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -151,7 +150,6 @@ def run(
 
 
 def _grouped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches together, up to a number of rows and of bytes."""
     found: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:

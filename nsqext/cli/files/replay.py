@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @define
 class Progress:
-    """Progress of a replay, in an atomically replaced file."""
-
-    path: Path | None  #: None for memory
+    path: Path | None  #: None without a file
     lines: dict[str, int] = field(factory=dict)
 
     @classmethod
@@ -46,7 +44,6 @@ class Progress:
         return cls(path, lines)
 
     def save(self, last: Entry) -> None:
-        """Record that all messages up to ``last`` are published."""
         self.lines[last.file] = last.number
         if self.path is not None:
             write_synced(self.path, orjson.dumps(self.lines))
@@ -54,8 +51,6 @@ class Progress:
 
 @frozen
 class Plan:
-    """How recorded messages are published."""
-
     topic: Annotated[str | None, Option(help="Publish to this topic instead of the recorded one.")] = None
     speed: Annotated[
         float, Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
@@ -90,8 +85,6 @@ async def run(
 
 
 class _Clock:
-    """Paces messages as they were recorded."""
-
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._began = time.monotonic()
@@ -134,7 +127,7 @@ async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, p
 
 
 async def publish_entries(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
-    """Publish messages in order, consecutive messages of a topic and partition together."""
+    """Publish messages in order, with the next messages of the same topic and partition."""
 
     def target(entry: Entry) -> tuple[str, int | None]:
         topic = plan.topic or entry.record.get("topic")

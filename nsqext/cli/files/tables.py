@@ -20,7 +20,6 @@ SCHEMA = (
     *("value", "topic", "partition", "offset", "timestamp", "message_id", "trace_id", "attempts"),
     *("tag", "headers", "key", "header"),
 )
-"""Columns of exported rows."""
 _RECORD = (
     *("topic", "partition", "offset", "timestamp", "id", "trace_id", "attempts", "tag", "key", "headers"),
     *("body", "body_base64", "header_base64"),
@@ -34,7 +33,6 @@ _Reader: TypeAlias = Callable[[Path, int], Iterator[Entry]]
 
 
 def format_of(file: Path) -> str:
-    """Return the format that a file's name ends with."""
     found = file.suffix.removeprefix(".").lower()
     if found not in ("parquet", "csv", "jsonl"):
         raise InvalidSetting(
@@ -44,12 +42,10 @@ def format_of(file: Path) -> str:
 
 
 def writer_of(file: Path) -> Writer:
-    """Return the function that writes a file in its format."""
     return {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_lines}[format_of(file)]
 
 
 def entries_of(file: Path, skip: int) -> Iterator[Entry]:
-    """Yield the messages of a file behind the first ``skip``."""
     readers: dict[str, _Reader] = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": read_entries}
     return readers[format_of(file)](file, skip)
 
@@ -135,7 +131,7 @@ def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:
 
 
 def _read_csv(file: Path, skip: int) -> Iterator[Entry]:
-    csv.field_size_limit(1 << 30)  # bodies are longer than the default allows
+    csv.field_size_limit(1 << 30)  # for long bodies
     with file.open(encoding="utf-8", newline="") as opened:
         reader = csv.DictReader(opened, strict=True)
         if not {"body", "body_base64"} & {*(reader.fieldnames or ())}:

@@ -17,7 +17,7 @@ from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import wait_of, waits
 from nsqext.errors import InvalidSetting, InvalidState
 
-_STARTUP = 60.0  # seconds in which every node has to accept the subscription
+_STARTUP = 60.0  # seconds for every node to accept the subscription
 _clock = time.perf_counter
 
 
@@ -68,7 +68,7 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
 
 
 async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
-    """Create the channel: a later channel does not receive messages stored before."""
+    """Create the channel, which would not get messages stored before."""
     if cluster.load().lookupd:
         async with cluster.admin() as admin:
             await admin.create_channel(load.topic, load.channel)
@@ -87,7 +87,7 @@ async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
 async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     async with producer:
         with waits.waiting(f"{load.topic} to store messages"):
-            await producer.publish(load.topic, load.body)  # connect first
+            await producer.publish(load.topic, load.body)
             started = _clock()
             if load.batch > 1:
                 await _publish_in_batches(load, producer)
@@ -101,11 +101,11 @@ async def _measure(load: _Load, producer: Producer, consumer: Consumer) -> None:
     async def handle(message: Message) -> None:
         nonlocal taken, ended
         taken += 1
-        if taken == load.count + 1:  # the first opened the producer's connection
+        if taken == load.count + 1:  # the first opened the connection
             ended = _clock()
             consumer.stop()
 
-    # from before the connection: whole batches are received before the first message is handled
+    # before the connection: whole batches are received before the first message is handled
     begun = _clock()
     place = f"messages of {load.topic}, channel {load.channel}"
     with waits.waiting(lambda: f"{place}: {taken} of {load.count + 1} received"):

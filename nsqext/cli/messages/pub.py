@@ -54,8 +54,8 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a file, pipe or terminal, with newlines."""
-    waiting: list[bytes] = []  # parts of a line longer than a chunk
+    """Yield lines with newlines."""
+    waiting: list[bytes] = []  # of a line longer than a chunk
     size = 0
     async for chunk in read_chunks(descriptor):
         first, *others = chunk.split(b"\n")
@@ -85,7 +85,7 @@ async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
 
 
 class PublishPace:
-    """Limits the rate of messages; 0 for no limit."""
+    """Limits the rate of messages; 0 without limit."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -93,7 +93,6 @@ class PublishPace:
         self._count = 0
 
     async def wait(self) -> None:
-        """Wait until the next message may be sent."""
         if self._rate:
             due = self._began + self._count / self._rate
             self._count += 1
@@ -103,20 +102,16 @@ class PublishPace:
 
 @attrs.frozen
 class Columns:
-    """CSV columns for key, headers and body."""
-
     key_column: Annotated[str | None, Option(help="CSV: column of the key.")] = None
     header_column: Annotated[list[str] | None, Option(help="CSV: column to send as a header; repeat for more.")] = None
     body_column: Annotated[str | None, Option(help="CSV: column of the body. (default: the row as JSON)")] = None
 
     def message(self, row: dict[str, str]) -> OutgoingMessage:
-        """Return the message of a row."""
         body = orjson.dumps(row) if self.body_column is None else row[self.body_column].encode()
         headers = {name: row[name] for name in self.header_column or () if row[name]}
         return OutgoingMessage(body, headers or None, key=(row[self.key_column] or None) if self.key_column else None)
 
     def check(self, names: list[str]) -> None:
-        """Check that all columns exist."""
         for name in (self.key_column, self.body_column, *(self.header_column or ())):
             if name is not None and name not in names:
                 raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")
@@ -124,8 +119,6 @@ class Columns:
 
 @attrs.frozen
 class Sending:
-    """How messages are sent."""
-
     rate: Annotated[float, Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
     transport: Annotated[
         Literal["tcp", "http"] | None,
@@ -138,8 +131,6 @@ class Sending:
 
 @attrs.frozen
 class Properties:
-    """Properties of every published message."""
-
     header: Annotated[list[str] | None, Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
     tag: Annotated[str | None, Option(help="Tag for dispatch.")] = None
     key: Annotated[str | None, Option(help="Messages of one key go to one partition, in order.")] = None
@@ -150,14 +141,13 @@ class Properties:
     delay: Annotated[float | None, Option(help="Seconds until delivery; only for messages given as arguments.")] = None
 
     def of_a_batch(self) -> dict[str, Any]:
-        """Return the properties that apply to every message of an input."""
+        """Return the properties of all messages of an input."""
         headers = parse_headers(self.header) or None
         found = {"headers": headers, "tag": self.tag, "trace_id": self.trace_id, "key": self.key}
         return {name: value for name, value in found.items() if value is not None}
 
 
 async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIterator[OutgoingMessage]:
-    """Yield the messages of an input."""
     if form == "whole":
         yield OutgoingMessage(b"".join([chunk async for chunk in read_chunks(descriptor)]))
     elif form == "csv":
@@ -182,13 +172,12 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
                 continue
             try:
                 yield outgoing_message(orjson.loads(text))
-            except ValueError as error:  # bad JSON or record
+            except ValueError as error:  # of JSON or the record
                 raise InvalidInput(f"line {number}: {error}") from error
 
 
 @asynccontextmanager
 async def _progress() -> AsyncIterator[Callable[[int], None]]:
-    """Show the number of stored messages on standard error, unless the input is a terminal."""
     if not sys.stderr.isatty() or sys.stdin.isatty():
         yield lambda number: None
         return
@@ -264,7 +253,7 @@ async def _publish_arguments(
 
 
 def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:
-    """Return a message with the command line's options; headers are added to its own."""
+    """Return a message with the command line's options; headers are added."""
     headers = {**(message.headers or {}), **given.get("headers", {})}
     return attrs.evolve(message, **{**given, "headers": headers or None})
 

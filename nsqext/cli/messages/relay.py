@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from nsqext import Consumer, Message, Producer
 
 _KEPT = 32  # idle connections
-_LONGEST_ANSWER = 1 << 16  # bytes
+_LONGEST_ANSWER = 1 << 16
 
 Send = Callable[["Message"], Awaitable[None]]
 
 
 @frozen
 class TargetCluster:
-    """The cluster to publish to; by default the consumed cluster."""
+    """The cluster to publish to, by default the consumed cluster."""
 
     to_lookupd: Annotated[str | None, Option(help="Lookup addresses of the other cluster.")] = None
     to_nsqd: Annotated[str | None, Option(help="Addresses of the other nsqd.")] = None
@@ -46,8 +46,6 @@ class TargetCluster:
 
 @frozen
 class Hook:
-    """The URL to send messages to."""
-
     to_http: Annotated[str | None, Option(help="Send each body to this URL with POST instead.")] = None
     content_type: Annotated[str, Option(help="--to-http: content type.")] = "application/octet-stream"
     timeout: Annotated[float, Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
@@ -94,13 +92,12 @@ async def run(
     target = cluster.connection() or connection
     if target is connection and to == topic:
         raise InvalidSetting("the topic would be relayed to itself", hint="give another topic or cluster")
-    settings["decompress"] = without_headers  # otherwise body and headers are published as they are stored
+    settings["decompress"] = without_headers  # otherwise body and headers are published as stored
     consumer, producer = connection.consumer(topic, channel, **settings), target.producer()
     await _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
 
 
 def _check_url(text: str) -> None:
-    """Raise `InvalidSetting` for a URL that cannot receive messages."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
@@ -131,7 +128,7 @@ async def _to_http(connection: ServerAccess, consumer: Consumer, hook: Hook, *, 
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
         async def post(body: bytes, headers: dict[str, str]) -> int:
-            """Send a body and return the status; a short response is read, for the connection's reuse."""
+            """Send a body and return the status; read a short response, to reuse the connection."""
             size = 0
             async with client.stream("POST", url, content=body, headers=headers) as answer:
                 async for chunk in answer.aiter_raw():

@@ -38,14 +38,11 @@ _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offs
 
 
 def _parsed(parse: Callable[[Any], Any]) -> Any:
-    """Declare an attribute parsed from other attributes."""
     return field(init=False, default=Factory(parse, takes_self=True))
 
 
 @frozen
 class Filter:
-    """Options that select messages; all must match."""
-
     header: Annotated[list[str] | None, Option(help="NAME=VALUE: only messages with it; repeat for more.")] = None
     tag: Annotated[str | None, Option(help="Only messages with this tag.")] = None
     key: Annotated[str | None, Option(help="Only messages with this key.")] = None
@@ -61,7 +58,6 @@ class Filter:
     before: int | None = _parsed(lambda given: parse_time(given.until) if given.until else None)
 
     def takes(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record matches."""
         headers = record["headers"]
         return (
             (self.after is None or record["timestamp"] >= self.after)
@@ -75,8 +71,6 @@ class Filter:
 
 @frozen
 class Reading:
-    """Options of the start and the end of reading."""
-
     count: Annotated[int, Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
     until_end: UntilEnd = False
     start: Annotated[
@@ -86,15 +80,12 @@ class Reading:
 
 @frozen
 class Output:
-    """Output format of messages."""
-
     raw: Annotated[bool, Option("--raw", help="Print bodies only, each with a newline.")] = False
     template: Annotated[
         str | None, Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")
     ] = None
 
     def check(self) -> None:
-        """Check the options."""
         if self.template is None:
             return
         if self.raw:
@@ -259,7 +250,7 @@ async def trace(
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
     """Return for each channel whether it has finished the message at an offset.
 
-    A channel reports its position up to the first unfinished message; later messages may be finished, too.
+    A channel reports its first unfinished message; later messages may be finished, too.
     """
     states: dict[str, str] = {}
     if part is None or part.end is None:

@@ -55,8 +55,6 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
-    """Listening addresses of the servers."""
-
     lookupd_http_address: Annotated[
         list[str] | None, Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
     ] = None
@@ -71,8 +69,6 @@ class Addresses:
 
 @frozen
 class Protection:
-    """Access to the servers."""
-
     tls_cert: Annotated[Path | None, Option(help="Certificate, for clients that use TLS.")] = None
     tls_key: Annotated[Path | None, Option(help="Its key.")] = None
     http_guard: Annotated[bool, Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = True
@@ -81,7 +77,6 @@ class Protection:
     ] = None
 
     def files(self) -> tuple[Path, Path] | None:
-        """Return certificate and key; None without TLS."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidSetting("--tls-cert and --tls-key need each other", hint="give both, or neither of them")
         return (self.tls_cert, self.tls_key) if self.tls_cert and self.tls_key else None
@@ -89,8 +84,6 @@ class Protection:
 
 @frozen
 class PageOptions:
-    """The web page."""
-
     web: Annotated[
         bool,
         Option("--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."),
@@ -190,7 +183,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     """
     from nsqext._version import __version__
 
-    topics = cluster.topics  # topics of the data path, too
+    topics = cluster.topics  # with topics of the data path
     lines = [f"nsqext {__version__} broker: {about}"]
     lines += [f"page: {page}"] if page else []
     lines += [f"nsqlookupd l{number}: HTTP {address}" for number, address in enumerate(cluster.lookupd, 1)]
@@ -199,7 +192,7 @@ def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str
     name = next(iter([*wanted, *topics]), "orders")
     lines += ["", "In another terminal:", f"  export NSQEXT_LOOKUPD={','.join(cluster.lookupd)}"]
     lines += [] if topics else [f"  nsqext topic create {name}"]
-    # a temporary channel, not a service's; on the original NSQ it receives later messages
+    # a temporary channel; on the original NSQ it receives later messages
     commands = [f"  nsqext pub {name} hello", f"  nsqext tail {name} --start earliest"]
     if cluster.generation == "original":
         commands = [f"  nsqext tail {name} &", f"  nsqext pub {name} hello"]

@@ -22,7 +22,7 @@ _FALSE = frozenset(("0", "f", "F", "false", "FALSE", "False"))
 
 
 class FlagError(Exception):
-    """A command line that the original program refuses, with the original's text."""
+    """A command line that the original program refuses, with its text."""
 
 
 def _duration(text: str) -> float:
@@ -126,7 +126,7 @@ def read_flags(
 ) -> dict[str, Any]:
     """Parse a program's command line; exit after ``--help`` or an error.
 
-    ``check`` raises `FlagError` for invalid values of text flags.
+    ``check`` raises `FlagError` for invalid values.
     """
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         _usage(program, kinds)
@@ -177,7 +177,7 @@ def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict
 
 
 def _load(path: str) -> dict[str, Any]:
-    import tomllib  # lazy: few programs have a file
+    import tomllib  # few programs have a file
 
     try:
         with Path(path).open("rb") as file:
@@ -190,7 +190,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _read(kind: str, value: Any) -> Any:
-    """Return a value of the file as the value of its flag; a duration without unit is in milliseconds."""
+    """Return a value of the file as its flag's; a duration without unit is in milliseconds."""
     if kind == "list":
         return list(value) if isinstance(value, list) else str(value).split(",")
     if (kind == "duration" or kind in _INTERVALS) and type(value) is int:

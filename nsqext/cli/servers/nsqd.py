@@ -93,7 +93,6 @@ _FLUSHES_EVERY = 4  # the redesigned nsqd flushes every fourth `-sync-timeout`
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run until SIGTERM or SIGINT."""
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults, redesigned_flags.NSQD)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def check_nsqd(flags: dict[str, Any]) -> None:
-    """Check the command line of nsqd; normalize ``tls-required``."""
+    """Check the command line; normalize ``tls-required``."""
     check_nsqlookupd(flags)
     if "tls-required" in flags:
         flags["tls-required"] = _tls_required(flags["tls-required"])
@@ -112,7 +111,7 @@ def check_nsqd(flags: dict[str, Any]) -> None:
     if version and version.lower() not in _TLS_VERSIONS:
         reason = f'unknown tlsVersionOption "{version.lower()}"'
         raise FlagError(f'invalid value "{version}" for flag -tls-min-version: {reason}')
-    if "worker-id" in flags:  # the redesigned NSQ has a number
+    if "worker-id" in flags:  # the redesigned NSQ's is a number
         try:
             parse_value("bool", flags["worker-id"])
         except ValueError as error:
@@ -131,7 +130,7 @@ def _tls_required(text: str) -> str:
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
-    """Check the settings of nsqd, from command line and configuration file."""
+    """Check the settings of command line and configuration file."""
     encrypted = flags.get("tls-cert") or flags.get("tls-key")
     if not encrypted and (flags.get("tls-client-auth-policy") or flags.get("tls-required", "false") != "false"):
         raise InvalidSetting("cannot require TLS client connections without TLS key and cert")

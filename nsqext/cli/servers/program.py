@@ -44,13 +44,12 @@ def _start_log(name: str, flags: Mapping[str, Any]) -> None:
 
 
 def _chooses_redesigned(arguments: Sequence[str]) -> bool:
-    """Return whether ``-generation redesigned`` is among the arguments; it decides how the others are read."""
+    """Return whether ``-generation redesigned`` is among the arguments, which decides how the others are read."""
     words = [word.removeprefix("-").removeprefix("-") for word in arguments]
     return "generation=redesigned" in words or ("generation", "redesigned") in pairwise(words)
 
 
 def check_nsqlookupd(flags: dict[str, Any]) -> None:
-    """Check the command line of nsqlookupd."""
     check_alone(flags)
     level = flags.get("log-level")
     if flags.get("generation", "original") == "original" and level is not None and level.lower() not in _LEVELS:

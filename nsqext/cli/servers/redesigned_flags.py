@@ -36,7 +36,7 @@ NSQLOOKUPD = _BOTH | {
     "balance-interval": "list",
     "nsqd-ping-timeout": "duration",
 }
-"""Flags of the redesigned nsqlookupd, with kinds; see `nsqext.cli.servers.flags.parse_flags`."""
+"""Flags of the redesigned nsqlookupd; see `nsqext.cli.servers.flags.parse_flags`."""
 
 NSQD = _BOTH | {
     "ack-old-than-time": "duration",
@@ -75,7 +75,7 @@ NSQD = _BOTH | {
     "use-fsync": "bool",
     "worker-id": "int",
 }
-"""Flags of the redesigned nsqd, with kinds."""
+"""Flags of the redesigned nsqd."""
 
 NODE_OPTIONS = {
     "allow-ext-compatible": "allow_ext_compatible",
@@ -98,18 +98,18 @@ _NEW_NAMES = {"max-message-size": "max-msg-size"}
 _CLUSTER = ("cluster-leadership-addresses", "rpc-port")
 
 WITHOUT_EFFECT = (NSQD.keys() | NSQLOOKUPD.keys()) - _EFFECTIVE - _NEW_NAMES.keys() - set(_CLUSTER)
-"""Accepted flags without a counterpart in this server."""
+"""Accepted flags without effect in this server."""
 
 
 def check_alone(flags: Mapping[str, Any]) -> None:
-    """Refuse the flags that would make the program join a cluster."""
+    """Refuse flags that would make the program join a cluster."""
     for name in _CLUSTER:
         if flags.get(name):
             raise FlagError(f"-{name}: this program runs without a cluster; start one with nsqext broker")
 
 
 def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flags with deprecated names replaced; new names count if both are given."""
+    """Return flags with deprecated names replaced; new names win."""
     found = dict(flags)
     for old, new in _NEW_NAMES.items():
         if old in found:
@@ -119,7 +119,6 @@ def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return the kinds of flags for configuration files: all except deprecated flags."""
     return {name: kind for name, kind in kinds.items() if name not in _NEW_NAMES}
 
 

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; the pause doubles while it dies early
+_LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; doubles from the shortest pause while it dies early
 _STABLE = 60.0  # seconds of running after which a worker restarts after the shortest pause
-_STATUS_TIMEOUT = 2.0  # seconds for workers to report their state
+_STATUS_TIMEOUT = 2.0  # seconds for reports of workers
 _SCAN = 0.5  # seconds between checks of the source files
 _LABEL = "worker"
 
 
 @frozen
 class WorkerStatus(Health):
-    """The health of a worker's app; not live either if the worker does not run or respond."""
+    """Health of a worker's app; not live if the worker does not run or respond."""
 
     metrics: str = ""
 
@@ -59,7 +59,7 @@ def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
 
 
 def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
-    """Return all workers' metrics as text; the label ``worker`` has the worker's number."""
+    """Return all workers' metrics as text, with their numbers in the label ``worker``."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import Metric
     from prometheus_client.parser import text_string_to_metric_families
@@ -95,7 +95,6 @@ class StatusPage:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        """Handle one request."""
         workers = await self._ask() if scope["type"] == "http" else {}
         if scope["type"] != "http" or scope["path"] != "/metrics":
             await HealthEndpoint(lambda: combined_health(workers))(scope, receive, send)
@@ -117,7 +116,7 @@ class Supervisor:
     def __init__(
         self, command: Sequence[str], workers: int, *, close_timeout: float = 40.0, ready_file: Path | None = None
     ) -> None:
-        # command of a worker; `{number}` and `{ready}` stand for its number and its descriptor for reports
+        # `{number}` and `{ready}` stand for a worker's number and its descriptor for reports
         self._command = command
         self._workers = workers
         self._close_timeout = close_timeout  # seconds until draining workers are killed
@@ -166,7 +165,7 @@ class Supervisor:
                 self.stop()
                 return
             if status in (0, -signal.SIGTERM):
-                continue  # the source files changed
+                continue  # source files changed
             if time.monotonic() - started > _STABLE:
                 pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
             pause = pauses.next()
@@ -175,7 +174,6 @@ class Supervisor:
                 await self._waiting.wait()
 
     async def _run_once(self, number: int) -> int:
-        """Run one worker process and return its exit status."""
         reading, writing = os.pipe()
         try:
             try:
@@ -204,7 +202,6 @@ class Supervisor:
         return status
 
     async def _read_reports(self, number: int, reading: int) -> None:
-        """Read a worker's reports, lines of JSON, until it exits."""
         rest = b""
         while True:
             await anyio.wait_readable(reading)
@@ -286,7 +283,7 @@ class Supervisor:
 
     def _kill_workers(self) -> None:
         if self._processes:
-            self._status = self._status or 1  # they did not drain
+            self._status = self._status or 1  # workers did not drain
             self._end_workers(signal.SIGKILL)
 
     async def _watch(self, folder: Path) -> None:
@@ -318,7 +315,6 @@ def _modified(folder: Path) -> Mapping[Path, int]:
 
 
 def _listen(text: str) -> socket.socket:
-    """Return a listening socket for HOST:PORT."""
     try:
         from nsqext.http.uvicorn_server import listen
     except ModuleNotFoundError as error:
@@ -359,7 +355,7 @@ def run(
         try:
             return await supervisor.run(Path.cwd() if reload else None, listener)
         finally:
-            # a repeated signal must not change the exit status of a drained program
+            # a repeated signal must not change the exit status
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 

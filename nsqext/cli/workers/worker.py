@@ -27,7 +27,7 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3
 """Exit status of a worker that must not be restarted."""
-_START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two looks at the app's health
+_START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two checks of the app's health
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
 
@@ -43,7 +43,7 @@ async def _serve(app: App, status: int) -> None:
 
 
 async def _say_what_is_missing(app: App) -> None:
-    """Say what the app waits for until it is ready for the first time."""
+    """Report what the app waits for until it is ready for the first time."""
     with waits.waiting(wait_of_app(app)):
         while not app.health().ready:  # noqa: ASYNC110 - an app has no event for it
             await anyio.sleep(_START_INTERVAL)
@@ -60,7 +60,7 @@ async def _report_readiness(app: App, status: int) -> None:
 
 
 async def _answer_supervisor(app: App, status: int) -> None:
-    """Send health and metrics for each byte on standard input; stop at its end: the supervisor was killed."""
+    """Send health and metrics for each byte on standard input; stop at its end, when the supervisor was killed."""
     while True:
         await anyio.wait_readable(sys.stdin.fileno())
         if not os.read(sys.stdin.fileno(), 64):
@@ -120,7 +120,6 @@ def check_order(app: App, workers: int) -> None:
 
 
 def main(place: str, number: str, status: str, backend: str, workers: str) -> int:
-    """Run a worker and return its exit status."""
     try:
         app = load_app(place)
         check_has_work(app, place)

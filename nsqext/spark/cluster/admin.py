@@ -1,6 +1,6 @@
 """The servers as a query uses them: leaders, bounds of partitions by count, offset and time, and channels.
 
-Each reader has its own ephemeral channel, which the server deletes with the connection.
+Each reader has an ephemeral channel, which the server deletes with the connection.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def ephemeral_name(prefix: str | None = None) -> str:
 
 
 def setup_mark(channel: str) -> str:
-    """Return the name of the channel that exists during the creation of ``channel``."""
     room = MAX_NAME_LENGTH - len(MARK)
     if len(channel) <= room:
         return f"{channel}{MARK}"
@@ -64,8 +63,8 @@ async def open_ephemeral(
 ) -> PartitionReader:
     """Connect to a leader and subscribe to a channel with RDY 0.
 
-    SUB creates the channel: a channel created over HTTP without subscribers would never be deleted. If the node refuses
-    or does not answer, nothing stays open.
+    SUB creates the channel: the server never deletes a channel created over HTTP without subscribers. If the node
+    refuses or does not answer, nothing stays open.
     """
     consumer = evolve(_CONSUMER, connection=options)
     request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, options=consumer)
@@ -77,22 +76,22 @@ async def open_ephemeral(
 
 
 _MOVE = 2.0  # seconds until a missing move is requested again
-# seconds to wait until written messages become readable. The real server shows messages to channels when it flushes its
-# write buffer. Only a timer shows a last message larger than the buffer: up to 6.0 s later with bodies of 200,000 bytes
-# (measured), also to consumers.
+# seconds to wait for written messages to become readable. The real server shows messages to channels when it flushes
+# its write buffer; a last message larger than the buffer waits for a timer, up to 6.0 s with bodies of 200,000 bytes
+# (measured), also for consumers.
 _SETTLE = 8.0
 _MANY_TOPICS = 4  # topics of a query at one node from which on one request for all topics replaces one per topic
-_LED = 1.0  # seconds for which the first retained messages of a node's partitions are not requested again
-_SOON = 0.005  # seconds until an ephemeral channel is opened to make the server flush its write buffer
+_LED = 1.0  # seconds for which a node's first retained messages are not requested again
+_SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the server flush its write buffer
 
 
 @frozen
 class Bounds:
-    """The readable messages of a partition, as counts."""
+    """Readable messages of a partition, as counts."""
 
-    start: int  #: first retained message, counted from 0
+    start: int  #: first retained message, from 0
     end: int  #: behind the last committed message
-    end_offset: int  #: byte offset there; larger where a leader has written uncommitted messages
+    end_offset: int  #: byte offset there, larger with uncommitted messages
 
 
 class SourceAdmin:
@@ -120,11 +119,10 @@ class SourceAdmin:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.leaders.aclose()
 
     async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
-        """Return the partitions that a query reads: the wanted partitions, which must exist, or all."""
+        """Return the wanted partitions, which must exist, or all."""
         existing = await self.leaders.partitions(topic)
         chosen = sorted(existing if wanted is None else wanted)
         for partition in chosen:
@@ -142,9 +140,9 @@ class SourceAdmin:
         """Return the bounds of a partition.
 
         The end includes every message acknowledged before the call, and no message that a leader change could remove:
-        it is what channels may read. The leader's own count includes messages that are not replicated yet. After
-        ``patience`` seconds the end may exclude written but unreadable messages: of a hanging publish and, for some
-        seconds, large messages.
+        it is what channels may read. The leader's count includes messages that are not replicated. After ``patience``
+        seconds the end may exclude written but unreadable messages: of a hanging publish and, for some seconds, large
+        messages.
         """
         return await self.leaders.ask(topic, partition, self._bounds_at, patience)
 
@@ -157,13 +155,13 @@ class SourceAdmin:
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
         """Return the bounds of several partitions; see `bounds`.
 
-        Each node gets one request for all its partitions of a topic, or, if it leads several topics, one for all of
-        them. Partitions without a sufficient answer are requested one by one.
+        Each node gets one request for all its partitions of a topic, or of several topics. Partitions without a
+        sufficient answer are requested one by one.
         """
         wanted = list(keys)
         led: dict[Leader, dict[str, list[int]]] = {}
         for topic, partition in wanted:
-            with suppress(NsqError):  # a partition without a known leader is requested below
+            with suppress(NsqError):  # requested below
                 leader, _ = await self.leaders.leader(topic, partition)
                 led.setdefault(leader, {}).setdefault(topic, []).append(partition)
         requests: list[tuple[Leader, str | None]] = []
@@ -231,7 +229,7 @@ class SourceAdmin:
         return self._starts[key]
 
     async def first_retained(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return a leader's first retained message, as number; asks once for all partitions, at most every second."""
+        """Return the number of a leader's first retained message; asks for all partitions, at most every second."""
         async with self._led_lock:
             since, led = self._led.get((leader, topic), (float("-inf"), {}))
             if anyio.current_time() - since > _LED or (topic, partition) not in led:
@@ -311,7 +309,7 @@ class SourceAdmin:
     ) -> None:
         """Move an anchor behind ``count`` messages and wait until it is there.
 
-        An anchor further ahead keeps its position, unless moved ``backwards``.
+        An anchor further ahead moves only ``backwards``.
         """
         position = await self.position(topic, partition, channel)
         if position is None:
@@ -325,15 +323,14 @@ class SourceAdmin:
             await self._move(topic, partition, channel, count)
 
     async def push_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
-        """Move an anchor that was behind ``count`` messages a moment ago there, soon after the call."""
+        """Move an anchor that was just behind ``count`` messages there, without waiting."""
         try:
             leader, _ = await self.leaders.leader(topic, partition)
             await self.leaders.nodes.move(leader, topic, partition, channel, count)
-        except NsqError:  # moves it at a new leader, or says that it is missing
+        except NsqError:  # moves it at a new leader, or reports that it is missing
             await self.move_anchor(topic, partition, channel, count)
 
     async def delete_anchor(self, topic: str, partition: int, channel: str) -> None:
-        """Delete an anchor if it exists."""
         for name in (channel, setup_mark(channel)):
             if await self.position(topic, partition, name) is not None:
                 await self.leaders.ask(topic, partition, self.leaders.nodes.change_channel, "delete", name)

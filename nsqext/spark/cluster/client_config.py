@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqext.settings import Setting
 
 PREFIX = "nsqext."
-"""Of options that are client settings."""
+"""Prefix of options that are client settings."""
 
 
 @cache
@@ -36,7 +36,7 @@ class ClientConfig:
     """How a job reaches the servers. Picklable: the process that uses files and certificates reads them."""
 
     lookupd: tuple[str, ...]  #: `host:port` of nsqlookupd's HTTP side
-    #: client settings by name, without `nsqext.`; Spark has them as text. Secrets are not shown.
+    #: client settings by name, without `nsqext.`; Spark has them as text. Not shown, as they may be secrets.
     settings: Mapping[str, Any] = field(
         factory=dict, repr=lambda given: str({name: "***" if is_secret_name(name) else given[name] for name in given})
     )
@@ -62,7 +62,6 @@ class ClientConfig:
             return build(ConsumerOptions, consumer_settings(), self.keywords("read"))
 
     def check(self, kind: str) -> None:
-        """Check the settings."""
         known, others = client_settings(kind), client_settings("read" if kind == "write" else "write")
         for name in self.settings:
             if name not in known:

@@ -11,8 +11,8 @@ from nsqext.sync import loop
 T = TypeVar("T")
 
 readers_loop: loop.SharedLoop = loop.SharedLoop()
-"""The event loop of readers. The blocking clients' loop ends with its last client; a start per range of a task would
-cost connections.
+"""The event loop of readers. The blocking clients' loop ends with its last client, which would cost a connection per
+range.
 """
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_QUICK = 0.2  # seconds to wait for written, not yet readable messages that the next batch can read as well
+_QUICK = 0.2  # seconds to wait for written messages that the next batch can read
 _FRESH = 5.0  # seconds for which an anchor's position is not requested again, with at most `_FEW` partitions
-_FEW = 500  # with more partitions, positions are requested less often, to bound the requests per second
+_FEW = 500  # with more partitions, positions are requested less often
 _TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
 _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 
@@ -86,8 +86,8 @@ class Anchors:
     async def _check_start(self, keys: list[Key], existing: Mapping[Key, int], bounds: Mapping[Key, Bounds]) -> None:
         """Raise an error if a query with a new checkpoint would not begin where its options say.
 
-        A query that failed in its first batch is like that, but finds the anchors where it has put them. The latest
-        message was another one then.
+        A query that failed in its first batch finds the anchors where it has put them, at what was then the latest
+        message.
         """
         if not keys:
             return
@@ -126,7 +126,7 @@ class Anchors:
         )
 
     async def create(self, key: Key, count: int) -> None:
-        """Create a partition's missing anchor; not of a deleted topic without ``failOnDataLoss``."""
+        """Create a partition's missing anchor; without ``failOnDataLoss``, not for a deleted topic."""
         topic, partition = key
         try:
             await self._admin.create_anchor(topic, partition, self._channel, count)
@@ -154,13 +154,13 @@ class Anchors:
             try:
                 return await self._survey(quick=quick)
             except TopicNotFound:
-                # the topic was deleted during the survey; the next survey skips it
+                # deleted during the survey; the next survey skips it
                 if self._strict:
                     raise
 
     async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
         keys = await self._existing_keys()
-        # anchors first: an anchor is never after a later requested end
+        # anchors first, because an anchor is never after a later requested end
         fresh = _FRESH * max(len(keys) / _FEW, 1.0) if quick else -1.0
         anchors = await gather(keys, partial(self._anchor, fresh=fresh))
         bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
@@ -190,7 +190,6 @@ class Anchors:
         return found
 
     async def _match_topics(self) -> None:
-        """Add new topics of ``subscribePattern``."""
         if self._pattern is None or anyio.current_time() - self._matched_at < _TOPICS_INTERVAL:
             return
         matching = await self._admin.leaders.matching(self._pattern)
@@ -246,7 +245,7 @@ class Anchors:
             if anchor is not None:
                 self._seen[key] = (anyio.current_time(), anchor)
                 if anchor < self._moved_to.get(key, -1):
-                    self._unmoved.add(key)  # the server did not do it, or a new leader does not know of it
+                    self._unmoved.add(key)  # the server did not move it, or a new leader does not know it
         return anchor
 
     async def advance(self, end: Offsets) -> None:
@@ -263,13 +262,13 @@ class Anchors:
         }
 
         async def move(key: Key) -> None:
-            # before the outcome is known: the server may move the anchor although its response is lost
+            # before the outcome is known, because the server may move the anchor and its response be lost
             self._moved_to[key] = counts[key]
             self._unmoved.discard(key)
             seen, _ = self._seen.get(key, (float("-inf"), 0))
             known = anyio.current_time() - seen <= _FRESH
             try:
-                # the position is requested soon again, which shows whether the anchor is there
+                # the next request for the position shows whether the anchor is there
                 await (self._admin.push_anchor if known else self._admin.move_anchor)(*key, self._channel, counts[key])
             except NsqError as error:
                 if error.retryable:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.frames import MessageColumns
 
-_BATCH_BYTES = 64 << 20  # bytes of bodies in one batch, because Arrow's limit is 2 GiB, and decompressed bodies grow
+_BATCH_BYTES = 64 << 20  # bytes of bodies in one batch: Arrow's limit is 2 GiB, and decompressed bodies grow
 _NO_HEADERS: dict[str, Any] = {}
 _HEADER_START = 3  # bytes of version and length before a header
 _TAG = TAG_HEADER.encode()
@@ -28,16 +28,13 @@ _COMPRESS = COMPRESS_HEADER.encode()
 
 @define
 class RowFormat:
-    """Contents of rows."""
-
     columns: Columns = BASE_COLUMNS
     headers_as_array: bool = False  #: the column `headers` is an array of structs
     decompress: bool = True
 
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
-        """Return the contents of a query's rows."""
-        # the column header describes the body as it is stored
+        # the column header describes the stored body
         decompress = options.client.consumer().delivery.decompress and "header" not in options.columns
         return cls(options.columns, options.headers_as_array, decompress)
 
@@ -84,7 +81,7 @@ class _Batch:
         """Parse the required extend headers, and decompress bodies."""
         headers = self.columns.headers
         everything = self.rows.with_headers
-        # one search through all of them: most topics have neither tags nor compressed bodies
+        # one search through all: most topics have neither tags nor compressed bodies
         if headers is None or not (
             everything or _is_needed(b"".join(headers)) or any(header[0] == EXT_TAG for header in headers)
         ):
@@ -139,7 +136,7 @@ class _Batch:
             start = stop
 
     def _stops(self) -> Iterator[int]:
-        """Return where batches end: before the message that would make the bodies too large."""
+        """Return where batches end, before the message that would make them too large."""
         count = len(self.columns)
         sizes = (
             self.columns.body_sizes() if self.bodies is None else np.fromiter(map(len, self.bodies), np.int64, count)
@@ -192,7 +189,6 @@ class _Batch:
         return pa.array(traces)
 
     def stored_headers(self) -> pa.Array:
-        """Return the bytes of the extend headers; empty for no header."""
         headers = self.columns.headers
         if headers is None:
             return pa.repeat(pa.scalar(b"", pa.binary()), len(self.columns))

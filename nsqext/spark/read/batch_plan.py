@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
 
-_SKEW_MS = 5000  # largest expected clock difference of a partition's successive leaders, in milliseconds
+_SKEW_MS = 5000  # milliseconds, largest expected clock difference of a partition's successive leaders
 
 
 @define
@@ -36,8 +36,8 @@ class Pruning:
     partitions: frozenset[int] | None = None  #: None for all
     start: int = 0  #: first message to read
     end: int | None = None  #: behind the last message
-    since: int | None = None  #: first time to read, in milliseconds since 1970
-    until: int | None = None  #: first time not to read
+    since: int | None = None  #: milliseconds since 1970
+    until: int | None = None  #: milliseconds since 1970, exclusive
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:

@@ -49,7 +49,7 @@ class ChannelBatches:
         self._admin = Admin(client.lookupd, **{**settings_for(admin_settings(), own), "node_filter": None})
         settings: ConsumerSettings = {
             **own,
-            "max_in_flight": 2 * self._limit,  # the next batch is received while Spark processes the current batch
+            "max_in_flight": 2 * self._limit,  # the next batch arrives while Spark processes the current batch
             "on_lost": "ignore",
             "decompress": False,
             "block_warning": 0,
@@ -69,7 +69,7 @@ class ChannelBatches:
             await self._admin.aclose()
 
     def _give_back(self) -> None:
-        """Requeue the messages of incomplete batches on the original NSQ, which would wait for their timeout.
+        """Requeue the messages of incomplete batches on the original NSQ, where they would wait for their timeout.
 
         The redesigned NSQ redelivers them at the end of their connections.
         """
@@ -96,13 +96,13 @@ class ChannelBatches:
         return list(self._held)
 
     async def _next(self, seconds: float) -> list[Message]:
-        """Return the next messages as soon as they arrive; none after ``seconds``."""
+        """Return the next messages as soon as they arrive; empty after ``seconds``."""
         with anyio.move_on_after(seconds):
             return list(await anext(self._batches))
         return []
 
     async def _next_frozen(self, frozen_at: int) -> list[Message]:
-        """Return the next messages that are not excluded; none without such messages in the channel.
+        """Return the next messages that are not excluded; empty without such messages in the channel.
 
         A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
         are later messages, which may arrive over other connections.
@@ -133,15 +133,13 @@ class ChannelBatches:
         return []
 
     async def finish(self, number: int) -> None:
-        """Finish all messages before a number; the server redelivers those no longer in flight."""
+        """Finish all messages before a number; the server redelivers messages that are not in flight any more."""
         while self._held and self._number < number:
             self._held.popleft().finish_now()
             self._number += 1
 
 
 class ChannelReader(BlockingClient[ChannelBatches]):
-    """`ChannelBatches` for blocking code."""
-
     _what = "channel"
 
     def __init__(self, options: SourceOptions) -> None:
@@ -158,7 +156,7 @@ class ChannelReader(BlockingClient[ChannelBatches]):
 
 
 def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.RecordBatch]:
-    """Return messages as rows, ordered by partition; their offsets are unknown."""
+    """Return messages as rows, ordered by partition, with unknown offsets."""
     rows = RowFormat.of(options)
     by_partition: dict[tuple[str, int | None], list[RawMessage]] = {}
     for message in messages:
@@ -171,7 +169,7 @@ def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.Reco
 
 
 async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) -> int:
-    """Return the unfinished messages of a channel over several topics, also those in flight."""
+    """Return the unfinished messages of a channel over several topics, with messages in flight."""
     count = 0
     for topic in topics:
         stats = await admin.stats(topic, channel)

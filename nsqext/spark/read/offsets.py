@@ -1,6 +1,6 @@
 """Offsets of queries as JSON, where reading begins and ends, ranges of tasks; without I/O.
 
-An offset is the number of messages read from a partition: the number, counted from 0, of the next message.
+An offset is the number of messages read from a partition, and the number, from 0, of the next message.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Offsets = dict[Key, int]
 """Messages read from each partition."""
 
 VERSION = 1
-"""Of the JSON in Spark's checkpoints."""
+"""Version of the JSON in Spark's checkpoints."""
 
 EARLIEST = -2
-"""The first retained message, in options."""
+"""The first retained message, as an option's value."""
 LATEST = -1
-"""The end of a partition, in options."""
+"""The end of a partition, as an option's value."""
 
 _SHOWN = 120
 
 
 @frozen
 class Range:
-    """Messages of one partition."""
+    """Messages of a partition."""
 
     topic: str
     partition: int
@@ -188,12 +188,10 @@ _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 
 @frozen
 class RangeLimit:
-    """Where partitions begin or end."""
-
     number: int | None  #: an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None for JSON
     #: offsets of partitions, maybe `EARLIEST` or `LATEST`; or times in milliseconds since 1970
     named: Mapping[Key, int] = field(factory=dict)
-    timed: bool = False  #: the numbers are times
+    timed: bool = False
     option: str = ""  #: for errors; empty for a default
 
     def of(self, topic: str, partition: int) -> int:
@@ -212,7 +210,7 @@ class RangeLimit:
         return found
 
     def check(self, read: Mapping[str, Iterable[int]]) -> None:
-        """Check that the query reads every partition with a number."""
+        """Check that every partition of the query has a number."""
         for topic, partition in self.named:
             if partition not in read.get(topic, ()):
                 raise InvalidSetting(
@@ -221,7 +219,7 @@ class RangeLimit:
 
     @property
     def is_latest(self) -> bool:
-        """Whether a partition begins at its end."""
+        """Whether partitions begin at their end."""
         return not self.timed and LATEST in (self.number, *self.named.values())
 
     def time_of(self, key: Key) -> int | None:

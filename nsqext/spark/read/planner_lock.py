@@ -1,7 +1,7 @@
-"""A lock that one planning process of a machine has for a channel: each stream needs a channel of its own.
+"""A lock that one planning process of a machine has for a channel: each stream needs a separate channel.
 
-A self-join of a stream, and two queries of one DataFrame, have several planning processes on the machine of the driver.
-Each would move the anchors as if the other one did not exist.
+A self-join of a stream, and two queries of one DataFrame, have several planning processes on the driver's machine, each
+of which would move the anchors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
 
 _PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
-_PATIENCE = 10.0  # seconds until the process of a query that was stopped or killed has ended
+_PATIENCE = 10.0  # seconds for a stopped or killed query's process to end
 _PAUSE = 0.1
 
 
@@ -66,7 +66,6 @@ class PlannerLock:
                 return
 
     def release(self) -> None:
-        """Unlock the file."""
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)

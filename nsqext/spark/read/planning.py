@@ -1,4 +1,4 @@
-"""What a micro-batch reads: computed only from numbers, so that a repeated call has the same result."""
+"""What a micro-batch reads, computed only from numbers, so that a repeated call has the same result."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LOST = "failOnDataLoss=false continues without the lost messages"
 
 @frozen
 class PartitionState:
-    """A partition's current state; the first three attributes count messages since its beginning."""
+    """Current state of a partition; the first three attributes count messages since its beginning."""
 
     start: int  #: messages not retained any more
     end: int  #: committed messages
     anchor: int | None = None  #: position of the anchor channel; None if missing
     end_offset: int = 0  #: byte offset at the end, or more
-    #: the topic was deleted and created again while the query ran; earlier offsets are invalid
+    #: deleted and created again while the query ran; earlier offsets are invalid
     recreated: bool = False
     #: in a log truncated or recreated since the last read, the first message behind the last message read
     divergence: int | None = None
@@ -145,7 +145,7 @@ def _check_kept(key: Key, known: int | None, state: PartitionState, *, is_new_to
 
 
 def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offsets:
-    """Return the offsets of the query's partitions: the given partitions of each topic, None for all."""
+    """Return the offsets of the given partitions of each topic; None for all."""
     return {
         (topic, partition): count
         for (topic, partition), count in offsets.items()
@@ -154,9 +154,9 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
 
 
 def with_unread(end: Offsets, start: Offsets) -> Offsets:
-    """Return a batch's end, with the offsets of partitions that the query does not read at the moment.
+    """Return a batch's end, with the offsets of partitions that the query does not read now.
 
-    A topic removed from a query and added again later continues at its previous offset.
+    A topic removed from a query and added later continues at its previous offset.
     """
     return dict(sorted({**start, **end}.items()))
 

@@ -1,6 +1,6 @@
 """Reads a task's ranges: every message once, in order, or an error; never a part of a range.
 
-Each reader has its own ephemeral channel at the leader: readers can read the same range concurrently or again. If a
+Each reader has an ephemeral channel at the leader, so that readers can read a range concurrently or again. If a
 connection breaks or the leader changes, the reader continues with a new ephemeral channel at the first missing message.
 """
 
@@ -44,7 +44,7 @@ _STALL = 5.0  # seconds without a message until the connection is closed; all me
 _MOVE = 2.0  # seconds for the server to move the channel
 _BLOCK_BYTES = 4 << 20
 _READ_AHEAD = 1  # blocks received while the caller processes one
-_OPEN_RANGES = 4  # ranges of a task read concurrently: opening a range takes several round trips
+_OPEN_RANGES = 4  # ranges of a task read concurrently, because opening a range takes several round trips
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 
@@ -52,8 +52,8 @@ _LAST_PAUSE = 0.5
 class RangeReader:
     """Reads a range: while `run` runs in a separate task, call `next_block` until it returns None.
 
-    While the caller processes a block, the reader receives another, then stops the server with RDY 0. Cancellation at
-    any time closes the connection with its ephemeral channel.
+    While the caller processes a block, the reader receives another, then stops the server with RDY 0. Cancellation
+    closes the connection with its ephemeral channel.
     """
 
     def __init__(self, admin: SourceAdmin, found: Range, options: SourceOptions) -> None:
@@ -102,7 +102,6 @@ class RangeReader:
         self._wake.wake()
 
     def _raise_if_final(self, errors: list[NsqError]) -> None:
-        """Raise if a retry cannot succeed or the time is over."""
         last = errors[-1]
         unknown = isinstance(last, TopicNotFound) and len(errors) == 1 and self._reassembler.offset is None
         if unknown or not (last.retryable or isinstance(last, (ConnectionLost, ProtocolError))):
@@ -224,7 +223,6 @@ class RangeReader:
         reader.flush()
 
     def _resume(self) -> None:
-        """Raise RDY again if a block has room."""
         if self._paused and not self._blocks.full:
             self._paused = False
             self._progress = _clock()
@@ -311,7 +309,7 @@ class TaskReader:
         self._open[0] = self._start(Range(found.topic, found.partition, min(start, found.end), found.end))
 
     async def _skip_deleted(self, found: Range, error: TopicNotFound) -> None:
-        """Continue without a topic certainly deleted after the batch was planned."""
+        """Continue without a topic deleted after the batch was planned."""
         if self._options.fail_on_data_loss:
             raise error
         if await self._admin.leaders.is_deleted(found.topic):

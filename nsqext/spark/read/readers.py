@@ -1,8 +1,8 @@
 """Topics as a batch, `spark.read`, and as streams, `spark.readStream`.
 
 Filters and options choose the ranges of a batch at the query's planning. For a stream with ``readMode=offset``, which
-can be read again, Spark asks one process for the next batch, and other processes read it. So the reader has no state
-that another process needs: everything is in the offsets, in the ranges of tasks, and in the anchor channels.
+can be read again, Spark asks one process for the next batch, and other processes read it: all state is in the offsets,
+the ranges of tasks, and the anchor channels.
 
 ``readMode=channel`` is for servers on which ranges cannot be read again: the original NSQ, and topics that accept only
 registered channels. The query's planning process holds a batch's messages in flight, and finishes them after Spark has
@@ -53,15 +53,12 @@ _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # never nul
 
 
 class TaskRanges(InputPartition):
-    """The ranges of one task."""
-
     def __init__(self, ranges: Iterable[Range]) -> None:
         self.ranges: tuple[Range, ...] = tuple(ranges)
         super().__init__(", ".join(map(str, self.ranges)))
 
 
 def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges]:
-    """Distribute ranges over tasks by the options."""
     planned = plan_tasks(
         ranges,
         min_messages=options.min_messages_per_task,
@@ -77,7 +74,7 @@ class FilterPruning(Pruning):
     """A part of a batch, chosen by Spark's filters."""
 
     def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
-        """Apply filters, which all must match; return those that Spark must evaluate, too."""
+        """Apply filters, which all must match; return the filters that Spark must evaluate, too."""
         return [found for found in filters if not self._take(found)]
 
     def _take(self, found: spark.Filter) -> bool:

@@ -1,8 +1,7 @@
 """Micro-batches of a streaming query: where they end, which ranges they read, whether logs have changed.
 
-The last message read detects logs that were truncated and have grown again, and recreated topics. The number of
-messages is not sufficient: a log may have grown beyond the query's offset. So a checkpoint has the id, the byte offset
-and the time of the message before each offset; no other message has all three.
+The last message read detects truncated logs and recreated topics, which may have grown beyond the query's offset. So a
+checkpoint has the id, the byte offset and the time of the message before each offset; no other message has all three.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 LastMessages = Mapping[Key, MessagePosition]
-"""The message before each partition's offset; missing for checkpoints without it."""
+"""The message before each partition's offset, as far as the checkpoint has it."""
 
 _MEMBERS = ("id", "offset", "timestamp")
 
 
 def dump_last(last: LastMessages) -> dict[str, Any]:
-    """Return the member ``last`` of a checkpoint's offsets, in a fixed order; empty without last messages."""
+    """Return the member ``last`` of a checkpoint's offsets, in a fixed order."""
     found = {key: {name: getattr(message, name) for name in _MEMBERS} for key, message in last.items()}
     return {"last": by_topic(found)} if found else {}
 
@@ -56,7 +55,7 @@ def dump_last(last: LastMessages) -> dict[str, Any]:
 def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
     """Return a checkpoint's last messages of partitions with an offset.
 
-    Earlier versions wrote the JSON of the checkpoint without last messages.
+    Earlier versions wrote checkpoints without last messages.
     """
     return {
         key: MessagePosition(offsets[key] - 1, *(message[name] for name in _MEMBERS))
@@ -88,7 +87,7 @@ class TruncationCheck:
         }
         found = await gather(wanted, lambda key: self._admin.message(*key, wanted[key] - 1))
         kept = {key: message for key, message in known.items() if end.get(key) == message.count + 1}
-        # the server returns the first retained message for a message just removed
+        # for a message just removed, the server returns the first retained message
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
 
     async def divergences(self, known: LastMessages, states: Mapping[Key, PartitionState]) -> dict[Key, int]:
@@ -123,7 +122,7 @@ def _shown(message: MessagePosition) -> str:
     return f"the one with id {message.id} at byte offset {message.offset}, stored at {time}"
 
 
-_PAUSE = 0.2  # seconds between requests to the servers without new messages; Spark asks a hundred times a second
+_PAUSE = 0.2  # seconds between requests without new messages; Spark asks a hundred times a second
 _PAUSE_FACTOR = 3  # shortest pause relative to the requests' duration, because there may be many partitions
 
 
@@ -223,8 +222,8 @@ class StreamPlanner:
 
     async def _survey(self, begin: Offsets, last: LastMessages) -> None:
         """Request the partitions' states, and compare the last messages where there are new messages."""
-        # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it: a process's
-        # first batch is its only batch
+        # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it, and a process's
+        # first batch may be its only batch
         first = self._surveyed is None
         found = await self._anchors.survey(quick=self._frozen is None and not first)
         ends = {key: state.end for key, state in found.items()}
@@ -315,7 +314,7 @@ class StreamPlanner:
             self._states = await self._anchors.survey()
 
     async def _may_return(self, end: Offsets) -> bool:
-        """Return whether a topic of a batch is unknown, but does not count as deleted yet."""
+        """Return whether an unknown topic of a batch does not count as deleted yet."""
         known = {topic for topic, _ in self._states}
         unknown = {topic for topic, _ in self._only(end)} - known
         return not all([await self._admin.leaders.is_deleted(topic) for topic in sorted(unknown)])
@@ -373,7 +372,7 @@ async def within_bytes(
         last = lag.begin + lag.count - 1
         if lag.count > 1 and stop < (await admin.message(*key, last)).offset:
             last = await admin.count_before(*key, stop)
-        # the end of the last message may be unknown: the next batch reads it
+        # the end of the last message may be unknown; the next batch reads it
         return max(last - lag.begin, 1)
 
     return await gather(behind, count_of)

@@ -26,7 +26,7 @@ def as_stored(
     tag: str | None,
     key: bytes | None,
 ) -> OutgoingMessage:
-    """Return the message of a row whose extend header is given as bytes; other columns must agree with it.
+    """Return the message of a row with an extend header in bytes; other columns must agree with it.
 
     Raises InvalidHeader.
     """

@@ -1,4 +1,4 @@
-"""Publishes one task's messages: one chunk is published while the next is built."""
+"""Publishes a task's messages: a chunk is published while the next is built."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ _LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
 
 
 class RowPublisher:
-    """Publishes chunks with the caller's open producer."""
-
     def __init__(self, config: ClientConfig, task: int | None, describe: Describe | None = None) -> None:
         self.tallies: Tallies = Counter()
         self._task = task
@@ -88,7 +86,7 @@ class RowPublisher:
                     target, group, index, outcome, failures
                 ):
                     break
-        except InvalidInput as error:  # nothing was sent
+        except InvalidInput as error:
             bad, error.index = error.index or 0, None
             error.message = error.message.removeprefix(f"message {bad}: ")  # rows have other numbers
             if await self._describe_row(target, group, bad, error, failures):
@@ -118,7 +116,6 @@ class RowPublisher:
         return False
 
     def _named(self, row: int, error: NsqError) -> NsqError:
-        """Return an error that names the row."""
         named = (InvalidInput, DeliveryUnknown, TopicNotFound, TopicNotReady)
         kind = type(error) if isinstance(error, named) else PublishFailed
         failed = kind(f"{row_name(row, self._task)}: {error.message}", hint=error.hint, **error.where)
@@ -135,8 +132,8 @@ def publish_chunks(
 ) -> Tallies:
     """Publish a task's messages; return after every message is stored.
 
-    One chunk is published while the next is built. Chunks are published one after another: messages of a key keep their
-    order. ``chunks_of`` receives a function that returns a topic's meta.
+    A chunk is published while the next is built, one after another: messages of a key keep their order. ``chunks_of``
+    receives a function that returns a topic's meta.
     """
     publisher = RowPublisher(config, task, describe)
     with OpenLoop() as portal, portal.wrap_async_context_manager(publisher.producer):

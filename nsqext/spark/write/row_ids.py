@@ -1,13 +1,13 @@
 """Ids of rows, by which readers remove rows that were published more than once.
 
-A task that fails and a micro-batch that was interrupted are run again, maybe with their rows distributed over other
-tasks. The id of a row therefore follows the row. It is ``query/batch/hash``: the id of the query, which its checkpoint
-stores, the number of the micro-batch, and a hash of what the row contains, with its position if it has one. Rows of
-equal content get a number: ``query/batch/hash-1`` is the second one of its task.
+A failed task and an interrupted micro-batch run again, maybe with their rows in other tasks. The id of a row therefore
+follows the row. It is ``query/batch/hash``: the id of the query, which its checkpoint stores, the number of the
+micro-batch, and a hash of what the row contains, with its position if it has one. Rows of equal content are numbered:
+``query/batch/hash-1`` is the second of its task.
 
 Equal rows of different tasks without a position have the same id. On topics with extend headers such rows have a second
 header: the run and the task that published them. A complete run has each row once, so that `dedupe` numbers the equal
-rows of each run. Topics without extend headers have 64-bit trace ids, which have no room for that.
+rows of each run. 64-bit trace ids, on topics without extend headers, have no room for that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
-# properties of a task that name its query and micro-batch
+# properties of a task with its query and micro-batch
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 
@@ -38,21 +38,21 @@ _DIGITS = 16  # of a hash
 _RUN_DIGITS = 12
 
 POSITIONS = ("offset", "queue_offset", "message_id")
-"""Columns of a read that say which message a row was made of; they are not published."""
+"""Columns of a read that identify a row's message; they are not published."""
 _HASHED = ("value", "topic", "key", "partition", "headers", "header", "trace_id", "tag", *POSITIONS)
 
 TASK_SUFFIX = "_task"
-"""The header with the run and the task of a row has the name of the header with the id, and this."""
+"""Suffix of the id's header for the header with a row's run and task."""
 
 
 @frozen
 class BatchIds:
-    """Ids of consecutive rows, made when they are needed: a topic needs texts or trace ids."""
+    """Ids of consecutive rows, made when needed: a topic needs texts or trace ids."""
 
     _texts: Callable[[], list[str]]
     _seeds: Hashes  # of the trace ids
     task: str | None = None  #: run and task, where an id may occur in several tasks
-    ambiguous: bool = False  #: whether there are equal rows, and other tasks may have them as well
+    ambiguous: bool = False  #: whether equal rows exist, and other tasks may have them as well
 
     @cached_property
     def texts(self) -> list[str]:
@@ -74,21 +74,20 @@ class BatchIds:
         return {name: self.texts, f"{name}{TASK_SUFFIX}": [self.task] * len(self._seeds)}
 
     def headers_of(self, name: str, index: int) -> dict[str, str]:
-        """Return the headers that identify a row."""
         if self.task is None:
             return {name: self.texts[index]}
         return {name: self.texts[index], f"{name}{TASK_SUFFIX}": self.task}
 
 
 class RowIds(Protocol):
-    """Gives ids to the rows of one task, in their order."""
+    """Gives ids to the rows of a task, in their order."""
 
     @property
     def partition(self) -> int | None:
         """Number of the task's partition; None without Spark."""
 
     def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
-        """Return the ids of the next rows; ``first`` is the number of the first of them."""
+        """Return the ids of the next rows; ``first`` is the number of the first row."""
 
     def of_description(self, row: int, content: bytes) -> BatchIds:
         """Return the id of the description of a row that cannot be published."""
@@ -105,7 +104,7 @@ def scope_hash(text: str) -> np.uint64:
 
 
 def mixed(numbers: Hashes) -> Hashes:
-    """Return numbers as SplitMix64 mixes them, which gives different numbers for different ones."""
+    """Return the numbers mixed by SplitMix64; different numbers stay different."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FACTORS[0]
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _FACTORS[1]
     return numbers ^ (numbers >> np.uint64(31))
@@ -123,7 +122,6 @@ class NumberedIds:
         return self._of(first, len(next(iter(columns.values()))))
 
     def of_description(self, row: int, content: bytes) -> BatchIds:
-        """Return the id of the row."""
         return self._of(row, 1)
 
     def _of(self, first: int, count: int) -> BatchIds:
@@ -138,11 +136,11 @@ class NumberedIds:
 class ContentIds:
     """Ids of rows by their content."""
 
-    scope: str  #: query and batch; the task as well if its rows are never in another one
+    scope: str  #: query and batch, with the task if its rows are never in another task
     partition: int
     run: str | None = None  #: of the batch, where another run may distribute the rows over other tasks
     _repeats: Repeats = field(factory=lambda: Repeats())
-    _lock: Lock = field(factory=Lock)  # descriptions are made while messages are published, in another thread
+    _lock: Lock = field(factory=Lock)  # descriptions are made in another thread, while messages are published
 
     @classmethod
     def of_job(cls, run: str, job: str | None = None) -> Self:
@@ -150,7 +148,7 @@ class ContentIds:
 
         Args:
             run: unique for each run of the batch.
-            job: the same one for each run of the batch; None for a batch that is run once.
+            job: equal for each run of the batch; None for a batch that is run once.
         """
         from pyspark import TaskContext  # not on the driver
 
@@ -173,11 +171,10 @@ class ContentIds:
         return cls(f"{query}/{batch}", context.partitionId(), run[:_RUN_DIGITS])
 
     def of_batch(self, columns: Mapping[str, pa.Array], first: int) -> BatchIds:
-        """Return the ids of rows with these columns."""
         return self._of(content_hashes(columns), shared=self.run is not None and not _have_positions(columns))
 
     def of_description(self, row: int, content: bytes) -> BatchIds:
-        """Return the id of a description, by what it says about the content of the row."""
+        """Return the id of a description, from what it says about the row."""
         return self._of(content_hashes({"value": pa.array([content])}), shared=self.run is not None)
 
     def _of(self, hashes: Hashes, *, shared: bool) -> BatchIds:
@@ -198,14 +195,14 @@ class ContentIds:
 
 
 class Repeats:
-    """Numbers the rows of equal content of a task; needs 8 bytes for each row."""
+    """Numbers the rows of equal content of a task; needs 8 bytes per row."""
 
     def __init__(self) -> None:
-        self._seen: list[Hashes] = []  # sorted, each less than half as long as the one before
-        self._counts: dict[int, int] = {}  # number of rows by hash, if there were several
+        self._seen: list[Hashes] = []  # sorted, each less than half as long as the previous
+        self._counts: dict[int, int] = {}  # rows by hash, if several
 
     def numbers(self, hashes: Hashes) -> dict[int, int]:
-        """Return the number of equal rows before each of these rows, by index; without rows that have no equal."""
+        """Return the number of equal rows before each of these rows, by index, of rows that have equal rows."""
         found = np.sort(hashes)
         if not ((found[1:] == found[:-1]).any() or self._known(found).any()):
             self._add(found)
@@ -248,7 +245,7 @@ def _have_positions(columns: Mapping[str, pa.Array]) -> bool:
 
 
 def content_hashes(columns: Mapping[str, pa.Array]) -> Hashes:
-    """Return a hash of each row: of what is published of it, and of its position."""
+    """Return a hash of each row's published content and position."""
     found: Hashes = np.zeros(len(next(iter(columns.values()))), np.uint64)
     for name in _HASHED:
         if name in columns:
@@ -257,7 +254,7 @@ def content_hashes(columns: Mapping[str, pa.Array]) -> Hashes:
 
 
 def _hashed(array: pa.Array) -> Hashes:
-    """Return a hash of each value; text and its bytes have the same one."""
+    """Return a hash of each value; equal for text and its bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_integer(array.type):
@@ -279,7 +276,7 @@ def _of_bytes(array: pa.Array) -> Hashes:
 
 
 def _without_nulls(array: pa.Array, hashes: Hashes) -> Hashes:
-    """Return the hashes, with one of null that no value has but by chance."""
+    """Return the hashes; null gets a hash that no value has but by chance."""
     if array.null_count:
         hashes = np.where(array.is_null().to_numpy(zero_copy_only=False), _GAMMA, hashes)
     return hashes

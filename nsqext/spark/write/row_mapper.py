@@ -36,7 +36,7 @@ _U64 = (1 << 64) - 1
 _MESSAGE = 64
 
 Target = tuple[str, int | None]
-"""None if the producer chooses the partition."""
+"""Topic and partition; without partition, the producer chooses it."""
 
 
 @define(eq=False)
@@ -53,12 +53,10 @@ class Group:
         return with_columns(self.messages, self.trace_ids, self.headers)
 
     def without(self, index: int) -> Group:
-        """Return the other messages."""
         rows, messages = list(self.rows), self.outgoing()
         return Group(rows[:index] + rows[index + 1 :], [*messages[:index], *messages[index + 1 :]])
 
     def extend(self, other: Group) -> None:
-        """Add messages."""
         if not self.messages:
             self.trace_ids, self.headers = other.trace_ids, other.headers
         elif bool(self.trace_ids) == bool(other.trace_ids) and self.headers.keys() == other.headers.keys():
@@ -72,7 +70,6 @@ class Group:
         self.messages += other.messages
 
     def part(self, start: int, stop: int) -> Group:
-        """Return the messages from ``start`` to ``stop``."""
         return Group(
             self.rows[start:stop],
             self.messages[start:stop],
@@ -83,18 +80,14 @@ class Group:
 
 @define(eq=False)
 class Chunk:
-    """Messages published together."""
-
     groups: dict[Target, Group] = field(factory=dict)
     size: int = 0  #: approximate bytes
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
-        """Add the message of a row."""
         self.extend(target, Group([row], [message]), size + _MESSAGE)
 
     def extend(self, target: Target, added: Group, size: int) -> None:
-        """Add messages."""
         group = self.groups.get(target)
         if group is None:
             group = self.groups[target] = Group()
@@ -104,8 +97,6 @@ class Chunk:
 
 
 class RowMapper:
-    """Converts one task's rows to messages."""
-
     def __init__(self, options: SinkOptions, columns: tuple[str, ...], ids: RowIds) -> None:
         client = options.client.producer()
         self._options = options
@@ -206,7 +197,7 @@ class RowMapper:
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
         """Return the message that describes a row which cannot be published; its id follows what the row contains."""
         headers = fields.get("headers")
-        if isinstance(headers, Mapping):  # the task is another one when the batch is run again
+        if isinstance(headers, Mapping):  # the task differs when the batch is run again
             task = f"{self._options.idempotence_header}{TASK_SUFFIX}"
             fields = {**fields, "headers": {name: text for name, text in headers.items() if name != task} or None}
         body = describe_row(row, self._ids.partition, error, fields, self._max_message_size)
@@ -214,7 +205,6 @@ class RowMapper:
         return self._message(body, self._options.bad_rows_topic, None, None, None, None, None, described=ids)
 
     def _located(self, error: InvalidInput, topic: str | None) -> InvalidInput:
-        """Return an error that names the current row."""
         error.message = f"{row_name(self._row, self._ids.partition)}: {error.message}"
         error.at(topic=topic)
         return error
@@ -278,13 +268,13 @@ class RowMapper:
         return target, OutgoingMessage(value, headers, tag, trace, key), size
 
     def _of_batch(self) -> BatchIds:
-        """Return the ids of the rows of the current batch: hashes of their content, which many batches do not need."""
+        """Return the ids of the current batch's rows: hashes of their content, which many batches do not need."""
         if self._made is None:
             self._made = self._ids.of_batch(self._columns, self._first)
         return self._made
 
     def _ids_of(self, described: BatchIds | None) -> tuple[BatchIds, int]:
-        """Return ids and the index of the current row, or of the description of a row, in them."""
+        """Return ids, and the index in them of the current row or of its description."""
         return (self._of_batch(), self._row - self._first) if described is None else (described, 0)
 
     def _warn_of_equal_rows(self, topic: str) -> None:
@@ -309,7 +299,7 @@ def _size_of(headers: Mapping[str, str]) -> int:
 
 
 def _values(column: pa.Array | None) -> Iterable[Any]:
-    """Return a column's values, maps as dicts; only None without a column."""
+    """Return a column's values, with maps as dicts; None for each row without a column."""
     if column is None:
         return repeat(None)
     return list(column.to_pylist(maps_as_pydicts="strict"))
@@ -332,7 +322,7 @@ def _as_mapping(pairs: Iterable[Pair | None]) -> dict[str, str]:
 
 
 def _bytes(column: pa.Array | None) -> Any:
-    """Return a column of bytes or text as bytes; only None without a column."""
+    """Return a column of bytes or text as bytes; None for each row without a column."""
     if column is None:
         return repeat(None)
     if pa.types.is_string(column.type):

@@ -35,8 +35,6 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 @frozen
 class Written(WriterCommitMessage):
-    """Result of a task."""
-
     tallies: Mapping[tuple[str, int | None], int]
 
 
@@ -89,14 +87,14 @@ class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
 _ID, _TASK, _BASE, _NUMBER = "__nsqext_id", "__nsqext_task", "__nsqext_base", "__nsqext_number"
 _WATERMARK = "spark.watermarkDelayMs"
 _NEEDED = ("topic", "partition", "offset", "trace_id")
-_NUMBERED = "(/[0-9a-f]{16})-([0-9]+)$"  # the end of the id of a row that has equal ones before it
+_NUMBERED = "(/[0-9a-f]{16})-([0-9]+)$"  # the end of the id of a row with equal rows before it
 
 
 def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None = None) -> DataFrame:
     """Return rows of topics without duplicates that a repeated task or micro-batch of the sink has published.
 
     Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
-    stays, and every row without an id. Rows that earlier versions published have other ids, which count as well.
+    stays, and every row without an id. Ids of earlier versions count as well.
 
     A batch may contain equal rows without a position that several tasks published: as many stay as the run with most of
     them published. A stream, and trace ids, take them for duplicates of each other.
@@ -128,7 +126,7 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     if not choices if trace_ids is None else trace_ids:
         trace = sf.concat(sf.lit("trace:"), sf.col("trace_id").cast("string"))
         choices.append(sf.when(sf.col("trace_id") != 0, trace))
-    # the position of a row without an id, which is unique
+    # a row without an id has its unique position
     place = sf.concat_ws(":", sf.lit("at"), sf.col("partition").cast("string"), sf.col("offset").cast("string"))
     marked = rows.withColumn(_ID, sf.coalesce(*choices, place))
     if not rows.isStreaming:
@@ -143,9 +141,9 @@ def _single(marked: DataFrame) -> DataFrame:
 
 
 def _numbered(marked: DataFrame) -> DataFrame:
-    """Return one row of each id, where equal rows without a position are numbered within the run that published them.
+    """Return one row of each id; equal rows without a position are numbered within their run.
 
-    A run that was interrupted has numbers that the complete one has as well.
+    An interrupted run has numbers that the complete run has as well.
     """
     within_run = Window.partitionBy("topic", _BASE, sf.substring_index(_TASK, "/", 1)).orderBy(_TASK, _ID)
     number = sf.when(sf.col(_TASK).isNotNull(), sf.dense_rank().over(within_run))

@@ -115,7 +115,6 @@ class NodeFaults:
         self._update()
 
     def pending(self) -> list[str]:
-        """Return a description of each fault in effect."""
         states = {"frozen": self.frozen, "refuse connections": self.refusing}
         return [*(name for name, set_ in states.items() if set_), *map(str, (*self.rules, *self._answers))]
 
@@ -128,7 +127,6 @@ class NodeFaults:
         self._update()
 
     async def gate(self) -> None:
-        """Wait while the node is frozen."""
         while self._thawed is not None:
             await self._thawed.wait()
 

@@ -73,7 +73,6 @@ class ManagedNode:
     _registering: anyio.CancelScope | None = field(default=None, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        """Listen; return when connections are accepted."""
         node = self.member.node
         node.exiting = False
         self.server = NsqdServer(node, str(self.tcp), str(self.http))
@@ -115,7 +114,6 @@ class ManagedLookupd:
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        """Listen; return when requests are accepted."""
         if isinstance(self.lookupd, OriginalLookupd):  # nsqd register over TCP
             self._tcp_server = LookupTcpServer(self.lookupd.session)
             await self._tasks.start(group, partial(self._tcp_server.serve, listen(str(self.tcp))))
@@ -143,11 +141,9 @@ class Clock:
         self._held: tuple[float, int] | None = None
 
     def now(self) -> float:
-        """Return monotonic seconds."""
         return (self._held[0] if self._held else time.monotonic()) + self._ahead
 
     def wall(self) -> int:
-        """Return nanoseconds since 1970."""
         return (self._held[1] if self._held else time.time_ns()) + round(self._ahead * 1e9)
 
     def advance(self, seconds: float) -> None:
@@ -396,7 +392,6 @@ class Runtime(ABC):
             self.node_changed(member, NodeChange.THAWED)
 
     def heal(self) -> None:
-        """Remove every fault except kills."""
         for name, running in self.nodes.items():
             if running.member.node.faults.frozen:
                 self.thaw(name)

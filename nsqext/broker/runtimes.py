@@ -167,7 +167,6 @@ class RuntimeRedesigned(Runtime):
             self.node_changed(member, NodeChange.SILENT)
 
     def rejoin(self, name: str) -> None:
-        """Connect a node that was cut off."""
         member = self.node(name).member
         if member.isolated:
             member.isolated = False
@@ -213,8 +212,6 @@ _REGISTRATION_TIMEOUT = 5.0  # seconds
 
 
 class RuntimeOriginal(Runtime):
-    """Nodes without a coordinator."""
-
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits.original())
         self._original: list[OriginalLookupd] = []

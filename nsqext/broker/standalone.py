@@ -52,8 +52,6 @@ def version_of(generation: str) -> str:
 
 @frozen
 class TlsFiles:
-    """Certificates of a server."""
-
     cert: Path
     key: Path
     root_ca: Path | None = None  #: authorities of client certificates
@@ -111,7 +109,6 @@ class NsqdSettings:
 
     @property
     def https_only(self) -> bool:
-        """Whether the HTTP port refuses everything."""
         return self.tls_required == "true" or bool(self.tls_required == "false" and self.tls and self.tls.client_auth)
 
     def server_limits(self) -> ServerLimits:

@@ -219,6 +219,5 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
 
 
 def leave_the_pipe() -> None:
-    """Discard what is printed from now on."""
     # otherwise Python would print an error when it flushes standard output at exit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

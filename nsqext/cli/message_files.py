@@ -129,7 +129,6 @@ def synchronize(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Replace a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_bytes(data)
     synchronize(temporary)
@@ -156,7 +155,6 @@ class MessageFiles:
         self.path: Path | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write records and synchronize the file."""
         file = self._file or self._open()
         data = gzip.compress(
             b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
@@ -186,8 +184,6 @@ class MessageFiles:
 
 @frozen
 class Entry:
-    """A recorded message."""
-
     file: str
     number: int  #: line number, from 1
     record: dict[str, Any]

@@ -84,7 +84,6 @@ class Parameter:
 
     @property
     def several(self) -> bool:
-        """Whether it has a list of values."""
         return get_origin(self._kind()) is list
 
     def _kind(self) -> Any:

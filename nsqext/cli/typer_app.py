@@ -80,8 +80,7 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
         version: bool = typer.Option(
             False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
         ),
-    ) -> None:
-        """Keep the name of a single command."""
+    ) -> None: ...
 
     for name, (path, summary) in commands.items():
         if name != chosen:
@@ -105,8 +104,7 @@ def typer_group(group: CommandGroup) -> typer.Typer:
     app = typer.Typer()
 
     @app.callback()
-    def _group() -> None:
-        """Keep the name of a single command."""
+    def _group() -> None: ...
 
     for name, function in group.commands.items():
         app.command(name)(typer_function(function))

@@ -25,8 +25,6 @@ def read_bool(value: str) -> bool:
 
 
 def read_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers within bounds."""
-
     def read(value: str) -> int:
         try:
             number = int(value)
@@ -40,7 +38,6 @@ def read_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def read_seconds(value: str) -> float:
-    """Parse milliseconds; returns seconds."""
     return read_number(1)(value) / 1000
 
 
@@ -54,7 +51,6 @@ def read_choice(*choices: str) -> Callable[[str], str]:
 
 
 def read_topics(value: str) -> tuple[str, ...]:
-    """Parse topic names separated by commas."""
     topics = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
     if not topics:
         raise ValueError("it names no topic")
@@ -62,7 +58,6 @@ def read_topics(value: str) -> tuple[str, ...]:
 
 
 def read_assignment(value: str) -> dict[str, tuple[int, ...]]:
-    """Parse JSON of partitions by topic."""
     try:
         data = orjson.loads(value)
     except orjson.JSONDecodeError as error:
@@ -78,14 +73,12 @@ def read_assignment(value: str) -> dict[str, tuple[int, ...]]:
 
 
 def read_channel(value: str) -> str:
-    """Parse the name of a durable channel."""
     if "#" in check_channel(value):
         raise ValueError("an ephemeral channel keeps no position")
     return value
 
 
 def read_header(value: str) -> str:
-    """Parse the name of an extend header."""
     encode_headers({value: ""})
     return value
 
@@ -102,7 +95,6 @@ def read_duration(value: str) -> float:
 
 
 def read_pattern(value: str) -> str:
-    """Parse a regular expression."""
     try:
         re.compile(read_text(value))
     except re.error as error:

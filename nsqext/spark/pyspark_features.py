@@ -47,13 +47,10 @@ else:
 
     class ReadLimit: ...
 
-    class ReadAllAvailable(ReadLimit):
-        """No limit."""
+    class ReadAllAvailable(ReadLimit): ...
 
     @frozen
     class ReadMaxRows(ReadLimit):
-        """Largest number of messages."""
-
         max_rows: int
 
     @frozen

@@ -98,7 +98,6 @@ def shipped(found: T, archive: bytes) -> T:
 
 
 def restore(archive: bytes, module: str, name: str, state: bytes) -> Any:
-    """Return the object that `shipped` has sent."""
     kind = getattr(load(archive, module), name)
     found = kind.__new__(kind)
     found.__dict__.update(pickle.loads(state))  # noqa: S301 (from Spark)

@@ -87,7 +87,6 @@ class Coordinator:
         return {name for name, member in self.members.items() if member.present}
 
     def usable(self) -> list[ClusterMember]:
-        """Return the nodes that may get new partitions."""
         return [member for member in self.members.values() if member.alive and not member.removing]
 
     def load(self) -> dict[str, tuple[int, int]]:
@@ -122,7 +121,6 @@ class Coordinator:
         return self.replica_sets.get((replicas.topic, replicas.partition)) is replicas
 
     def writable(self, replicas: ReplicaSet) -> bool:
-        """Return whether a partition exists and accepts writes."""
         state = replicas.state
         if not self.exists(replicas):
             return False
@@ -179,7 +177,6 @@ class Coordinator:
         self.apply_roles(replicas)
 
     def unhost(self, replicas: ReplicaSet, name: str) -> None:
-        """Remove a replica with its files."""
         replicas.hosts.pop(name, None)
         replicas.forget(name)
         self.members[name].node.unhost(replicas.topic, replicas.partition, destroy=True)
@@ -253,7 +250,6 @@ class Coordinator:
             self.mirror(replicas)
 
     def mirror(self, replicas: ReplicaSet) -> None:
-        """Copy the leader's channels to followers that answer."""
         state = replicas.state
         if self.reachable(state.leader):
             for name in state.in_sync:
@@ -295,7 +291,6 @@ class Coordinator:
     # Catch-up
 
     def start_catch_ups(self, replicas: ReplicaSet) -> None:
-        """Start the catch-up of every reachable out-of-sync replica."""
         state = replicas.state
         self._count(replicas)
         if not self.reachable(state.leader) or self._group is None:

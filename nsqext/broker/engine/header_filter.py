@@ -48,8 +48,7 @@ _Test = Callable[[bytes], bool]
 _INDEX = re.compile(r"[0-9]+", re.ASCII)
 
 
-class InvalidExpression(ValueError):
-    """An expression or glob that the server refuses."""
+class InvalidExpression(ValueError): ...
 
 
 def compile_regexp(pattern: str) -> Matcher:

@@ -37,7 +37,6 @@ class ChannelKind:
         return self.type + other
 
     def same(self, other: ChannelKind) -> bool:
-        """Return whether two types distribute messages equally."""
         return self.type == other.type and (self.type == SHARED or self.key_header == other.key_header)
 
 
@@ -55,8 +54,6 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
 
 @frozen
 class ChannelRules:
-    """Limits and thresholds of the redesigned server's channels."""
-
     delayed_threshold: float = 900.0  #: seconds; REQ with a longer delay moves the message to disk
     #: finished intervals behind an unfinished message at which a channel stops reading
     confirm_window: int = 500

@@ -355,7 +355,6 @@ class Partition:
 
     @property
     def depth(self) -> int:
-        """Messages not passed to channels."""
         return self.committed - self.readable
 
     @property
@@ -462,7 +461,6 @@ class Partition:
         return None if self._storage is None else self._storage.journal
 
     def note_progress(self) -> None:
-        """Write the channels' positions with the next interval."""
         self.changes += 1
         if self._storage is not None:
             self._storage.dirty = True

@@ -98,8 +98,6 @@ ClusterView = LiveView | ClusterSnapshot
 
 @define(eq=False, kw_only=True)
 class LookupServer(ABC):
-    """A lookup node without sockets."""
-
     name: str = "nsqlookupd"  #: for example ``l1`` in a cluster
     tcp: Address = _UNKNOWN
     http: Address = _UNKNOWN
@@ -111,12 +109,10 @@ class LookupServer(ABC):
         """Show the present state of the cluster, without delay."""
 
     @abstractmethod
-    def show_nothing(self) -> None:
-        """Show no node and no topic."""
+    def show_nothing(self) -> None: ...
 
     @abstractmethod
-    def show_snapshot(self) -> None:
-        """Show the present state from now on."""
+    def show_snapshot(self) -> None: ...
 
     def delayed(self, handler: Handler) -> Handler:
         """Wrap a handler so that its response is sent after `delay` seconds."""
@@ -171,8 +167,6 @@ class Lookupd(LookupServer):
 
 @define(eq=False)
 class LookupdGroup:
-    """Lookup nodes of a cluster, with one leader."""
-
     nodes: list[Lookupd] = field(factory=list)
     hidden: set[str] = field(factory=set)  #: ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
     epoch: int = 0  #: grows with each election

@@ -47,7 +47,6 @@ class _LookupConnection:
     reported: bool = False  #: its failure was logged, once per connection
 
     async def connect(self, identity: PeerInfo) -> None:
-        """Connect and identify; raises one of `_FAILURES`."""
         address = split_address(self.address)
         with anyio.fail_after(_TIMEOUT):
             self.stream = await anyio.connect_tcp(address.host, address.port)

@@ -46,8 +46,6 @@ class Registration(NamedTuple):
 
 @define(eq=False)
 class RegisteredNode:
-    """An nsqd that sent IDENTIFY."""
-
     id: str  #: ``host:port`` of its end of the connection
     members: dict[str, Any]  #: its entry in `/lookup`
     last_seen: int  #: last PING, in nanoseconds since 1970
@@ -68,8 +66,6 @@ class ListedProducer:
 
 @define(eq=False)
 class Registry:
-    """The registrations of a lookup node."""
-
     wall: Callable[[], int]  #: nanoseconds since 1970
     inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
     tombstone_lifetime: float = 45.0  #: seconds that a tombstone hides a node
@@ -176,7 +172,6 @@ class LookupSession:
         return LookupdCommandParser(partitions=self.partitions)
 
     def receive(self, data: bytes) -> bytes:
-        """Process received bytes; return the responses."""
         self._parser.receive(data)
         responses: list[bytes] = []
         while not self.closing:

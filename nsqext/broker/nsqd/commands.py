@@ -35,7 +35,6 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
-    """Parse the start position, then run SUB."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -47,8 +46,6 @@ def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 class Mode(NamedTuple):
-    """Variant of SUB."""
-
     detail: bool  #: messages carry queue offset and size
     ordered: bool = False  #: the channel becomes ordered
     start: StartPosition | None = None

@@ -26,8 +26,6 @@ _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the
 
 
 class Host(Protocol):
-    """The part of `nsqext.broker.nsqd.server.NsqdServer` that connections use."""
-
     busy: bool
 
     def flush(self) -> None: ...
@@ -83,7 +81,6 @@ class ServerConnection:
             self._continue()
 
     def _take(self, data: bytes) -> None:
-        """Run the commands that ``data`` completes."""
         host = self._host
         host.busy = True
         try:
@@ -206,7 +203,6 @@ class ServerConnection:
             self._loop.remove_writer(self._socket)
 
     async def _carry_out(self) -> None:
-        """Write through the injected faults, in order."""
         session = self.session
         try:
             while session.output.urgent and not self._ended:
@@ -230,7 +226,6 @@ class ServerConnection:
             self._pause()
 
     def close(self) -> None:
-        """Close the connection; messages in flight are requeued."""
         if self._ended:
             return
         self._ended = True

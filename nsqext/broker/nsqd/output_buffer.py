@@ -51,7 +51,6 @@ class OutputBuffer:
         self._ticks = 0
 
     def write(self, frame: bytes) -> None:
-        """Send a frame now, with the waiting messages."""
         self._frames.append(frame)
         self.size += len(frame)
         self._urgent = self._answered = True
@@ -86,7 +85,6 @@ class OutputBuffer:
         return True
 
     def expire(self, now: float) -> None:
-        """Send messages whose time is over."""
         if self.due and self.due <= now:
             self._urgent = True
             self.due = 0.0
@@ -94,14 +92,12 @@ class OutputBuffer:
                 self._ticks = max(self._ticks, int((now - self._started) / self._settings.output_buffer_timeout))
 
     def end_segment(self) -> None:
-        """Send everything so far in a separate write."""
         self.encode()
         self._segments.append(b"".join(self._encoded))
         self._encoded.clear()
         self._urgent = self._answered = False
 
     def encode(self) -> None:
-        """Pass the frames through the layers."""
         frames = self._frames
         if frames:
             data = b"".join(frames)

@@ -210,7 +210,6 @@ class NsqdServer:
         self._tick_timer = self._loop.call_at(self._tick_due, self._tick)
 
     def _tick_soon(self) -> None:
-        """Call `Node.tick` soon: a deadline may have changed."""
         if self._tick_timer is not None and self._tick_due > self._loop.time() + SHORTEST_TICK:
             self._tick_timer.cancel()
             self._plan_tick(SHORTEST_TICK)

@@ -38,8 +38,6 @@ _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 @frozen
 class Finding:
-    """Result of one examination."""
-
     status: Literal["ok", "warning", "error"]
     subject: str
     text: str

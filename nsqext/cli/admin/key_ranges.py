@@ -28,8 +28,6 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 @frozen
 class PartitionRanges:
-    """A channel on one partition."""
-
     partition: int
     node: str = ""  #: of the leader
     error: str = ""  #: why the ranges are unknown

@@ -87,8 +87,6 @@ _SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the s
 
 @frozen
 class Bounds:
-    """Readable messages of a partition, as counts."""
-
     start: int  #: first retained message, from 0
     end: int  #: behind the last committed message
     end_offset: int  #: byte offset there, larger with uncommitted messages

@@ -48,7 +48,6 @@ class RowFormat:
 
     @property
     def with_headers(self) -> bool:
-        """Whether all headers must be parsed."""
         return "headers" in self.columns or "key" in self.columns
 
 
@@ -78,7 +77,6 @@ class _Batch:
     bodies: list[bytes] | None = None
 
     def parse_headers(self) -> None:
-        """Parse the required extend headers, and decompress bodies."""
         headers = self.columns.headers
         everything = self.rows.with_headers
         # one search through all: most topics have neither tags nor compressed bodies

@@ -151,7 +151,6 @@ class ChannelReader(BlockingClient[ChannelBatches]):
     finish: Final = Method(ChannelBatches.finish)
 
     def close(self) -> None:
-        """Close the connections; unfinished messages are redelivered."""
         self.__exit__(None, None, None)
 
 

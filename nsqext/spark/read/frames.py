@@ -43,8 +43,6 @@ _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 
 @define(eq=False)
 class MessageColumns:
-    """Messages of one partition, column by column."""
-
     heads: Array  #: timestamp, attempts, id, offset and size
     _frames: list[bytes] | None  # per message, bytes that end with a body; None if bodies are not needed
     _starts: Array  # where the body begins in each
@@ -56,7 +54,6 @@ class MessageColumns:
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies, an object each."""
         if self._frames is None or not len(self):
             return []
         starts: list[int] = self._starts.tolist()
@@ -148,7 +145,6 @@ def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:
 
 
 def finish_commands(columns: MessageColumns) -> bytes:
-    """Return a FIN command for each message."""
     commands = np.empty(len(columns), _FIN)
     commands["verb"] = b"FIN "
     commands["id"] = columns.heads["id"]
@@ -251,7 +247,6 @@ class Blocks:
         return len(self._ready) >= self.most
 
     def add(self, columns: MessageColumns) -> None:
-        """Append messages that follow the previous messages."""
         while len(columns):
             room = self._rows - self._count
             # with the message that crosses the limit of bytes

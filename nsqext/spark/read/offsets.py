@@ -40,8 +40,6 @@ _SHOWN = 120
 
 @frozen
 class Range:
-    """Messages of a partition."""
-
     topic: str
     partition: int
     start: int  #: first message, counted from 0
@@ -219,7 +217,6 @@ class RangeLimit:
 
     @property
     def is_latest(self) -> bool:
-        """Whether partitions begin at their end."""
         return not self.timed and LATEST in (self.number, *self.named.values())
 
     def time_of(self, key: Key) -> int | None:
@@ -289,7 +286,6 @@ def parse_ending(text: str) -> RangeLimit:
 
 
 def parse_time(text: str) -> RangeLimit:
-    """Parse a time in milliseconds since 1970."""
     return RangeLimit(read_number(0)(text), timed=True)
 
 

@@ -33,8 +33,6 @@ class PartitionState:
 
 @frozen
 class Lag:
-    """Unread messages of a partition."""
-
     begin: int  #: first message
     count: int  #: number of messages
 
@@ -111,7 +109,6 @@ def lags_of(
 
 
 def plan_end(lags: Mapping[Key, Lag], counts: Mapping[Key, int]) -> Offsets:
-    """Return the end of a batch."""
     return {key: lag.begin + counts.get(key, 0) for key, lag in sorted(lags.items())}
 
 

@@ -139,8 +139,6 @@ def _bounds(found: spark.Filter, value: int) -> tuple[int | None, int | None] | 
 
 
 class NsqReader(DataSourceReader):
-    """Reads topics as a batch."""
-
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._pruning = Pruning()
@@ -230,7 +228,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.report() if self._planner is not None else None
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch."""
         begin, until = load(start), load(end)
         self._planned = dict(end)
         known, last = load_last(start, begin), load_last(end, until)
@@ -281,8 +278,6 @@ _VERSION = 1
 
 
 class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Consumes topics batch by batch, at least once."""
-
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._channel: ChannelReader | None = None

@@ -65,8 +65,6 @@ def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
 
 
 class TruncationCheck:
-    """Compares a checkpoint's last messages with the servers'."""
-
     def __init__(self, admin: SourceAdmin, *, fail_on_data_loss: bool) -> None:
         self._admin = admin
         self._strict = fail_on_data_loss
@@ -127,8 +125,6 @@ _PAUSE_FACTOR = 3  # shortest pause relative to the requests' duration, because 
 
 
 class StreamPlanner:
-    """Determines a query's micro-batches from the servers' state."""
-
     def __init__(self, options: SourceOptions, admin: SourceAdmin) -> None:
         self._options = options
         self._admin = admin  # closed with this object
@@ -260,7 +256,6 @@ class StreamPlanner:
                 )
 
     async def _create_anchors(self, start: Offsets, end: Offsets) -> None:
-        """Create missing anchors before Spark stores the batch."""
         for key, state in self._states.items():
             last = end.get(key)
             if state.anchor is None and last is not None:
@@ -283,7 +278,6 @@ class StreamPlanner:
     async def ranges(
         self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
     ) -> list[Range]:
-        """Return the ranges of a batch."""
         if self._is_missing(start, end):
             await self._catch_up(start, end)
         states = dict(self._states)

@@ -94,7 +94,6 @@ class RowIds(Protocol):
 
 
 def row_name(row: int, partition: int | None) -> str:
-    """Return how errors name a row."""
     return f"row {row}" if partition is None else f"row {row} of Spark partition {partition}"
 
 
@@ -134,8 +133,6 @@ class NumberedIds:
 
 @define(eq=False)
 class ContentIds:
-    """Ids of rows by their content."""
-
     scope: str  #: query and batch, with the task if its rows are never in another task
     partition: int
     run: str | None = None  #: of the batch, where another run may distribute the rows over other tasks

@@ -41,8 +41,6 @@ Target = tuple[str, int | None]
 
 @define(eq=False)
 class Group:
-    """Messages for one target, with their row numbers."""
-
     rows: list[int] = field(factory=list)
     messages: list[bytes | OutgoingMessage] = field(factory=list)
     trace_ids: list[int] = field(factory=list)  #: if all messages are bodies, which costs less than objects

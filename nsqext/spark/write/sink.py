@@ -39,8 +39,6 @@ class Written(WriterCommitMessage):
 
 
 class _TaskWriter:
-    """Publishes the rows of tasks."""
-
     def __init__(self, options: SinkOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
@@ -73,13 +71,10 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None], batch: int |
     )
 
 
-class NsqWriter(_TaskWriter, DataSourceArrowWriter):
-    """Publishes the rows of a batch."""
+class NsqWriter(_TaskWriter, DataSourceArrowWriter): ...
 
 
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
-    """Publishes the rows of micro-batches."""
-
     def _ids(self) -> ContentIds:
         return ContentIds.of_query(self._run)
 

@@ -32,8 +32,6 @@ _SLOW_AFTER = 5
 
 @define(eq=False)
 class SubscribedClient(ABC):
-    """A consumer connection as its channel sees it."""
-
     id: int  #: unique in the node
     name: str  #: ``host:port``
     tag: str = ""  #: desired dispatch tag; empty without a tag, and on topics without extend support
@@ -65,8 +63,7 @@ class SubscribedClient(ABC):
     def deliver(self, message: RawMessage) -> None: ...
 
     @abstractmethod
-    def closed(self) -> None:
-        """Close the connection, because the channel was closed."""
+    def closed(self) -> None: ...
 
     def refresh(self) -> None:
         """Compute the window from RDY count, limit and recent errors; five errors or more reduce it, down to 1."""
@@ -76,7 +73,6 @@ class SubscribedClient(ABC):
         self.window = 0 if self.stalled else min(ready, self.limit)
 
     def stall(self) -> None:
-        """Deliver nothing more, not even heartbeats."""
         self.stalled = True
         self.window = 0
 
@@ -156,8 +152,6 @@ class TagSelector:
 
 @define(eq=False)
 class Delivery:
-    """A message between the queue and its acknowledgement."""
-
     entry: LogEntry
     attempts: int = 0
     delayed: bool = field(default=False, kw_only=True)  #: taken from the delayed queue
@@ -228,7 +222,6 @@ class InFlight:
         heappush(self._delays, (deadline, next(self._order), delivery))
 
     def of(self, client: SubscribedClient) -> list[Delivery]:
-        """Return a client's messages in queue order."""
         found = [delivery for delivery in self.table.values() if delivery.owner is client]
         return sorted(found, key=lambda delivery: delivery.entry.offset)
 

@@ -171,7 +171,6 @@ class KeySelector(TagSelector):
     # Messages
 
     def put(self, delivery: Delivery) -> None:
-        """Add a message to the replay set."""
         key, is_new = delivery.key, delivery.key is None
         if key is None:
             key = delivery.key = key_of(delivery, self._header)
@@ -222,7 +221,6 @@ class KeySelector(TagSelector):
         return None
 
     def delivered(self, delivery: Delivery) -> None:
-        """Queue the next message of a key."""
         queue = self._queue_of(delivery)
         if queue is not None:
             self._settle(queue)

@@ -144,7 +144,6 @@ class OriginalChannel(Channel):
         super().touch(client, internal_id)
 
     def accept(self, entry: LogEntry, delay: float) -> None:
-        """Receive a new message, delivered after ``delay`` seconds."""
         if delay > 0:
             self.cursor.defer_new(entry, self._clock() + delay)
         elif self.ephemeral and self._unread_depth(entry.count) > self._options.mem_queue_size:
@@ -194,7 +193,6 @@ class OriginalChannel(Channel):
         return self.cursor.unread(end) + len(self.cursor.requeued) + (self.read_ahead is not None)
 
     def empty(self) -> None:
-        """Discard everything, with messages in flight."""
         self.read_ahead: Delivery | None = None
         self.cursor.jump(self._partition.readable_offset, self._partition.readable)
 

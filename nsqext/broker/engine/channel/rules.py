@@ -93,7 +93,6 @@ class RequeueRules:
         return ""
 
     def leaves_memory(self, delivery: Delivery, delay: float, now: float) -> bool:
-        """Return whether a requeued message moves to disk."""
         rules, longest = self._options.rules, self._options.limits.max_req_timeout
         is_full = len(self._cursor.delayed.messages) >= max(rules.delayed_most, 1)
         if not self._on_disk or delivery.delayed or is_full:

@@ -35,8 +35,6 @@ class Delayed:
 
 @define(eq=False)
 class DelayedQueue:
-    """Messages by due time; they stay until finished."""
-
     _channel: str
     _journal: DelayedJournal | None = None  # records every change
     messages: dict[int, Delayed] = field(factory=dict, init=False)
@@ -48,7 +46,6 @@ class DelayedQueue:
         self.restore(delayed)
 
     def restore(self, delayed: Delayed) -> None:
-        """Add a message that the journal has."""
         internal_id = delayed.entry.record.internal_id
         self.messages[internal_id] = delayed
         heappush(self._order, (delayed.due, internal_id))
@@ -136,7 +133,6 @@ class DelayedJournal:
 
     @property
     def is_overgrown(self) -> bool:
-        """Whether most of the file concerns removed messages."""
         return self._size > max(_OVERGROWN, 4 * self._compact_size)
 
     def put(self, channel: str, delayed: Delayed) -> None:

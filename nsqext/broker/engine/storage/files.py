@@ -125,8 +125,6 @@ class SegmentFile:
 
 
 class SegmentFolder:
-    """Folder with the files of a partition's queue."""
-
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
         self.partition: int = partition
@@ -161,7 +159,6 @@ class SegmentFolder:
         write_atomically(self.base_path(file.number), with_checksum(begin), sync=self._sync)
 
     def write(self, file: SegmentFile, data: bytes) -> None:
-        """Store a whole file, after its start position."""
         self.write_begin(file)
         write_atomically(file.path, data, sync=self._sync)
 

@@ -44,10 +44,7 @@ _SEGMENT = 500_000  # entries of a file of the real server's commit log; a posit
 
 
 class MemoryUser(Protocol):
-    """A queue that can free memory."""
-
-    def free_memory(self) -> None:
-        """Free everything that is finished or on disk."""
+    def free_memory(self) -> None: ...
 
 
 @define(eq=False)
@@ -88,8 +85,6 @@ class LogEntry(msgspec.Struct, eq=False, gc=False):
 
 
 class LogStore(Protocol):
-    """Storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
-
     def append(self, entries: Sequence[LogEntry]) -> None: ...
     def load(self, first: tuple[int, int], end: int) -> list[LogEntry]: ...
     def trim(self, offset: int) -> None: ...
@@ -375,8 +370,6 @@ class Log:
 
 @frozen
 class StartPosition:
-    """A position of SUB_ADVANCED and ``/channel/setoffset``."""
-
     #: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
     kind: str
     value: int

@@ -100,8 +100,6 @@ class ChannelState:
 
 @define
 class StoredPartition:
-    """State of a partition, besides its queue."""
-
     topic: str
     partition: Number
     extend: bool = False
@@ -170,8 +168,6 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
-    """Files of a partition, in its topic's folder."""
-
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"

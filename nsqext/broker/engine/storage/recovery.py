@@ -45,14 +45,11 @@ class Recovery:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything except a torn end was found."""
         return bool(self.damaged_files or self.lost_bytes or self.lost_messages)
 
 
 @define
 class RecordRun:
-    """Adjacent records of a file."""
-
     position: int  #: where the first record begins in the file
     count: int
     entries: list[LogEntry] = field(factory=list)

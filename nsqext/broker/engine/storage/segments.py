@@ -35,8 +35,6 @@ class DiskOptions:
 
 
 class SegmentStore:
-    """Files of a partition's queue."""
-
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
         self.recovery: Recovery = Recovery()  #: findings of `recover`
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")
@@ -197,7 +195,6 @@ class SegmentStore:
         self._dirty = False
 
     def close(self) -> None:
-        """Close the files; a failed fsync is logged."""
         try:
             if self._out is not None and self._options.fsync != "never":
                 os.fsync(self._out)

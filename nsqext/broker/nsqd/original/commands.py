@@ -31,8 +31,6 @@ _MS = 1_000_000
 
 
 class OriginalSubscriber(SessionSubscriber):
-    """A session as the client of a channel."""
-
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
@@ -49,7 +47,6 @@ class OriginalSubscriber(SessionSubscriber):
 
 
 def _publish(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run PUB, DPUB, MPUB; create an unknown topic."""
     rules = session.rules
     verb, topic = command.words[0].decode(), rules.topic
     if verb == "MPUB":
@@ -76,7 +73,6 @@ def _store(_: Node, hosted: Hosted, messages: Sequence[NewMessage], code: str) -
 
 
 def _sub(session: Session, command: Command) -> Awaitable[None] | None:
-    """Run SUB; create an unknown topic or channel."""
     topic, channel = check_sub(session, command.words)
     return run_authorized(session, "SUB", topic, channel, partial(_subscribe, session, topic, channel))
 

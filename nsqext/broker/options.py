@@ -79,6 +79,8 @@ class ClusterOptions:
 
 @frozen
 class ClusterShape:
+    """Size, generation and data path of a cluster."""
+
     nodes: int = 3
     lookupds: int = 1
     generation: str = "redesigned"  #: ``redesigned`` or ``original``

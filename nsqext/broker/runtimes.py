@@ -212,6 +212,8 @@ _REGISTRATION_TIMEOUT = 5.0  # seconds
 
 
 class RuntimeOriginal(Runtime):
+    """Nodes without a coordinator."""
+
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits.original())
         self._original: list[OriginalLookupd] = []

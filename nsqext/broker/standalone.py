@@ -52,6 +52,8 @@ def version_of(generation: str) -> str:
 
 @frozen
 class TlsFiles:
+    """Certificates of a server."""
+
     cert: Path
     key: Path
     root_ca: Path | None = None  #: authorities of client certificates

@@ -56,6 +56,7 @@ def parse_message_id(text: str) -> bytes | int:
 
 
 def parse_headers(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the options --header NAME=VALUE as a mapping."""
     pairs = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -90,6 +91,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def examples(*lines: str) -> Callable[[F], F]:
+    """Return a decorator that appends examples to a command's help."""
+
     def add(function: F) -> F:
         paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)  # typer wraps lines
@@ -219,5 +222,6 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
 
 
 def leave_the_pipe() -> None:
+    """Discard what is printed from now on."""
     # otherwise Python would print an error when it flushes standard output at exit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -52,6 +52,8 @@ FILE_VARIABLE = "NSQEXT_CONTEXTS_FILE"
 
 @frozen
 class Contexts:
+    """Content of the contexts file."""
+
     urls: dict[str, str] = field(factory=dict)
     current: str | None = None  #: name of the context to use without an address
 
@@ -65,6 +67,7 @@ class Contexts:
 
 
 def contexts_file() -> Path:
+    """Return the path of the file."""
     chosen = os.environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen)
@@ -89,6 +92,7 @@ def load_contexts() -> Contexts:
 
 
 def save_contexts(contexts: Contexts) -> None:
+    """Replace the file atomically."""
     # strings of JSON are strings of TOML
     lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
     lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
@@ -191,6 +195,8 @@ Json = Annotated[
 
 @define
 class ServerAccess:
+    """Addresses of the servers and output format, shared by commands."""
+
     lookupd: Annotated[
         str | None,
         Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD.", panel=_PANEL),

@@ -71,6 +71,7 @@ def _remade(record: Mapping[str, Any]) -> bytes | None:
 
 
 def encoded(data: bytes) -> str:
+    """Return bytes as text for JSON."""
     return base64.b64encode(data).decode()
 
 
@@ -129,6 +130,7 @@ def synchronize(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
+    """Replace a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_bytes(data)
     synchronize(temporary)
@@ -184,6 +186,8 @@ class MessageFiles:
 
 @frozen
 class Entry:
+    """A recorded message."""
+
     file: str
     number: int  #: line number, from 1
     record: dict[str, Any]

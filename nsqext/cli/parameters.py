@@ -65,6 +65,8 @@ class Option:
 
 @frozen
 class CommandGroup:
+    """Commands below the name of a command."""
+
     commands: dict[str, Callable[..., object]] = field(factory=dict)
 
     def command(self, name: str) -> Callable[[F], F]:
@@ -77,6 +79,8 @@ class CommandGroup:
 
 @frozen
 class Parameter:
+    """A declared parameter of a command."""
+
     name: str
     type: Any  #: without Annotated
     declared: Argument | Option
@@ -130,6 +134,7 @@ class Parameter:
 
 
 def parameters_of(function: Callable[..., object]) -> list[Parameter]:
+    """Return the declared parameters of a command."""
     found = []
     for one in inspect.signature(function, eval_str=True).parameters.values():
         kind, declared = get_args(one.annotation)

@@ -76,6 +76,8 @@ waits: Waits = Waits()
 
 
 def wait_of(consumer: Consumer) -> Callable[[], str]:
+    """Return what a command with a consumer waits for."""
+
     def text() -> str:
         topics = ", ".join(consumer.topics)
         if not consumer.connections:
@@ -86,6 +88,8 @@ def wait_of(consumer: Consumer) -> Callable[[], str]:
 
 
 def wait_of_app(app: App) -> Callable[[], str | None]:
+    """Return what an app waits for until it is ready."""
+
     def text() -> str | None:
         for consumer in app.consumers:
             if not consumer.subscribed:

@@ -40,6 +40,8 @@ class CoordinatorOptions:
 
 
 class Coordinator:
+    """Topics, partitions and nodes of one cluster."""
+
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, ClusterMember] = {}

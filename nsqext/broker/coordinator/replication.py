@@ -100,6 +100,8 @@ def hand_over_channels(old: Partition, new: Partition) -> None:
 
 @define(eq=False)
 class ReplicaSet:
+    """A partition and the nodes that host it."""
+
     topic: str
     partition: int
     state: CoordinatedPartition  #: as the coordinator decided

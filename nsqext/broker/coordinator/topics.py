@@ -85,6 +85,8 @@ class TopicSpec:
 
 @define
 class CoordinatedPartition:
+    """One partition."""
+
     leader: str  #: elected last; may be dead
     replicas: list[str]  #: nodes with a copy, in sync or not
     in_sync: list[str]  #: replicas with every acknowledged message, with the leader
@@ -127,6 +129,8 @@ class CoordinatedPartition:
 
 @define
 class TopicState:
+    """One topic."""
+
     name: str
     spec: TopicSpec
     partitions: dict[int, CoordinatedPartition] = field(factory=dict)
@@ -138,6 +142,8 @@ class TopicState:
 
 @define(eq=False)
 class ClusterMember:
+    """One node."""
+
     name: str  #: for example ``n1``
     node: Node  #: survives a kill, as its disk would
     tcp: Address  #: for clients

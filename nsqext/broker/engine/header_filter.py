@@ -48,7 +48,8 @@ _Test = Callable[[bytes], bool]
 _INDEX = re.compile(r"[0-9]+", re.ASCII)
 
 
-class InvalidExpression(ValueError): ...
+class InvalidExpression(ValueError):
+    """An expression or glob that the server refuses."""
 
 
 def compile_regexp(pattern: str) -> Matcher:

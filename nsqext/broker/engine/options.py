@@ -28,6 +28,8 @@ MIB: int = 1024 * 1024
 
 @frozen
 class ChannelKind:
+    """How a channel distributes messages."""
+
     type: str = SHARED  #: ``shared`` or ``key_failover``
     key_header: str = KEY_HEADER  #: extend header that carries the key
     fixed: bool = False  #: chosen at the channel's creation, not by the first subscriber
@@ -54,6 +56,8 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
 
 @frozen
 class ChannelRules:
+    """Limits and thresholds of the redesigned server's channels."""
+
     delayed_threshold: float = 900.0  #: seconds; REQ with a longer delay moves the message to disk
     #: finished intervals behind an unfinished message at which a channel stops reading
     confirm_window: int = 500
@@ -93,6 +97,8 @@ class QueueOptions:
 
 @frozen(kw_only=True)
 class PartitionOptions(QueueOptions):
+    """Settings of one partition."""
+
     extend: bool = False  #: messages carry extend headers
     ordered: bool = False  #: channels accept only SUB_ORDERED
     #: without ``data_path``, finished messages in memory for consumers that seek backwards

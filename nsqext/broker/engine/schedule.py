@@ -15,6 +15,8 @@ from attrs import define, field
 
 
 class Scheduled(Protocol):
+    """Something with deadlines."""
+
     def tick(self) -> float | None:
         """Process what is due; return the clock time of the next deadline."""
 
@@ -65,6 +67,8 @@ class Schedule:
 
 
 class Pumped(Protocol):
+    """A channel."""
+
     def pump(self) -> None: ...
 
 

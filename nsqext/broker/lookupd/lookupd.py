@@ -32,6 +32,8 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @frozen
 class ListedPartition:
+    """One partition."""
+
     registered: str | None  #: the connected node that registered as leader; accepts writes
     reader: str | None  #: the node for consumers; may refuse writes
     channels: tuple[str, ...]  #: registered by the leader; empty while it accepts no writes
@@ -39,6 +41,8 @@ class ListedPartition:
 
 @frozen
 class TopicView:
+    """One topic."""
+
     name: str
     spec: TopicSpec
     partitions: Mapping[int, ListedPartition] = field(factory=dict)
@@ -98,6 +102,8 @@ ClusterView = LiveView | ClusterSnapshot
 
 @define(eq=False, kw_only=True)
 class LookupServer(ABC):
+    """A lookup node without sockets."""
+
     name: str = "nsqlookupd"  #: for example ``l1`` in a cluster
     tcp: Address = _UNKNOWN
     http: Address = _UNKNOWN
@@ -127,6 +133,8 @@ class LookupServer(ABC):
 
 @define(eq=False)
 class Lookupd(LookupServer):
+    """One lookup node."""
+
     coordinator: Coordinator
     group: LookupdGroup  #: all lookup nodes of the cluster
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
@@ -167,6 +175,8 @@ class Lookupd(LookupServer):
 
 @define(eq=False)
 class LookupdGroup:
+    """Lookup nodes of a cluster, with one leader."""
+
     nodes: list[Lookupd] = field(factory=list)
     hidden: set[str] = field(factory=set)  #: ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
     epoch: int = 0  #: grows with each election
@@ -191,6 +201,7 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
+    """Return an argument as a number within bounds, or raise the fault."""
     value = call.number(name, fault, **given)
     if not low <= value <= high:
         raise HttpFault(400, fault)
@@ -198,11 +209,13 @@ def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given:
 
 
 def read_partition_num(call: Call) -> int:
+    """Return the number of partitions of a topic."""
     missing = "MISSING_ARG_TOPIC_PARTITION_NUM"
     return read_ranged(call, "partition_num", 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM", missing=missing)
 
 
 def read_topic(call: Call) -> tuple[str, TopicSpec]:
+    """Return name and specification of a topic to create."""
     return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
         partition_num=read_partition_num(call),
         replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
@@ -217,6 +230,7 @@ def read_topic(call: Call) -> tuple[str, TopicSpec]:
 
 
 def read_deletion(call: Call) -> str:
+    """Return the name of a topic to delete."""
     name = call.arg("topic", "MISSING_ARG_TOPIC")
     if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
         raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -224,6 +238,7 @@ def read_deletion(call: Call) -> str:
 
 
 def read_channel(call: Call) -> tuple[str, str]:
+    """Return the names of a topic and a channel."""
     topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
 
@@ -242,6 +257,7 @@ def check_log_level(call: Call) -> None:
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
+    """Return the member ``meta`` of a response."""
     return dict(sorted(asdict(spec.meta()).items()))
 
 
@@ -323,6 +339,7 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
 
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
+    """Return the metrics of a redesigned lookup node."""
     topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
     partitions = {name: topic.partitions.values() for name, topic in topics.items()}
     channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}

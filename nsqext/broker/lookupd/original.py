@@ -144,6 +144,7 @@ class _OriginalRoutes:
 
 
 def original_app(lookupd: OriginalLookupd) -> Starlette:
+    """Return the HTTP application of a lookup node."""
     routes = _OriginalRoutes(lookupd)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/info", routes.info),
@@ -276,6 +277,7 @@ def _selects(number: str, partition: str) -> bool:
 
 
 def standalone_app(lookupd: OriginalLookupd) -> Starlette:
+    """Return the HTTP application of a lookup node without a cluster."""
     routes = _StandaloneRoutes(lookupd)
     queries: list[tuple[str, Handler]] = [
         ("/info", routes.info),

@@ -46,6 +46,8 @@ class Registration(NamedTuple):
 
 @define(eq=False)
 class RegisteredNode:
+    """An nsqd that sent IDENTIFY."""
+
     id: str  #: ``host:port`` of its end of the connection
     members: dict[str, Any]  #: its entry in `/lookup`
     last_seen: int  #: last PING, in nanoseconds since 1970
@@ -66,6 +68,8 @@ class ListedProducer:
 
 @define(eq=False)
 class Registry:
+    """The registrations of a lookup node."""
+
     wall: Callable[[], int]  #: nanoseconds since 1970
     inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
     tombstone_lifetime: float = 45.0  #: seconds that a tombstone hides a node
@@ -244,6 +248,8 @@ class LookupSession:
 
 
 class LookupTcpServer:
+    """Accepts connections of nsqd."""
+
     def __init__(self, make_session: Callable[[str], LookupSession]) -> None:
         self._make_session = make_session  # gets ``host:port`` of a connection
         self._scope = anyio.CancelScope()

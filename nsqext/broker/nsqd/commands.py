@@ -35,6 +35,7 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
+    """Parse the start position, then run SUB."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -153,6 +154,7 @@ def _subscribed(session: Session, verb: str) -> SessionSubscriber:
 
 
 def fin(session: Session, command: Command) -> None:
+    """Run FIN; success has no answer."""
     subscriber = _subscribed(session, "FIN")
     full_id = command.words[1]
     internal_id: int = _ID.unpack_from(full_id)[0]
@@ -172,6 +174,7 @@ def fin(session: Session, command: Command) -> None:
 
 
 def req(session: Session, command: Command) -> None:
+    """Run REQ; success has no answer."""
     subscriber = _subscribed(session, "REQ")
     words = command.words
     if len(words) < 3:
@@ -187,6 +190,7 @@ def req(session: Session, command: Command) -> None:
 
 
 def touch(session: Session, command: Command) -> None:
+    """Run TOUCH; success has no answer."""
     subscriber = _subscribed(session, "TOUCH")
     full_id = command.words[1]
     if len(full_id) != 16:

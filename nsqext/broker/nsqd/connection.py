@@ -26,6 +26,8 @@ _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the
 
 
 class Host(Protocol):
+    """The part of `nsqext.broker.nsqd.server.NsqdServer` that connections use."""
+
     busy: bool
 
     def flush(self) -> None: ...
@@ -34,6 +36,8 @@ class Host(Protocol):
 
 
 class ServerConnection:
+    """One client."""
+
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
         self._socket = sock
         self.session: Session = session

@@ -45,6 +45,8 @@ _ID_SHIFT = 22
 
 @define(eq=False)
 class NodePublisher:
+    """Publishes of a client to a partition."""
+
     peer: str  #: ``host:port`` of the client
     user_agent: str  #: from its IDENTIFY
     published: int = 0  #: messages
@@ -53,6 +55,8 @@ class NodePublisher:
 
 @define(eq=False)
 class PublishStats:
+    """Counts of a partition."""
+
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
     #: by duration of the publish; below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
@@ -110,6 +114,8 @@ class Hosted:
 
 @define(eq=False)
 class Switches:
+    """Options that change while the node runs (`/config`)."""
+
     allow_ext_compatible: bool = False  #: see `NodeOptions`
     allow_sub_ext_compatible: bool = False  #: see `NodeOptions`
     max_connections: int = 0  #: 0 without limit
@@ -153,6 +159,8 @@ def _level(channel: str) -> int:
 
 
 class Node:
+    """An nsqd without sockets."""
+
     def __init__(self, name: str, options: NodeOptions | None = None, faults: NodeFaults | None = None) -> None:
         self.name: str = name
         self.options: NodeOptions = options or NodeOptions()

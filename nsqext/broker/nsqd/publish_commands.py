@@ -159,6 +159,7 @@ async def commit(
 
 
 def publish(session: Session, command: Command) -> Awaitable[None] | None:
+    """Run PUB, PUB_TRACE, PUB_EXT."""
     rules = session.rules
     verb, hosted = command.words[0], rules.hosted
     if verb == b"PUB":
@@ -169,6 +170,7 @@ def publish(session: Session, command: Command) -> Awaitable[None] | None:
 
 
 def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
+    """Run MPUB, MPUB_TRACE, MPUB_EXT."""
     trace_id = 0 if command.words[0] == b"MPUB_TRACE" else None
     return put(session, session.rules.hosted, command.items or [], "E_MPUB_FAILED", trace_id, store)
 

@@ -54,6 +54,8 @@ class Dialect(NamedTuple):
 
 
 class Session:
+    """One client of a node."""
+
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node

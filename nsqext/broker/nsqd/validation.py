@@ -109,6 +109,7 @@ async def _renew(client: ConnectedClient) -> Authorizations:
 
 
 def read_partition(word: bytes) -> int:
+    """Return the number of a partition."""
     try:
         return parse_int(decode(word))
     except ValueError as error:
@@ -116,6 +117,8 @@ def read_partition(word: bytes) -> int:
 
 
 class CommandValidator:
+    """The checks for one session."""
+
     def __init__(self, client: ConnectedClient) -> None:
         self._client = client
         self._node = client.node

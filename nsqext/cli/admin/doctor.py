@@ -38,6 +38,8 @@ _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 @frozen
 class Finding:
+    """Result of one examination."""
+
     status: Literal["ok", "warning", "error"]
     subject: str
     text: str
@@ -69,6 +71,7 @@ async def run(
 
 
 async def examine(connection: ServerAccess) -> list[Finding]:
+    """Examine the cluster of a connection and return the findings."""
     findings: list[Finding] = []
     for address in parse_lookup_addresses(connection.lookup()):
         with waits.waiting(f"a response of lookup at {address}"):

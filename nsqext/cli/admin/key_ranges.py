@@ -28,6 +28,8 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 @frozen
 class PartitionRanges:
+    """A channel on one partition."""
+
     partition: int
     node: str = ""  #: of the leader
     error: str = ""  #: why the ranges are unknown
@@ -38,6 +40,7 @@ class PartitionRanges:
 
 
 async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
+    """Return the ranges of every partition."""
     info = await admin.topic(topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
     try:

@@ -25,6 +25,7 @@ _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
 
 
 def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
+    """Return a record per channel, longest lag first."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
         unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}

@@ -49,6 +49,8 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
 
 
 class Rates:
+    """Rates of messages between successive samples."""
+
     def __init__(self) -> None:
         self._last: dict[tuple[str, str | None], int] = {}
         self._at = 0.0
@@ -67,6 +69,7 @@ class Rates:
 
 
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
+    """Return the statistics of one topic or of all."""
     return await admin.all_stats() if topic is None else {topic: await admin.stats(topic, channel)}
 
 
@@ -113,6 +116,8 @@ KEYS = {
 
 @define
 class View:
+    """State of the table."""
+
     records: list[dict[str, Any]]
     column: str = "lag"  #: the column to sort by; numbers descending, text ascending
     reverse: bool = False

@@ -25,6 +25,7 @@ SyncEvery = Annotated[int | None, Option(help="Messages after which a node flush
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
+    """Return a topic for tables and JSON."""
     meta = info.meta
     return {
         "topic": info.name,
@@ -68,11 +69,13 @@ async def show_topic(connection: ServerAccess, topic: Topic) -> None:
 
 
 def describe_meta(meta: TopicMeta) -> list[str]:
+    """Return a redesigned topic's options in words."""
     words = [counted(meta.partition_num, "partition"), counted(meta.replica, "replica")]
     return words + [word for word, holds in (("extend", meta.extend_support), ("ordered", meta.ordered)) if holds]
 
 
 def describe(info: TopicInfo) -> str:
+    """Return a topic in one line."""
     parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
     channels = ", ".join(info.channels) or "none"
     return f"{info.name}: {', '.join(parts)}; channels: {channels}"

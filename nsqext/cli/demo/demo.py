@@ -166,6 +166,8 @@ def _show(console: Console, check: FlightCheck) -> bool:
 
 @frozen
 class Flight:
+    """A flight to publish."""
+
     number: int  #: from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]
@@ -192,6 +194,8 @@ def _flight(number: int, row: dict[str, str]) -> Flight:
 
 @define
 class FlightCheck:
+    """Receipts and received messages of one run."""
+
     flights: Sequence[Flight]
     receipts: dict[int, Receipt] = field(factory=dict)
     deliveries: Counter[int] = field(factory=Counter)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 @define
 class Progress:
+    """Progress of a replay, in an atomically replaced file."""
+
     path: Path | None  #: None without a file
     lines: dict[str, int] = field(factory=dict)
 
@@ -51,6 +53,8 @@ class Progress:
 
 @frozen
 class Plan:
+    """How recorded messages are published."""
+
     topic: Annotated[str | None, Option(help="Publish to this topic instead of the recorded one.")] = None
     speed: Annotated[
         float, Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")

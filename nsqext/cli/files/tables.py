@@ -33,6 +33,7 @@ _Reader: TypeAlias = Callable[[Path, int], Iterator[Entry]]
 
 
 def format_of(file: Path) -> str:
+    """Return the format that a file's name ends with."""
     found = file.suffix.removeprefix(".").lower()
     if found not in ("parquet", "csv", "jsonl"):
         raise InvalidSetting(
@@ -42,10 +43,12 @@ def format_of(file: Path) -> str:
 
 
 def writer_of(file: Path) -> Writer:
+    """Return the function that writes a file in its format."""
     return {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_lines}[format_of(file)]
 
 
 def entries_of(file: Path, skip: int) -> Iterator[Entry]:
+    """Yield the messages of a file behind the first ``skip``."""
     readers: dict[str, _Reader] = {"parquet": _read_parquet, "csv": _read_csv, "jsonl": read_entries}
     return readers[format_of(file)](file, skip)
 

@@ -102,6 +102,8 @@ class PublishPace:
 
 @attrs.frozen
 class Columns:
+    """CSV columns for key, headers and body."""
+
     key_column: Annotated[str | None, Option(help="CSV: column of the key.")] = None
     header_column: Annotated[list[str] | None, Option(help="CSV: column to send as a header; repeat for more.")] = None
     body_column: Annotated[str | None, Option(help="CSV: column of the body. (default: the row as JSON)")] = None
@@ -119,6 +121,8 @@ class Columns:
 
 @attrs.frozen
 class Sending:
+    """How messages are sent."""
+
     rate: Annotated[float, Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
     transport: Annotated[
         Literal["tcp", "http"] | None,
@@ -131,6 +135,8 @@ class Sending:
 
 @attrs.frozen
 class Properties:
+    """Properties of every published message."""
+
     header: Annotated[list[str] | None, Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
     tag: Annotated[str | None, Option(help="Tag for dispatch.")] = None
     key: Annotated[str | None, Option(help="Messages of one key go to one partition, in order.")] = None

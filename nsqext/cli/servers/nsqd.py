@@ -93,6 +93,7 @@ _FLUSHES_EVERY = 4  # the redesigned nsqd flushes every fourth `-sync-timeout`
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or SIGINT."""
     defaults = {"tcp-address": "0.0.0.0:4150", "http-address": "0.0.0.0:4151", "https-address": "0.0.0.0:4152"}
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults, redesigned_flags.NSQD)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")

@@ -27,6 +27,7 @@ FLAGS = {
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Run until SIGTERM or SIGINT."""
     defaults = {"tcp-address": "0.0.0.0:4160", "http-address": "0.0.0.0:4161"}
     flags = read_program("nsqlookupd", arguments, FLAGS, check_nsqlookupd, defaults, redesigned_flags.NSQLOOKUPD)
     listen_early((flags["tcp-address"], flags["http-address"]))

@@ -119,6 +119,7 @@ def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of flags for configuration files: all except deprecated flags."""
     return {name: kind for name, kind in kinds.items() if name not in _NEW_NAMES}
 
 

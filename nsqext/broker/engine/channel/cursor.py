@@ -47,6 +47,8 @@ class Latencies:
 
 @define
 class KeyRangeStats:
+    """Key range of a channel of type key_failover."""
+
     low: float  #: bounds, 0 to 1
     high: float
     tag: str  #: dispatch tag of the client; each tag has separate ranges
@@ -79,6 +81,8 @@ class ChannelCounters:
 
 
 class PartitionView(Protocol):
+    """The part of `nsqext.broker.engine.partition.Partition` that channels use."""
+
     topic: str
     options: PartitionOptions
     log: Log

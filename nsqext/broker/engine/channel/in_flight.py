@@ -32,6 +32,8 @@ _SLOW_AFTER = 5
 
 @define(eq=False)
 class SubscribedClient(ABC):
+    """A consumer connection as its channel sees it."""
+
     id: int  #: unique in the node
     name: str  #: ``host:port``
     tag: str = ""  #: desired dispatch tag; empty without a tag, and on topics without extend support
@@ -152,6 +154,8 @@ class TagSelector:
 
 @define(eq=False)
 class Delivery:
+    """A message between the queue and its acknowledgement."""
+
     entry: LogEntry
     attempts: int = 0
     delayed: bool = field(default=False, kw_only=True)  #: taken from the delayed queue

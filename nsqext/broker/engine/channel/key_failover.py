@@ -52,6 +52,8 @@ def key_of(delivery: Delivery, header: str) -> bytes:
 
 @define(eq=False)
 class KeyQueue:
+    """The messages of one key."""
+
     key: bytes
     pending: deque[Delivery] = field(factory=deque)  #: in queue order
     in_flight: set[Delivery] = field(factory=set)  #: at the holder
@@ -317,6 +319,8 @@ class KeyFailoverCursor(Cursor):
 
 
 class KeyFailoverChannel(Channel):
+    """A channel that sends all messages of one key to one client."""
+
     cursor: KeyFailoverCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:

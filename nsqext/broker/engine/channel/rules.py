@@ -72,6 +72,8 @@ def not_owned(delivery: Delivery, client: SubscribedClient, internal_id: str = "
 
 
 class RequeueRules:
+    """The rules of one channel for REQ."""
+
     def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
         self._options = options
         self._cursor = cursor

@@ -28,6 +28,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define(eq=False)
 class Delayed:
+    """A message in the delayed queue."""
+
     entry: LogEntry  #: the queue may have removed it
     attempts: int
     due: int  #: nanoseconds since 1970
@@ -35,6 +37,8 @@ class Delayed:
 
 @define(eq=False)
 class DelayedQueue:
+    """Messages by due time; they stay until finished."""
+
     _channel: str
     _journal: DelayedJournal | None = None  # records every change
     messages: dict[int, Delayed] = field(factory=dict, init=False)

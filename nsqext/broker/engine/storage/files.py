@@ -112,6 +112,8 @@ class _Begin(msgspec.Struct, omit_defaults=True):
 
 @define(eq=False)
 class SegmentFile:
+    """One file of records."""
+
     path: Path
     number: int
     offset: int  #: its first offset in the queue
@@ -125,6 +127,8 @@ class SegmentFile:
 
 
 class SegmentFolder:
+    """Folder with the files of a partition's queue."""
+
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
         self.partition: int = partition

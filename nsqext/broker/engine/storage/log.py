@@ -44,6 +44,8 @@ _SEGMENT = 500_000  # entries of a file of the real server's commit log; a posit
 
 
 class MemoryUser(Protocol):
+    """A queue that can free memory."""
+
     def free_memory(self) -> None: ...
 
 
@@ -78,6 +80,8 @@ class MemoryBudget:
 
 
 class LogEntry(msgspec.Struct, eq=False, gc=False):
+    """A stored message."""
+
     record: Record
     offset: int  #: virtual byte offset in the partition's queue
     size: int  #: raw bytes; offset + size is the offset of the next record
@@ -85,6 +89,8 @@ class LogEntry(msgspec.Struct, eq=False, gc=False):
 
 
 class LogStore(Protocol):
+    """Storage of a log; see `nsqext.broker.engine.storage.segments.SegmentStore`."""
+
     def append(self, entries: Sequence[LogEntry]) -> None: ...
     def load(self, first: tuple[int, int], end: int) -> list[LogEntry]: ...
     def trim(self, offset: int) -> None: ...
@@ -370,6 +376,8 @@ class Log:
 
 @frozen
 class StartPosition:
+    """A position of SUB_ADVANCED and ``/channel/setoffset``."""
+
     #: ``timestamp`` (seconds since 1970), ``virtual_queue`` (bytes), ``msgcount`` (from 1; 0 means 1) or ``special``
     kind: str
     value: int

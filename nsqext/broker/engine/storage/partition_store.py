@@ -35,6 +35,8 @@ _COUNTERS = (1 << COUNTER_BITS) - 1
 
 
 class NewMessage(msgspec.Struct, eq=False, gc=False):
+    """A message to store."""
+
     body: bytes
     trace_id: int = 0  #: the publisher's; 0 for none
     header: bytes = b""  #: empty for none
@@ -44,6 +46,8 @@ class NewMessage(msgspec.Struct, eq=False, gc=False):
 
 @define(eq=False)
 class Stored:
+    """The stored messages of one publish."""
+
     message_id: int  #: internal id of the first message
     offset: int  #: of the first message
     size: int  #: raw bytes of all messages
@@ -74,6 +78,7 @@ def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, 
 
 
 def counter_of(entry: LogEntry) -> int:
+    """Return the counter in a message's internal id."""
     return entry.record.internal_id & _COUNTERS
 
 
@@ -85,6 +90,8 @@ _FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\
 
 @define
 class ChannelState:
+    """Persistent state of a channel."""
+
     name: str
     offset: Number  #: acknowledged position
     count: Number  #: messages before it
@@ -100,6 +107,8 @@ class ChannelState:
 
 @define
 class StoredPartition:
+    """State of a partition, besides its queue."""
+
     topic: str
     partition: Number
     extend: bool = False
@@ -168,6 +177,8 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
+    """Files of a partition, in its topic's folder."""
+
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
         name = f"{topic}-{partition}"

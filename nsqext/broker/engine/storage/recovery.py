@@ -36,6 +36,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define
 class Recovery:
+    """What was found on disk."""
+
     messages: int = 0
     torn_file: str = ""  #: file whose torn end was removed
     torn_bytes: int = 0
@@ -50,6 +52,8 @@ class Recovery:
 
 @define
 class RecordRun:
+    """Adjacent records of a file."""
+
     position: int  #: where the first record begins in the file
     count: int
     entries: list[LogEntry] = field(factory=list)
@@ -139,6 +143,8 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
 
 
 class SegmentRecovery:
+    """The files of a queue while it is opened."""
+
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
         #: by offset, after the end of `read`
         self.files: list[SegmentFile] = []

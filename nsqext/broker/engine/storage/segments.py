@@ -28,6 +28,8 @@ _MIB = 1024 * 1024
 
 @frozen
 class DiskOptions:
+    """How a partition uses the disk."""
+
     fsync: str = "never"  #: when written data reaches the medium; ``never``, ``interval`` or ``always``
     sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and of fsync with ``interval``
     max_file_bytes: int = 100 * _MIB  #: size at which a new file starts
@@ -35,6 +37,8 @@ class DiskOptions:
 
 
 class SegmentStore:
+    """Files of a partition's queue."""
+
     def __init__(self, folder: Path, topic: str, partition: int, options: DiskOptions) -> None:
         self.recovery: Recovery = Recovery()  #: findings of `recover`
         self._folder = SegmentFolder(folder, topic, partition, sync=options.fsync != "never")

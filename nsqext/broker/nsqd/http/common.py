@@ -121,6 +121,8 @@ _CHANNEL_METRICS = (
 
 
 class RequestArgs:
+    """Finds what a request names."""
+
     def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
         #: ``host:port`` of its listeners by ``tcp``, ``http`` and ``https``
@@ -233,6 +235,8 @@ def _statsd_prefix(prefix: str, host: str, port: int) -> str:
 
 
 class CommonRoutes(RequestArgs):
+    """Routes of /config/… and /metrics."""
+
     def show(self, call: Call) -> object:
         name = call.path["opt"]
         if name in self._settable():

@@ -134,6 +134,8 @@ def heading(node: Node, now: int) -> list[str]:
 
 
 class StatsRoutes(RequestArgs):
+    """Routes /stats, /message/stats and /message/historystats."""
+
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")
@@ -302,6 +304,7 @@ def topic_line(topic: dict[str, Any]) -> str:
 
 
 def channel_line(channel: dict[str, Any]) -> str:
+    """Return a channel line of /stats."""
     return (
         f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
         f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
@@ -317,6 +320,7 @@ def _client_line(client: dict[str, Any], now: int) -> str:
 
 
 def consumer_text(client: dict[str, Any]) -> str:
+    """Return a consumer's state and counters in the text of /stats."""
     return (
         f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "

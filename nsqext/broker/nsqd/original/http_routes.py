@@ -56,6 +56,8 @@ _MEMORY = (
 class OriginalRoutes(RequestArgs):
     # Publishing
 
+    """Routes except options."""
+
     async def pub(self, call: Call) -> str:
         body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         if not body:

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 from weakref import WeakSet
 
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.transactions.schema import (
-    SqlConnection,
-    driver_of,
-    execute,
-    execute_at_once,
-    fetched,
-    package_of,
-    psycopg_of,
-)
+from nsqext.transactions.round_trip import execute_at_once, is_on_psycopg
+from nsqext.transactions.schema import SqlConnection, driver_of, execute, fetched, package_of
 
 _SAVEPOINT: Final = "nsqext_handler"
 _XID: Final = "SELECT txid_current_if_assigned()"
 _FLAG: Final = "default_transaction_read_only"
-# marks the transaction of a write, without an effect in it: PostgreSQL reports to the client when the end of the
-# transaction removes the mark, so that no statement has to ask
-_MARKING: Final = (
-    "WITH written AS ({write} RETURNING 1) SELECT count(*), "  # noqa: S608
-    f"set_config('{_FLAG}', '{{flag}}', true), "
-    "txid_current_if_assigned() FROM written"
-)
+# marks a transaction, without an effect in it: PostgreSQL reports to the client when the end of the transaction removes
+# the mark, so that no statement has to ask
+_MARK: Final = f"SELECT set_config('{_FLAG}', '{{flag}}', true), txid_current_if_assigned()"
 _GUARDED: Final = "nsqext_transaction"  # key in ``Session.info`` of SQLAlchemy: the transaction of the handler
 _ONE_TRANSACTION: Final = "a message and its effects have to be in one transaction"
 
@@ -70,40 +59,47 @@ class OpenTransaction:
     def __init__(self, connection: SqlConnection) -> None:
         self.connection = connection
         self._package = package_of(connection)
-        self._driver: Any = connection
+        self._driver: Any = None if self._package == "sqlalchemy" else connection
         self._mark: Any = None
         self._flag: str | None = None
 
     async def begin(self, write: str, values: Mapping[str, object]) -> bool:
-        """Begin the transaction with a write; return whether a row was written."""
-        if self._package != "psycopg":
+        """Begin the transaction with a write; return whether a row was written.
+
+        BEGIN and the write are one round trip of psycopg.
+        """
+        if not is_on_psycopg(self.connection):
             return bool((await execute(self.connection, write, values)).rowcount)
-        ((count, *self._mark),) = await fetched(
-            await execute(self.connection, self._marking(self.connection, write), values)
-        )
-        return bool(count)
+        written, *_ = await self._begin_at_once((write,), values)
+        return bool(written.command_tuples)
 
-    def _marking(self, driver: Any, write: str) -> str:
-        """Return a write that marks the transaction; the flag is the one that the session does not have."""
-        if self._flag is None:
-            self._flag = "off" if driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "on"
-        return _MARKING.format(write=write.strip(), flag=self._flag)
-
-    async def begin_and_read(self, write: str, read: str, values: Mapping[str, object]) -> list[tuple[Any, ...]] | None:
-        """Begin the transaction with a write, and read then, of psycopg in one round trip.
+    async def begin_and_read(self, write: str, read: str, values: Mapping[str, object]) -> tuple[int | None] | None:
+        """Begin the transaction with a write, and read a number then; all is one round trip of psycopg.
 
         Returns:
-            The rows that were read; None if no row was written.
+            The number; None if no row was written.
         """
-        driver = await psycopg_of(self.connection)
-        if driver is not None:
-            (((count, *self._mark),), rows) = await execute_at_once(
-                driver, (self._marking(driver, write), read), values
-            )
-            return rows if count else None
+        if is_on_psycopg(self.connection):
+            written, rows = await self._begin_at_once((write, read), values)
+            found = rows.get_value(0, 0)
+            return (None if found is None else int(found),) if written.command_tuples else None
         if not await self.begin(write, values):
             return None
-        return await fetched(await execute(self.connection, read, values))
+        ((number,),) = await fetched(await execute(self.connection, read, values))
+        return (number,)
+
+    async def _begin_at_once(self, statements: Sequence[str], values: Mapping[str, object]) -> list[Any]:
+        """Begin with statements of psycopg, and mark its transaction: that of SQLAlchemy is an object."""
+        if self._package == "sqlalchemy":
+            self._driver, results = await execute_at_once(self.connection, statements, values)
+            return results
+        if self._flag is None:
+            self._flag = "off" if self._driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "on"
+        marking = _MARK.format(flag=self._flag)
+        _, (*results, mark) = await execute_at_once(self.connection, (*statements, marking), values)
+        number = mark.get_value(0, 1)
+        self._mark = (self._flag, None if number is None else int(number))
+        return results
 
     async def guard(self) -> None:
         """Recognize the transaction from now on.
@@ -111,7 +107,7 @@ class OpenTransaction:
         Raises:
             InvalidSetting: there is none: the first write was committed at once.
         """
-        if self._package == "sqlalchemy":
+        if self._driver is None:
             self._driver = driver_of(_blocking(self.connection))
         if _is_idle(self._driver):
             raise autocommit_error()

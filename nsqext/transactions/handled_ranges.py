@@ -119,7 +119,7 @@ class HandledRanges:
         found = await opened.begin_and_read(_INSERT_RANGE, _COVERING, values)
         if found is None:
             return None
-        ((newest,),) = found
+        (newest,) = found
         if newest is None:
             return _REMOVE_RANGE, values
         if newest >= message.timestamp:

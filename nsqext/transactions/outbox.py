@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Never
 from zlib import crc32
 
 import orjson
@@ -16,7 +15,15 @@ from nsqext.client.producer.request import key_bytes
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
 from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_identity, check_topic
-from nsqext.transactions.schema import CHANNEL, SHARDS, core_of, is_postgresql, prepared
+from nsqext.transactions.schema import (
+    CHANNEL,
+    SHARDS,
+    execute_in_core,
+    is_asynchronous,
+    is_postgresql,
+    package_of,
+    prepared,
+)
 from nsqext.transactions.trace_context import active_context
 
 if TYPE_CHECKING:
@@ -77,14 +84,12 @@ class Outbox:
         if unknown:
             refuse_unknown(Outbox.add, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
-        statement = _statement(connection, values)
-        found: Any = None
-        if not hasattr(connection, "run_sync"):
-            found = core_of(connection).execute(*statement)
-        if found is None or inspect.isawaitable(found):
-            if inspect.iscoroutine(found):
-                found.close()
+        if is_asynchronous(connection):
             raise InvalidInput("the connection is asynchronous", topic=topic, hint="await add_async(...)")
+        if package_of(connection) == "sqlalchemy":
+            execute_in_core(connection, _statement(connection), values)
+        else:
+            connection.execute(*prepared(connection, _statement(connection), values))
         return identity
 
     async def add_async(
@@ -103,24 +108,18 @@ class Outbox:
         if unknown:
             refuse_unknown(Outbox.add_async, unknown)
         identity, values = _row(topic, value, headers, key, tag, identity)
-        statement = _statement(connection, values)
-        if hasattr(connection, "run_sync"):
-            await connection.run_sync(_execute, statement)
-            return identity
-        found: Any = connection.execute(*statement)
-        if not inspect.isawaitable(found):
+        if not is_asynchronous(connection):
             raise InvalidInput("the connection is not asynchronous", topic=topic, hint="call add(...)")
-        await found
+        if hasattr(connection, "run_sync"):
+            await connection.run_sync(execute_in_core, _statement(connection), values)
+        else:
+            await connection.execute(*prepared(connection, _statement(connection), values))
         return identity
 
 
-def _execute(connection: Any, statement: tuple[Any, Mapping[str, object]]) -> None:
-    core_of(connection).execute(*statement)
-
-
-def _statement(connection: SqlConnection, values: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
-    """Return what the connection has to execute to add a row: one round trip, with the notification."""
-    return prepared(connection, _INSERT_AND_NOTIFY if is_postgresql(connection) else _INSERT, values)
+def _statement(connection: SqlConnection) -> str:
+    """Return what a connection executes to add a row: one round trip, with the notification."""
+    return _INSERT_AND_NOTIFY if is_postgresql(connection) else _INSERT
 
 
 def _row(

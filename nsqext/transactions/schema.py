@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -209,6 +209,11 @@ def _written(package: str, sql: str) -> Any:
     return _PARAMETER.sub(r"%(\1)s", sql) if package == "psycopg" else sql
 
 
+def psycopg_sql(sql: str) -> str:
+    """Return a statement with parameters as psycopg writes them."""
+    return str(_written("psycopg", sql))
+
+
 async def execute(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> Any:
     """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result.
 
@@ -216,52 +221,15 @@ async def execute(connection: SqlConnection, sql: str, values: Mapping[str, obje
     """
     if package_of(connection) == "sqlalchemy":
         if not hasattr(connection, "run_sync"):
-            return await to_thread.run_sync(_execute_in_core, connection, sql, values)
-        driver = await connection.run_sync(driver_of)
-        if not is_psycopg(driver):
-            return await connection.run_sync(_execute_in_core, sql, values)
-        connection = driver
+            return await to_thread.run_sync(_execute_blocking, connection, sql, values)
+        found = await connection.run_sync(_execute_or_driver, sql, values)
+        if not is_psycopg(found):
+            return found
+        connection = found
     statement = prepared(connection, sql, values)
-    if _is_asynchronous(package_of(connection), type(connection).execute):
+    if is_asynchronous(connection):
         return await connection.execute(*statement)
     return await to_thread.run_sync(connection.execute, *statement)
-
-
-async def psycopg_of(connection: SqlConnection) -> Any:
-    """Return the connection of psycopg that a connection is or has; None if its driver is another one."""
-    if package_of(connection) != "sqlalchemy":
-        return connection if is_psycopg(connection) else None
-    if hasattr(connection, "run_sync"):
-        driver = await connection.run_sync(driver_of)
-    else:
-        driver = await to_thread.run_sync(driver_of, connection)
-    return driver if is_psycopg(driver) else None
-
-
-async def execute_at_once(connection: Any, statements: Iterable[str], values: Mapping[str, object]) -> list[Any]:
-    """Execute statements in one round trip of psycopg, each with a snapshot of its own; return the rows of each.
-
-    Args:
-        connection: a connection of psycopg.
-        statements: SQL that returns rows.
-        values: the parameters of all of them.
-    """
-    import psycopg
-
-    sql = _written("psycopg", ";".join(statements))
-    if _is_asynchronous(package_of(connection), type(connection).execute):
-        cursor: Any = psycopg.AsyncClientCursor(connection)
-        await cursor.execute(sql, values)
-        found = [await cursor.fetchall()]
-        while cursor.nextset():
-            found.append(await cursor.fetchall())
-        return found
-    cursor = psycopg.ClientCursor(connection)
-    await to_thread.run_sync(cursor.execute, sql, values)
-    found = [cursor.fetchall()]
-    while cursor.nextset():
-        found.append(cursor.fetchall())
-    return found
 
 
 def driver_of(connection: Any) -> Any:
@@ -279,11 +247,23 @@ def is_psycopg(driver: object) -> bool:
     return type(driver).__module__.partition(".")[0] == "psycopg"
 
 
-def _execute_in_core(connection: Any, sql: str, values: Mapping[str, object]) -> Any:
-    """Execute a statement of a blocking session without its mapper."""
+def execute_in_core(connection: Any, sql: str, values: Mapping[str, object]) -> Any:
+    """Execute a statement on a blocking connection of SQLAlchemy, with its errors and events, but without a mapper."""
+    core = core_of(connection)
+    if core.dialect.driver == "psycopg":
+        return core.exec_driver_sql(psycopg_sql(sql), values)  # the text is not compiled
+    return core.execute(*prepared(core, sql, values))
+
+
+def _execute_blocking(connection: Any, sql: str, values: Mapping[str, object]) -> Any:
+    found = _execute_or_driver(connection, sql, values)
+    return found.execute(*prepared(found, sql, values)) if is_psycopg(found) else found
+
+
+def _execute_or_driver(connection: Any, sql: str, values: Mapping[str, object]) -> Any:
+    """Execute a statement on a blocking connection of SQLAlchemy; on psycopg, return its connection instead."""
     driver = driver_of(connection)
-    found = driver if is_psycopg(driver) else core_of(connection)
-    return found.execute(*prepared(found, sql, values))
+    return driver if is_psycopg(driver) else execute_in_core(connection, sql, values)
 
 
 async def fetched(result: Any) -> list[tuple[Any, ...]]:
@@ -297,9 +277,12 @@ def is_postgresql(connection: SqlConnection) -> bool:
     package = package_of(connection)
     if package != "sqlalchemy":
         return package == "psycopg"
-    found: Any = connection
-    bind = found.get_bind() if hasattr(found, "get_bind") else found
-    return bool(bind.dialect.name == "postgresql")
+    return bool(dialect_of(connection).name == "postgresql")
+
+
+def dialect_of(connection: Any) -> Any:
+    """Return the dialect of a session or connection of SQLAlchemy."""
+    return (connection.get_bind() if hasattr(connection, "get_bind") else connection).dialect
 
 
 def package_of(connection: SqlConnection) -> str:
@@ -321,6 +304,11 @@ def _package_of(kind: type) -> str:
         f"{kind.__name__} is no database connection that is known",
         hint="give a session or connection of SQLAlchemy, psycopg, sqlite3 or aiosqlite",
     )
+
+
+def is_asynchronous(connection: Any) -> bool:
+    """Return whether what a connection executes has to be awaited."""
+    return hasattr(connection, "run_sync") or _is_asynchronous(package_of(connection), type(connection).execute)
 
 
 @lru_cache(maxsize=256)

@@ -426,14 +426,35 @@ def test_a_server_that_only_reads_finishes_no_message(database: str, once: Once)
     assert calls == []
 
 
-class _Counting(psycopg.AsyncConnection[Any]):
-    """Counts the statements that are executed by it."""
+class _Traced(psycopg.AsyncConnection[Any]):
+    """Counts the round trips of all of its connections."""
 
-    executed = 0
+    path: Path
 
-    async def execute(self, *statement: Any, **options: Any) -> Any:
-        type(self).executed += 1
-        return await super().execute(*statement, **options)
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, database: str) -> AsyncIterator[_Traced]:
+        with cls.path.open("ab") as file:
+            async with await cls.connect(database) as connection:
+                connection.pgconn.trace(file.fileno())
+                yield connection
+                await connection.commit()
+                connection.pgconn.untrace()
+
+    @classmethod
+    def trips(cls) -> int:
+        """Return how many there were since the last call."""
+        found = cls.path.read_text(errors="replace").count("ReadyForQuery")
+        cls.path.write_bytes(b"")
+        return found
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> type[_Traced]:
+    """Connections that are traced."""
+    _Traced.path = tmp_path / "trace"
+    _Traced.path.write_bytes(b"")
+    return _Traced
 
 
 async def _flip(session: Any) -> None:
@@ -441,17 +462,11 @@ async def _flip(session: Any) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("handler", "statements"), [(None, 2), (_flip, 4)], ids=["as it is", "mark removed"])
-async def test_no_statement_asks_whether_the_transaction_is_the_same(
-    postgres: str, handler: Handler | None, statements: int
+@pytest.mark.parametrize(("handler", "trips"), [(None, 0), (_flip, 2)], ids=["as it is", "mark removed"])
+async def test_an_inbox_needs_no_round_trip_of_its_own(
+    postgres: str, traced: type[_Traced], handler: Handler | None, trips: int
 ) -> None:
-    """One that asks doubled the cost of an inbox: only a handler that removes the mark of a transaction needs it."""
-
-    @asynccontextmanager
-    async def begin() -> AsyncIterator[_Counting]:
-        async with await _Counting.connect(postgres) as connection:
-            yield connection
-
+    """Only a handler that removes the mark of its transaction causes a question whether it is the same."""
     OutboxStore(postgres, create=True).close()
     with closing(connect(postgres)) as connection:
         for statement in (
@@ -462,7 +477,7 @@ async def test_no_statement_asks_whether_the_transaction_is_the_same(
             connection.execute(statement)
         connection.commit()
     names = iter(("old identities are removed", "one", "one"))
-    middleware: Inbox[Any] = Inbox(begin, identity=lambda message: next(names))
+    middleware: Inbox[Any] = Inbox(lambda: traced.opened(postgres), identity=lambda message: next(names))
 
     async def handle_one(session: Any) -> None:
         await add(session, "one")
@@ -470,19 +485,23 @@ async def test_no_statement_asks_whether_the_transaction_is_the_same(
             await handler(session)
 
     await handle(middleware, handle_one)
-    _Counting.executed = 0
+    traced.trips()
+    async with traced.opened(postgres) as alone:
+        await add(alone, "two")
+    assert traced.trips() == len(("BEGIN", "INSERT", "COMMIT"))
     await handle(middleware, handle_one)
-    assert (_Counting.executed, middleware.skipped) == (statements, 0)
+    assert (traced.trips() - 3, middleware.skipped) == (trips, 0)
     await handle(middleware, handle_one)
     assert middleware.skipped == 1
 
 
 @pytest.mark.anyio
-async def test_an_outbox_adds_with_one_statement(postgres: str) -> None:
+async def test_an_outbox_adds_with_one_statement(postgres: str, traced: type[_Traced]) -> None:
     """The notification of the relays is a part of it."""
     with OutboxStore(postgres, create=True):
-        async with await _Counting.connect(postgres) as connection:
-            _Counting.executed = 0
+        async with traced.opened(postgres) as connection:
+            await connection.execute("SELECT 1")
+            traced.trips()
             await Outbox().add_async(connection, "t", b"x")
-            assert _Counting.executed == 1
+            assert traced.trips() == 1
             await connection.rollback()

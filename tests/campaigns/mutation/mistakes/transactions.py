@@ -530,14 +530,14 @@ MISTAKES = (
     Mistake(
         "an asynchronous connection adds nothing without an error",
         "transactions/outbox.py",
-        "if found is None or inspect.isawaitable(found):",
-        "if inspect.isawaitable(found):",
+        "        if is_asynchronous(connection):\n",
+        "        if not connection:\n",
     ),
     Mistake(
         "a blocking connection is awaited",
         "transactions/outbox.py",
-        "        if not inspect.isawaitable(found):\n",
-        "        if found is None:\n",
+        "        if not is_asynchronous(connection):\n",
+        "        if not connection:\n",
     ),
     Mistake(
         "an inbox does not check its identities",
@@ -905,8 +905,32 @@ MISTAKES = (
     Mistake(
         "the mark is the flag that the session has",
         "transactions/boundaries.py",
-        '"off" if driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "on"',
-        '"on" if driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "off"',
+        '"off" if self._driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "on"',
+        '"on" if self._driver.pgconn.parameter_status(_FLAG.encode()) == b"on" else "off"',
+    ),
+    Mistake(
+        "the isolation level of a connection is dropped",
+        "transactions/round_trip.py",
+        "    if driver.isolation_level is not None:\n",
+        "    if False:\n",
+    ),
+    Mistake(
+        "BEGIN is sent in a transaction",
+        "transactions/round_trip.py",
+        '"" if driver.autocommit or driver.pgconn.transaction_status != _IDLE else',
+        '"" if driver.autocommit else',
+    ),
+    Mistake(
+        "BEGIN is sent on connections that commit each statement",
+        "transactions/round_trip.py",
+        "driver.autocommit or driver.pgconn.transaction_status",
+        "driver.pgconn.transaction_status",
+    ),
+    Mistake(
+        "the error of a statement behind the first is hidden",
+        "transactions/round_trip.py",
+        "    for result in results:\n",
+        "    for result in results[:1]:\n",
     ),
     Mistake(
         "a position advances from anywhere",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.replay import replay_dead_letters
     from nsqext.client.consumer.settings import ConsumerSettings, HandlerSettings
-    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.producer import Producer
@@ -90,7 +90,7 @@ _HOMES = {
     "nsqext.app.settings": ("AppSettings",),
     "nsqext.client.producer.batcher": ("Batcher",),
     "nsqext.client.consumer.consumer": ("Consumer",),
-    "nsqext.client.consumer.subscriptions.subscription_group": ("ConsumerConnection", "ConsumerStatistics"),
+    "nsqext.client.consumer.statistics": ("ConsumerConnection", "ConsumerStatistics"),
     "nsqext.client.events": ("ClientEvent",),
     "nsqext.client.consumer.settings": ("ConsumerSettings", "HandlerSettings"),
     "nsqext.client.consumer.handlers.batches": ("MessageBatch",),

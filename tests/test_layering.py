@@ -283,7 +283,7 @@ def test_third_party_packages_are_the_ones_that_a_room_may_need() -> None:
 def test_rooms_above_the_client_subscribe_through_its_public_modules() -> None:
     """What subscribes without a consumer uses `nsqext.partitions`."""
     users = {found.room for found in own_imports() if found.module.startswith("nsqext.client.consumer.subscriptions")}
-    assert users == {ROOT, "app", "client", "partitions"}
+    assert users == {"app", "client", "partitions"}
 
 
 def test_key_ranges_import_only_the_hash_of_the_protocol() -> None:

@@ -26,7 +26,7 @@ _LOADED = """
     lookup lookup.metadata lookup.options lookup.partition_map lookup.poller
     protocol protocol.client protocol.client.client_protocol protocol.client.commands protocol.frames protocol.headers
     protocol.identify protocol.messages protocol.names
-    transport transport.connection transport.event_loop transport.handshake transport.options transport.send_queue
+    transport transport.connection transport.event_loop transport.handshake transport.options
 """
 """Modules of both classes."""
 _CONNECTED = "http http.client lookup.client lookup.responses"

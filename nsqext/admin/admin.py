@@ -12,7 +12,8 @@ from nsqext.admin.topics import TopicAdmin
 from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.lookup.responses import unwrap
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
+from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.messages import KEY_HEADER, RESERVED_PREFIX, header_text, tag_of
 from nsqext.protocol.names import check_channel
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class NodeAdmin(AdminBase):
         if level not in _LEVELS:
             raise InvalidInput(f"level={level!r} is none of {', '.join(_LEVELS)}")
         requests = self._open()
-        infos = await requests.client.nodes()
+        infos = await requests.client.lists.nodes()
         if cluster_generation(infos) == "redesigned":
             await change_everywhere(requests, "/loglevel/set", {"loglevel": _LEVELS[level]}, lookupd=True)
             return
@@ -143,7 +143,7 @@ class NodeAdmin(AdminBase):
         return await option(requests, await node_info(requests, node), _option_name(name), sent)
 
     async def _check_ha(self, requests: ClusterRequests, operation: str) -> None:
-        if cluster_generation(await requests.client.nodes()) == "original":
+        if cluster_generation(await requests.client.lists.nodes()) == "original":
             raise OperationNotSupported(f"{operation} is not supported: the original NSQ cannot do this")
 
 
@@ -155,7 +155,7 @@ def _option_name(name: str) -> str:
 
 async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
     """Return the node with a TCP address."""
-    infos = await requests.client.nodes()
+    infos = await requests.client.lists.nodes()
     for info in infos:
         if node == str(info.tcp):
             return info
@@ -196,7 +196,7 @@ async def change_everywhere(
 
     Raises the error of one of the nodes; the others are changed.
     """
-    nodes = [http_address(info) for info in await requests.client.nodes()]
+    nodes = [http_address(info) for info in await requests.client.lists.nodes()]
     if lookupd:
         nodes += [node.address for node in await requests.client.lookup_nodes()]
 

@@ -66,8 +66,8 @@ def _only(part: PartitionStats, channel: str | None) -> PartitionStats:
 
 async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
     """Request the statistics of all topics once from each node; see `nsqext.Admin.all_stats`."""
-    names = await requests.client.topics()
-    infos = {info.tcp: info for info in await requests.client.nodes()}
+    names = await requests.client.lists.topics()
+    infos = {info.tcp: info for info in await requests.client.lists.nodes()}
 
     async def ask(node: Address) -> dict[str, list[PartitionStats]]:
         params = {"format": "json", "leaderOnly": "true", "needClients": "true"}
@@ -87,7 +87,7 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
 
 async def node_statuses(requests: ClusterRequests) -> tuple[NodeStatus, ...]:
     """Return every nsqd that lookup lists, and whether it responds; see `nsqext.Admin.nodes`."""
-    infos = await requests.client.nodes()
+    infos = await requests.client.lists.nodes()
     by_address = {info.tcp: info for info in infos}
 
     async def ping(address: Address) -> bool:

@@ -38,7 +38,7 @@ class TopicAdmin(ChannelAdmin):
             LookupFailed: no lookup node returned a usable response.
         """
         requests = self._open()
-        names = await requests.client.topics()
+        names = await requests.client.lists.topics()
         found, failed = await ask_all(names, self.topic)
         for error in failed.values():
             if not isinstance(error, TopicNotFound):  # deleted since it was listed
@@ -359,7 +359,7 @@ class TopicAdmin(ChannelAdmin):
         requests = self._open()
         if generation_of(await requests.find(topic)) == "original" and restore:
             raise unsupported("tombstone(restore=True)", "the original NSQ shows a hidden node again by itself", topic)
-        known = sorted(str(info.http) for info in await requests.client.nodes())
+        known = sorted(str(info.http) for info in await requests.client.lists.nodes())
         if node not in known:  # servers ignore an unknown node
             raise InvalidInput(f"no node has the HTTP address {node!r}", topic=topic, hint=f"known: {', '.join(known)}")
         params: dict[str, str | int] = {"topic": topic, "node": node}
@@ -379,7 +379,7 @@ async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, st
         await requests.change_lookup(CREATE, params)
     except LookupFailed as error:
         if "No node is available" in error.message and not params.keys() & {"multipart", "orderedmulti"}:
-            raise _too_few_nodes(error, topic, params, len(await requests.client.nodes())) from error
+            raise _too_few_nodes(error, topic, params, len(await requests.client.lists.nodes())) from error
         if "already exist" not in error.message:
             raise
         if not exist_ok:
@@ -415,7 +415,7 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
         params: its arguments; after an expansion, lookup must report the number of partitions.
     """
     created: set[Address] = set()
-    for info in await requests.client.nodes():
+    for info in await requests.client.lists.nodes():
         if not info.redesigned and info.http is not None:
             await requests.post(info.http, "/topic/create", {"topic": topic})
             created.add(info.tcp)

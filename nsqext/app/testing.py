@@ -19,8 +19,8 @@ from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, Publishing
 from nsqext.errors import InvalidInput, InvalidState
-from nsqext.protocol.headers import KEY_HEADER, encode_headers
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
 from nsqext.protocol.names import check_trace_id
 from nsqext.types import Receipt
 from nsqext.waits import Waiters

@@ -161,7 +161,7 @@ def _complete_topics(context: typer.Context, incomplete: str) -> list[str]:
         connection = ServerAccess(**given)
         async with LookupClient(connection.lookup(), connection.options().lookup) as client:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
-                return [name for name in await client.topics() if name.startswith(incomplete)]
+                return [name for name in await client.lists.topics() if name.startswith(incomplete)]
 
     with suppress(Exception):  # it would print into the command line
         return anyio.run(topics)

@@ -23,7 +23,7 @@ from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, ProtocolError
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, DelayRecord, decode_delay, encode_delay
-from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.waits import Wakeup
 

@@ -17,7 +17,7 @@ from nsqext.client.settings import app_schema, consumer_settings, producer_setti
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.integrations import QueueTopics, kept_delay, log_lost
 from nsqext.lookup.lookup import share_lookup
-from nsqext.protocol.headers import DUE_HEADER
+from nsqext.protocol.messages import DUE_HEADER
 from nsqext.protocol.names import check_channel, check_topic
 
 __all__ = ("NsqBroker",)

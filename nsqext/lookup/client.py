@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from attrs import evolve
@@ -18,18 +17,14 @@ from nsqext.errors import (
     LookupFailed,
     NsqError,
     TopicNotReady,
-    outside_text,
 )
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
-from nsqext.lookup.partition_map import failure
 from nsqext.lookup.responses import (
     LookupAnswer,
     LookupHttp,
     LookupNode,
-    NodeInfo,
     read_lookup,
     read_lookup_nodes,
-    read_node,
     unwrap,
 )
 from nsqext.protocol.names import check_topic
@@ -38,6 +33,8 @@ from nsqext.waits import gather
 if TYPE_CHECKING:
     import httpx
 
+    from nsqext.lookup.lists import LookupLists
+    from nsqext.lookup.responses import MapAddress
     from nsqext.types import Address
 
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
@@ -74,7 +71,7 @@ class LookupClient:
         self.options: LookupOptions = options or LookupOptions()
         self.options.check_auth(self.addresses)
         self.http: LookupHttp = LookupHttp(self.options, transport)
-        self._mapped = None if self.options.address_map is None else self.options.reached_at
+        self.mapped: MapAddress | None = None if self.options.address_map is None else self.options.reached_at
         self._nodes: dict[Address, LookupNode] = {}
         self._relist_at = float("-inf")
         self._listing = anyio.Lock()
@@ -82,7 +79,7 @@ class LookupClient:
         self._failures: dict[Address, tuple[int, float]] = {}
         """Consecutive failures of nodes, and the time of the last."""
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
-        self._reading = anyio.Lock()
+        self.reading: anyio.Lock = anyio.Lock()
         """Limits parsing to one response per turn of the event loop, so that other tasks run."""
         self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
@@ -117,8 +114,8 @@ class LookupClient:
         async with self._limiter:
             await self.lookup_nodes()
             answers: list[LookupAnswer] = []
-            for tier in self._tiers():
-                results = await self._ask_all(tier, partial(self._lookup_one, topic, access))
+            for tier in self.tiers():
+                results = await self.ask_all(tier, partial(self._lookup_one, topic, access))
                 for address, result in results.items():
                     self._note_health(address, isinstance(result, LookupFailed))
                     answers.append(LookupAnswer(address, error=result) if isinstance(result, NsqError) else result)
@@ -143,7 +140,7 @@ class LookupClient:
                 return True
             return False
 
-        return any(answer is True for answer in (await self._ask_all(self.addresses, ask)).values())
+        return any(answer is True for answer in (await self.ask_all(self.addresses, ask)).values())
 
     async def _lookup_one(self, topic: str, access: str, address: Address) -> LookupAnswer:
         from hashlib import blake2b  # lazy: it loads OpenSSL
@@ -155,13 +152,20 @@ class LookupClient:
         digest = blake2b(body, digest_size=16).digest()
         if known is not None and status == 200 and known[0] == digest:
             return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
-        async with self._reading:
-            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self._mapped)
+        async with self.reading:
+            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self.mapped)
         if status == 200:
             if len(self._parsed) >= _MAX_PARSED:
                 self._parsed.clear()
             self._parsed[key] = (digest, answer)
         return answer
+
+    @cached_property
+    def lists(self) -> LookupLists:
+        """Requests for lists of all topics and nodes."""
+        from nsqext.lookup.lists import LookupLists
+
+        return LookupLists(self)
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
         """Return all lookup nodes of the last ``/listlookup``, which is repeated after ``poll_interval``.
@@ -177,10 +181,10 @@ class LookupClient:
         return tuple(self._nodes.values())
 
     async def _list(self) -> None:
-        results = await self._ask_all(self.addresses, self._list_one)
+        results = await self.ask_all(self.addresses, self._list_one)
         if all(isinstance(result, NsqError) for result in results.values()):
             others = [address for address in self._nodes if address not in results]
-            results |= await self._ask_all(others, self._list_one)
+            results |= await self.ask_all(others, self._list_one)
         lists = [result for result in results.values() if not isinstance(result, NsqError)]
         nodes: dict[Address, LookupNode] = {}
         for node in (node for listed in lists for node in listed):
@@ -207,9 +211,9 @@ class LookupClient:
         status, body = await self.http.fetch(address, "/listlookup", {})
         if status == 404:
             return ()  # the original NSQ
-        async with self._reading:
+        async with self.reading:
             nodes = read_lookup_nodes(
-                unwrap(status, body, address), address, self.options.max_lookup_nodes, self._mapped
+                unwrap(status, body, address), address, self.options.max_lookup_nodes, self.mapped
             )
         if not isinstance(address, LookupUrl):
             return nodes
@@ -220,7 +224,7 @@ class LookupClient:
 
     # Order of the lookup nodes
 
-    def _tiers(self) -> list[list[Address]]:
+    def tiers(self) -> list[list[Address]]:
         """Group the lookup nodes: listed nodes, further given addresses, nodes that failed repeatedly."""
         known_nodes = dict.fromkeys((*self._nodes, *self.addresses))
         failing = {address for address in known_nodes if self._is_failing(address)}
@@ -239,7 +243,7 @@ class LookupClient:
         else:
             self._failures.pop(address, None)
 
-    async def _ask_all(
+    async def ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> dict[Address, T | NsqError]:
         """Query nodes concurrently; after the first response, the others have ``straggler_timeout`` seconds left."""
@@ -264,73 +268,6 @@ class LookupClient:
             if isinstance(result, InvalidState):
                 raise result
         return results
-
-    # Lists of topics and nodes
-
-    async def topics(self) -> tuple[str, ...]:
-        """Return the sorted names of all topics that any lookup node knows; raises LookupFailed."""
-        answers = await self._collect("/topics", {}, self._read_topics)
-        return tuple(sorted({topic for topics in answers for topic in topics}))
-
-    async def extend_support(self) -> dict[str, bool]:
-        """Return with one request whether topics have extend support, for all topics of the redesigned NSQ.
-
-        Raises LookupFailed.
-        """
-        answers = await self._collect("/topics", {"metaInfo": "true"}, self._read_extend_support)
-        found: dict[str, bool] = {}
-        for answer in answers:
-            for topic, extend in answer.items():
-                found[topic] = extend or found.get(topic, False)
-        return found
-
-    async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd that any lookup node knows, sorted; at most ``max_nodes`` each. Raises LookupFailed."""
-        answers = await self._collect("/nodes", {}, self._read_nodes)
-        found = {node.tcp: node for nodes in answers for node in nodes}
-        return tuple(found[address] for address in sorted(found))
-
-    async def _collect(self, path: str, params: Mapping[str, str], read: Callable[[Any, Address], T]) -> list[T]:
-        async def ask(address: Address) -> T:
-            status, body = await self.http.fetch(address, path, params)
-            try:
-                async with self._reading:
-                    return read(unwrap(status, body, address), address)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise LookupFailed(f"invalid response to {path}", node=str(address)) from error
-
-        await self.lookup_nodes()
-        errors: list[NsqError] = []
-        for tier in self._tiers():
-            results = (await self._ask_all(tier, ask)).values()
-            usable = [result for result in results if not isinstance(result, NsqError)]
-            if usable:
-                return usable
-            errors += [result for result in results if isinstance(result, NsqError)]
-        raise failure(errors)
-
-    def _read_topics(self, data: Any, address: Address) -> tuple[str, ...]:
-        topics = data["topics"] or ()
-        if len(topics) > self.options.max_topics:
-            raise LookupFailed(
-                f"the lookup node lists {len(topics)} topics, more than max_topics={self.options.max_topics}",
-                node=str(address),
-                hint="raise max_topics if the cluster has more",
-            )
-        return tuple(outside_text(str(topic)) for topic in topics)
-
-    def _read_extend_support(self, data: Any, address: Address) -> dict[str, bool]:
-        self._read_topics(data, address)
-        return {
-            outside_text(str(one["topic_name"])): one["extend_support"] is True for one in data.get("meta_info") or ()
-        }
-
-    def _read_nodes(self, data: Any, address: Address) -> tuple[NodeInfo, ...]:
-        listed = data["producers"] or ()
-        most = self.options.max_nodes
-        if len(listed) > most:
-            logger.warning("lookup node %s lists %d nodes; max_nodes=%d of them are read", address, len(listed), most)
-        return tuple(read_node(node, address, self._mapped) for node in islice(listed, most))
 
 
 def _without_traceback(error: NsqError) -> NsqError:

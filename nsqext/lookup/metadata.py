@@ -219,7 +219,7 @@ class MetadataCache:
             return ()
         async with self._listing:
             if time.monotonic() - self._listed_at >= max_age:
-                self._topics = await self._client.topics()
+                self._topics = await self._client.lists.topics()
                 self._listed_at = self._answered_at = time.monotonic()
         return self._topics
 
@@ -228,7 +228,7 @@ class MetadataCache:
         if self._client is None:
             await checkpoint()
             return ()
-        return await self._client.nodes()
+        return await self._client.lists.nodes()
 
     def of_nodes(self, topic: str, nodes: Sequence[NodeInfo]) -> PartitionMap:
         """Return the map of a topic unknown to lookup, on nodes without partitions that accept it."""
@@ -293,7 +293,7 @@ class MetadataCache:
     async def _extend_support(self) -> dict[str, bool]:
         if self._client is None:
             raise InvalidState("the metadata cache uses no lookup")
-        return await self._client.extend_support()
+        return await self._client.lists.extend_support()
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
         """Poll a topic and call ``callback`` with each new map; return a function that ends it.

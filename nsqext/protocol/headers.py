@@ -6,44 +6,22 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import inf
-from typing import Any, TypeGuard
+from typing import Any
 
 import orjson
 
-from nsqext.arguments import is_whole
 from nsqext.errors import InvalidHeader, ProtocolError
+from nsqext.protocol.messages import DUE_HEADER, KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, TRACE_ID_HEADER
 from nsqext.protocol.names import check_tag, check_trace_id
-from nsqext.types import RawJson
 
 __all__ = (
-    "COMPRESS_HEADER",
-    "DUE_HEADER",
-    "IDENTITY_HEADER",
-    "KEY_HEADER",
     "MAX_HEADER_BYTES",
-    "RESERVED_PREFIX",
-    "TAG_HEADER",
-    "TRACE_ID_HEADER",
     "add_key",
     "decode_headers",
     "encode_headers",
     "header_json",
-    "header_text",
-    "tag_of",
+    "message_header",
 )
-
-RESERVED_PREFIX = "##"
-TAG_HEADER = "##client_dispatch_tag"
-TRACE_ID_HEADER = "##trace_id"
-KEY_HEADER = "##key"
-"""The message's key, for consumers and key_failover channels."""
-DUE_HEADER = "##due"
-"""When a delayed message is due, decimal milliseconds since 1970; consumers requeue it until then."""
-COMPRESS_HEADER = "nsq.client.compress"
-"""How the publishing client compressed the body, see `nsqext.protocol.client.body_compression`."""
-IDENTITY_HEADER = "nsqext_id"
-"""Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
 MAX_STORED_HEADER = 65_506
 """Largest header that servers deliver, in bytes; they crash on larger headers.
@@ -155,6 +133,25 @@ def add_key(encoded: bytes, key: bytes) -> bytes:
     return full
 
 
+def message_header(
+    headers: Mapping[str, str] | None, tag: str | None, trace_id: int | None, due: int | None, key: bytes | None
+) -> bytes:
+    """Return the extend header of one message; see `encode_headers` and `add_key`.
+
+    Args:
+        due: due time of a delayed message, in milliseconds since 1970.
+    """
+    header = b""
+    if headers or tag is not None or due is not None:
+        reserved = None if due is None else {DUE_HEADER: str(due)}
+        header = encode_headers(headers, tag=tag, trace_id=trace_id, reserved=reserved)
+    if key is None:
+        return header
+    if trace_id is not None and not header:
+        header = encode_headers(trace_id=trace_id)
+    return add_key(header, key)
+
+
 @lru_cache(maxsize=4096)
 def _is_free(name: str) -> bool:
     """Return whether users may set this header; cached, because many messages use few names."""
@@ -220,12 +217,6 @@ def _with_exact_numbers(encoded: bytes, value: dict[str, Any]) -> dict[str, Any]
         return value
 
 
-def header_text(headers: Mapping[str, Any], name: str) -> str | None:
-    """Return a header as text; None unless it is non-empty text or a whole number."""
-    value = headers.get(name)
-    return str(value) if (_is_text(value) and value) or is_whole(value, -inf) else None
-
-
 def header_json(value: Any) -> str | None:
     """Return a header's value as text: text unchanged, None for null, any other value as JSON."""
     return (
@@ -233,13 +224,3 @@ def header_json(value: Any) -> str | None:
         if value is None or isinstance(value, str)
         else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     )
-
-
-def _is_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and not isinstance(value, RawJson)
-
-
-def tag_of(headers: Mapping[str, Any]) -> str | None:
-    """Return the dispatch tag; only text counts as a tag (captured: tag_dispatch)."""
-    tag = headers.get(TAG_HEADER)
-    return tag if _is_text(tag) and tag else None

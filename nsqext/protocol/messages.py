@@ -1,4 +1,4 @@
-"""Layouts of delivered messages.
+"""Layouts of delivered messages, and the names of their reserved headers.
 
 ::
 
@@ -13,25 +13,51 @@ sub_ordered_ext).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from struct import Struct
 from struct import error as _StructError
+from typing import Any, TypeGuard
 
+from nsqext.arguments import is_whole
 from nsqext.errors import ProtocolError
+from nsqext.types import RawJson
 
 __all__ = (
+    "COMPRESS_HEADER",
+    "DUE_HEADER",
     "EXT_JSON",
     "EXT_NONE",
     "EXT_TAG",
+    "IDENTITY_HEADER",
+    "KEY_HEADER",
     "MESSAGE_HEAD_SIZE",
     "MESSAGE_ID_SIZE",
+    "RESERVED_PREFIX",
+    "TAG_HEADER",
+    "TRACE_ID_HEADER",
     "RawMessage",
     "decode_into",
+    "header_text",
     "message_id",
+    "tag_of",
 )
 
 EXT_NONE = 0
 EXT_TAG = 2
 EXT_JSON = 4
+
+RESERVED_PREFIX = "##"
+TAG_HEADER = "##client_dispatch_tag"
+TRACE_ID_HEADER = "##trace_id"
+KEY_HEADER = "##key"
+"""The message's key, for consumers and key_failover channels."""
+DUE_HEADER = "##due"
+"""When a delayed message is due, decimal milliseconds since 1970; consumers requeue it until then."""
+COMPRESS_HEADER = "nsq.client.compress"
+"""How the publishing client compressed the body, see `nsqext.protocol.client.body_compression`."""
+IDENTITY_HEADER = "nsqext_id"
+"""Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
 _HEAD = Struct(">qH16s")
 _IDS = Struct(">QQ")
@@ -111,3 +137,22 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
 def message_id(internal_id: int, trace_id: int = 0) -> bytes:
     """Return the 16 bytes of a message id."""
     return _IDS.pack(internal_id, trace_id)
+
+
+# Values of extend headers, which `nsqext.protocol.headers` decodes
+
+
+def header_text(headers: Mapping[str, Any], name: str) -> str | None:
+    """Return a header as text; None unless it is non-empty text or a whole number."""
+    value = headers.get(name)
+    return str(value) if (_is_text(value) and value) or is_whole(value, -inf) else None
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and not isinstance(value, RawJson)
+
+
+def tag_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the dispatch tag; only text counts as a tag (captured: tag_dispatch)."""
+    tag = headers.get(TAG_HEADER)
+    return tag if _is_text(tag) and tag else None

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import parse_lookup_addresses
-from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import check_topic
 from nsqext.spark.cluster.admin import MARK
 from nsqext.spark.cluster.client_config import PREFIX, ClientConfig, client_settings, wrong_option

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from nsqext.arguments import check_time
-from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import MAX_IDENTITY, is_storable
 from nsqext.transactions.handled_ranges import HandledRanges
 from nsqext.transactions.handler_transaction import Begin, HandlerTransaction, S

@@ -13,7 +13,8 @@ import orjson
 from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.request import key_bytes
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
-from nsqext.protocol.headers import IDENTITY_HEADER, add_key, encode_headers
+from nsqext.protocol.headers import add_key, encode_headers
+from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import check_identity, check_topic
 from nsqext.transactions.schema import (
     CHANNEL,

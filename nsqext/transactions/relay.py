@@ -17,7 +17,7 @@ from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, RecordTooLarge
-from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.store import MOST_BYTES, OutboxListener
 from nsqext.transactions.trace_context import without_active_span

@@ -20,9 +20,8 @@ from anyio.lowlevel import cancel_shielded_checkpoint
 
 from nsqext.errors import ConnectionLost, HeartbeatMissed, InvalidState, NsqError, ProtocolError, RequestTimeout
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
-from nsqext.protocol.client.commands import LARGE, Command
+from nsqext.protocol.client.commands import LARGE, Command, SendQueue
 from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
-from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address
 
 if TYPE_CHECKING:

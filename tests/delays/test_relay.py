@@ -26,7 +26,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.delay_record import DelayedMessage
-from nsqext.protocol.headers import IDENTITY_HEADER
+from nsqext.protocol.messages import IDENTITY_HEADER
 from tests.support.consumers import eventually
 from tests.support.machine_pauses import unless_paused
 

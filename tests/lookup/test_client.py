@@ -423,9 +423,9 @@ async def test_topics_and_nodes_of_all(nodes: LookupNodes) -> None:
             answer = next(answer for answer in recorded(file) if answer["path"] == path)
             nodes.route(name, path, httpx.Response(answer["status"], text=answer["body"]))
     client = client_of(nodes, "a:4161,b:4161")
-    assert "orders" in await client.topics()
-    assert len(await client.topics()) == 5
-    found = [str(node.tcp) for node in await client.nodes()]
+    assert "orders" in await client.lists.topics()
+    assert len(await client.lists.topics()) == 5
+    found = [str(node.tcp) for node in await client.lists.nodes()]
     assert found == ["127.0.0.1:5350", "127.0.0.1:5352", "127.0.0.1:5354", "127.0.0.1:14150"]
 
 
@@ -434,7 +434,7 @@ async def test_invalid_lists(nodes: LookupNodes, answer: Any) -> None:
     nodes.lists("a:4161")
     nodes.route("a:4161", "/topics", httpx.Response(200, json=answer) if answer == [] else answer)
     with pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
-        await client_of(nodes).topics()
+        await client_of(nodes).lists.topics()
 
 
 @pytest.mark.parametrize("addresses", ["", ",", []])
@@ -446,7 +446,7 @@ async def test_no_address_is_refused(addresses: Any) -> None:
 async def test_it_is_closed_with_its_block() -> None:
     async with LookupClient("a:4161") as client:
         pass
-    for ask in (client.lookup_nodes, client.topics, client.nodes, partial(client.lookup, "orders")):
+    for ask in (client.lookup_nodes, client.lists.topics, client.lists.nodes, partial(client.lookup, "orders")):
         with pytest.raises(InvalidState, match="closed"):
             await ask()
 
@@ -455,14 +455,14 @@ async def test_long_lists_are_refused_or_cut(nodes: LookupNodes, caplog: pytest.
     nodes.lists("a:4161", "a:4161")
     nodes.route("a:4161", "/topics", {"topics": ["one", "two", "three"]})
     nodes.route("a:4161", "/nodes", {"producers": [node_json(f"n{number}:4150") for number in range(5)]})
-    assert len(await client_of(nodes, max_topics=3).topics()) == 3
+    assert len(await client_of(nodes, max_topics=3).lists.topics()) == 3
     with pytest.raises(LookupFailed, match=r"lists 3 topics, more than max_topics=2.*raise max_topics"):
-        await client_of(nodes, max_topics=2).topics()
+        await client_of(nodes, max_topics=2).lists.topics()
     with pytest.raises(LookupFailed, match="lists 3 topics"):
-        await client_of(nodes, max_topics=2).extend_support()
-    assert len(await client_of(nodes, max_nodes=5).nodes()) == 5
+        await client_of(nodes, max_topics=2).lists.extend_support()
+    assert len(await client_of(nodes, max_nodes=5).lists.nodes()) == 5
     assert "max_nodes" not in caplog.text
-    assert len(await client_of(nodes, max_nodes=2).nodes()) == 2
+    assert len(await client_of(nodes, max_nodes=2).lists.nodes()) == 2
     assert "a:4161 lists 5 nodes; max_nodes=2 of them are read" in caplog.text
 
 

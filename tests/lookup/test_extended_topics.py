@@ -99,7 +99,7 @@ async def test_the_original_nsq_tells_nothing(data: dict[str, Any]) -> None:
     nodes = LookupNodes()
     nodes.lists("a:4161")
     nodes.route("a:4161", "/topics", data)
-    assert await LookupClient("a:4161", transport=nodes.transport).extend_support() == {}
+    assert await LookupClient("a:4161", transport=nodes.transport).lists.extend_support() == {}
 
 
 async def test_a_topic_is_extended_if_any_lookup_node_says_so() -> None:
@@ -108,7 +108,7 @@ async def test_a_topic_is_extended_if_any_lookup_node_says_so() -> None:
     nodes.route("a:4161", "/topics", listed(a=False, b=True))
     nodes.route("b:4161", "/topics", listed(a=True, b=False))
     client = LookupClient("a:4161", transport=nodes.transport)
-    assert await client.extend_support() == {"a": True, "b": True}
+    assert await client.lists.extend_support() == {"a": True, "b": True}
 
 
 @pytest.mark.parametrize("answer", [{"topics": ["a"], "meta_info": [{}]}, {"topics": ["a"], "meta_info": ["a"]}, []])
@@ -117,7 +117,7 @@ async def test_an_invalid_list_is_an_error(answer: Any) -> None:
     nodes.lists("a:4161")
     nodes.route("a:4161", "/topics", httpx.Response(200, json=answer))
     with pytest.raises(LookupFailed, match="invalid response to /topics"):
-        await LookupClient("a:4161", transport=nodes.transport).extend_support()
+        await LookupClient("a:4161", transport=nodes.transport).lists.extend_support()
 
 
 async def test_a_list_that_is_too_long_is_an_error() -> None:
@@ -125,7 +125,7 @@ async def test_a_list_that_is_too_long_is_an_error() -> None:
     nodes.lists("a:4161")
     nodes.route("a:4161", "/topics", listed(a=True, b=True))
     with pytest.raises(LookupFailed, match="lists 2 topics, more than max_topics=1"):
-        await LookupClient("a:4161", LookupOptions(max_topics=1), nodes.transport).extend_support()
+        await LookupClient("a:4161", LookupOptions(max_topics=1), nodes.transport).lists.extend_support()
 
 
 async def test_the_embedded_cluster_lists_it() -> None:
@@ -133,7 +133,7 @@ async def test_the_embedded_cluster_lists_it() -> None:
         cluster.create_topic("plain")
         cluster.create_topic("headers", extend=True)
         async with LookupClient(cluster.lookupd) as client:
-            assert await client.extend_support() == {"plain": False, "headers": True}
+            assert await client.lists.extend_support() == {"plain": False, "headers": True}
 
 
 def listed(**extend: bool) -> dict[str, Any]:

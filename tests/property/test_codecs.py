@@ -14,11 +14,11 @@ from nsqext.errors import ProtocolError
 from nsqext.errors.server import server_error
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.frames import decode_trace_reply, encode_trace_reply
-from nsqext.protocol.headers import decode_headers, encode_headers, tag_of
+from nsqext.protocol.headers import decode_headers, encode_headers
 from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.lookupd_tcp import PeerInfo
-from nsqext.protocol.messages import RawMessage, decode_into, message_id
+from nsqext.protocol.messages import RawMessage, decode_into, message_id, tag_of
 from nsqext.protocol.names import is_valid_tag, is_valid_topic
 from nsqext.protocol.record import Record, decode_record, encode_record
 from nsqext.protocol.server.command_parser import PUBLISH_VERBS, CommandTarget, parse_publish

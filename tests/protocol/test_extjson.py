@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.protocol.extjson import UnreadableHeader, quote, read_header, read_leniently
-from nsqext.protocol.headers import TRACE_ID_HEADER
+from nsqext.protocol.messages import TRACE_ID_HEADER
 from tests.support.tables import table
 
 

@@ -19,9 +19,8 @@ from nsqext.protocol.headers import (
     encode_header_columns,
     encode_headers,
     header_json,
-    header_text,
-    tag_of,
 )
+from nsqext.protocol.messages import header_text, tag_of
 from nsqext.types import RawJson
 from tests.support.tables import table
 

@@ -19,7 +19,8 @@ from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.headers import TAG_HEADER, decode_headers
+from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.messages import TAG_HEADER
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.engine_partition import Bench, Consumer, tagged
 

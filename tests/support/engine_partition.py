@@ -10,8 +10,7 @@ from nsqext.broker.engine.channel.in_flight import SubscribedClient
 from nsqext.broker.engine.options import PartitionOptions
 from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
-from nsqext.protocol.headers import TAG_HEADER
-from nsqext.protocol.messages import EXT_JSON, RawMessage
+from nsqext.protocol.messages import EXT_JSON, TAG_HEADER, RawMessage
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import anyio
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import ConsumerState, MessageQueue
 from nsqext.client.consumer.message import KeySharing, Message
-from nsqext.protocol.headers import DUE_HEADER, KEY_HEADER, encode_headers
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.messages import DUE_HEADER, EXT_JSON, EXT_NONE, KEY_HEADER
 
 if TYPE_CHECKING:
     from nsqext import Consumer, Receipt

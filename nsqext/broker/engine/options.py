@@ -14,8 +14,8 @@ from attrs import field, frozen
 from nsqext.broker.engine.schedule import Turn
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import DISPATCH_TYPES, KEY_FAILOVER, SHARED
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:

@@ -143,7 +143,7 @@ async def _examine_lookup(client: LookupClient) -> Finding:
         return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
     if any(isinstance(node.address, LookupUrl) and node.address.path for node in nodes):
         return Finding("ok", "lookup", "behind a gateway, which does not tell which lookup node leads")
-    known = await client.nodes()
+    known = await client.lists.nodes()
     if any(node.redesigned for node in known):
         return Finding(
             "error", "lookup", "no lookup node is the leader", "are etcd and a majority of the lookup nodes up?"

@@ -285,7 +285,7 @@ async def _look_up(connection: ServerAccess, topic: str | None, access: str) -> 
             leader = " (leader)" if lookup.leader else ""
             record = {"lookupd": str(lookup.address), "leader": lookup.leader}
             connection.show(record, f"nsqlookupd {lookup.address}{leader}")
-        for node in await client.nodes():
+        for node in await client.lists.nodes():
             connection.show({"nsqd": str(node.tcp), "version": node.version}, f"nsqd {node.tcp} {node.version}")
-        for name in await client.topics():
+        for name in await client.lists.topics():
             connection.show({"topic": name}, f"topic {name}")

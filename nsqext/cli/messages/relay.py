@@ -16,7 +16,7 @@ from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
 from nsqext.client.consumer.handlers.republish import republish
 from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
-from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.messages import KEY_HEADER
 
 if TYPE_CHECKING:
     from nsqext import Consumer, Message, Producer

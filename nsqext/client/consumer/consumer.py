@@ -18,7 +18,6 @@ from nsqext.client.consumer.handlers.workers import (
     ConsumerState,
     MessageHandler,
 )
-from nsqext.client.consumer.message import takes_message
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.settings import ConsumerSettings
+    from nsqext.client.consumer.statistics import ConsumerConnection, ConsumerStatistics
     from nsqext.client.consumer.subscriptions.backoff import Backoff
-    from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection, ConsumerStatistics
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.lookup.lookup import Lookup
@@ -200,6 +199,8 @@ class Consumer(Runnable):
         Raises:
             InvalidSetting: no function, a parameter without known source, or the consumer has a handler already.
         """
+
+        from nsqext.client.consumer.handler_functions import takes_message
 
         def register(function: H) -> H:
             call: Handler = self._check_handler(function)
@@ -539,7 +540,9 @@ class Consumer(Runnable):
     @property
     def connections(self) -> tuple[ConsumerConnection, ...]:
         """The open connections."""
-        return self._group.connections()
+        from nsqext.client.consumer.statistics import connections_of
+
+        return connections_of(self._group)
 
     def statistics(self) -> ConsumerStatistics:
         """Return the open connections and the counters since the consumer was opened.
@@ -549,7 +552,9 @@ class Consumer(Runnable):
         """
         if not self._state.opened:
             self._tasks.check()
-        return self._group.statistics(self._topics.blocked)
+        from nsqext.client.consumer.statistics import statistics_of
+
+        return statistics_of(self._group, self._topics.blocked)
 
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a partition connects or disconnects, a leader moves, a backoff changes.

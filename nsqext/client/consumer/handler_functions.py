@@ -50,3 +50,32 @@ def check_handler_function(function: object) -> None:
             f"the handler {plain.__qualname__} is a method without its object",
             hint="register the method of an object: consumer.handler(service.handle)",
         )
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def takes_message(function: Callable[..., object]) -> bool:
+    """Return whether a handler receives messages, not values that its annotations select."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    if len(parameters) == 1 and is_message(parameters[0].annotation):
+        return True
+    return bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+
+
+def is_message(annotation: object) -> bool:
+    """Return whether a parameter with this annotation receives the message."""
+    if isinstance(annotation, str):  # possibly imported for type checkers only
+        return annotation == "object" or annotation.rpartition(".")[2] == "Message"
+    if annotation in (inspect.Parameter.empty, object):
+        return True
+    # blocking clients have another message class
+    return isinstance(annotation, type) and annotation.__name__ == "Message" and in_package(annotation.__module__)
+
+
+def in_package(module: str) -> bool:
+    """Return whether a module is of this package."""
+    return module.partition(".")[0] == _PACKAGE

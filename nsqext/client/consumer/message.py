@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.arguments import is_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, decode_headers, header_text, tag_of
-from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage
+from nsqext.protocol.messages import EXT_JSON, EXT_TAG, KEY_HEADER, RESERVED_PREFIX, RawMessage, header_text, tag_of
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-
-_PACKAGE = __name__.partition(".")[0]
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -252,7 +249,7 @@ class Message(RawMessage):
     def all_headers(self) -> dict[str, Any]:
         """Return all extend headers, reserved headers included."""
         if self._headers is None:
-            self._headers = decode_headers(self.header) if self.version == EXT_JSON else {}
+            self._headers = _decoder()(self.header) if self.version == EXT_JSON else {}
         return self._headers
 
     @property
@@ -397,6 +394,14 @@ class Message(RawMessage):
         return f"<Message {place} id={self.id.hex()} attempts={self.attempts} {len(self.body)} bytes>"
 
 
+@cache
+def _decoder() -> Callable[[bytes], dict[str, Any]]:
+    """Return the decoder of headers, which is loaded with the first header."""
+    from nsqext.protocol.headers import decode_headers
+
+    return decode_headers
+
+
 def check_requeue_delay(message: Message, delay: float) -> None:
     """Raise InvalidInput if servers refuse a requeue with this delay, or ignore it on an ordered channel."""
     if check_delay(delay) and message.in_order:
@@ -434,32 +439,6 @@ def requeue_unanswered(messages: Iterable[Message]) -> None:
     for message in messages:
         if not message.answered and not message.lost:
             message.requeue_now(0.0, backoff=False)
-
-
-def takes_message(function: Callable[..., object]) -> bool:
-    """Return whether a handler receives messages, not values that its annotations select."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return True
-    if len(parameters) == 1 and is_message(parameters[0].annotation):
-        return True
-    return bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
-
-
-def is_message(annotation: object) -> bool:
-    """Return whether a parameter with this annotation receives the message."""
-    if isinstance(annotation, str):  # possibly imported for type checkers only
-        return annotation == "object" or annotation.rpartition(".")[2] == "Message"
-    if annotation in (inspect.Parameter.empty, object):
-        return True
-    # blocking clients have another message class
-    return isinstance(annotation, type) and annotation.__name__ == "Message" and in_package(annotation.__module__)
-
-
-def in_package(module: str) -> bool:
-    """Return whether a module is of this package."""
-    return module.partition(".")[0] == _PACKAGE
 
 
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:

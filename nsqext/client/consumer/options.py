@@ -10,7 +10,6 @@ from attrs import field, frozen
 from nsqext.arguments import check_counts, check_groups, check_kinds, check_number, check_times, is_number
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import LookupOptions
-from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import (
     DISPATCH_TYPES,
     FILTER_EQUAL,
@@ -20,6 +19,7 @@ from nsqext.protocol.identify import (
     KEY_FAILOVER,
     ExtFilter,
 )
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.names import check_partition, check_tag, check_topic
 from nsqext.transport.options import ConnectionOptions
 from nsqext.waits import check_wait

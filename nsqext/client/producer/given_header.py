@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE, check_body
 from nsqext.protocol.extjson import UnreadableHeader, read_header
-from nsqext.protocol.headers import MAX_STORED_HEADER, TRACE_ID_HEADER
+from nsqext.protocol.headers import MAX_STORED_HEADER
+from nsqext.protocol.messages import TRACE_ID_HEADER
 from nsqext.protocol.names import check_trace_id
 
 if TYPE_CHECKING:

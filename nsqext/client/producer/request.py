@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
@@ -33,7 +34,6 @@ from nsqext.protocol.client.commands import (
     sized,
 )
 from nsqext.protocol.frames import decode_trace_reply
-from nsqext.protocol.headers import DUE_HEADER, add_key, encode_headers
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.types import Receipt, TopicMeta
 
@@ -304,19 +304,26 @@ def encode_parts(
         and len(check_body(body, limit)) >= options.compression_min
     ):
         body, headers = _compress(options, body, headers)
-    if headers or tag is not None or due is not None:
-        reserved = None if due is None else {DUE_HEADER: str(due)}
-        header = encode_headers(headers, tag=tag, trace_id=trace_id, reserved=reserved)
-    if key is not None and meta.extend_support:
-        if trace_id is not None and not header:
-            header = encode_headers(trace_id=trace_id)
-        header = add_key(header, key)
+    carried = key if meta.extend_support else None
+    if headers or tag is not None or due is not None or carried is not None:
+        header = _header_encoder()(headers, tag, trace_id, due, carried)
     if header:
         overhead = HEADER_LENGTH + len(header) + meta.extend_support
     else:
         overhead = meta.extend_support if trace_id is None else TRACE_SIZE
     check_body(body, limit, overhead)
     return body, header, trace_id
+
+
+HeaderEncoder = Callable[[Mapping[str, str] | None, str | None, int | None, int | None, bytes | None], bytes]
+
+
+@cache
+def _header_encoder() -> HeaderEncoder:
+    """Return the encoder of headers, which is loaded with the first header."""
+    from nsqext.protocol.headers import message_header
+
+    return message_header
 
 
 def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 from nsqext.errors import InvalidSetting, ProtocolError
-from nsqext.protocol.headers import COMPRESS_HEADER
 from nsqext.protocol.layers import import_cramjam
+from nsqext.protocol.messages import COMPRESS_HEADER
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
 
 __all__ = (

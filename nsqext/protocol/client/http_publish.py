@@ -17,7 +17,7 @@ from attrs import frozen
 from nsqext.errors import InvalidHeader, NsqError, OperationNotSupported, ProtocolError, outside_text
 from nsqext.errors.server import Unauthorized, server_error
 from nsqext.protocol.frames import OK, encode_trace_reply
-from nsqext.protocol.headers import TRACE_ID_HEADER
+from nsqext.protocol.messages import TRACE_ID_HEADER
 
 if TYPE_CHECKING:
     from nsqext.protocol.client.commands import Command

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from nsqext.protocol.extjson import UnreadableHeader, read_header
-from nsqext.protocol.headers import RESERVED_PREFIX, TRACE_ID_HEADER
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, RESERVED_PREFIX, TRACE_ID_HEADER
 from nsqext.protocol.server.go_format import parse_unsigned
 from nsqext.protocol.server.request_error import RequestError
 

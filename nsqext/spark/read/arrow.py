@@ -11,8 +11,17 @@ from attrs import define
 
 from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
-from nsqext.protocol.headers import KEY_HEADER, RESERVED_PREFIX, TAG_HEADER, decode_headers, header_json, tag_of
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, EXT_TAG, MESSAGE_ID_SIZE
+from nsqext.protocol.headers import decode_headers, header_json
+from nsqext.protocol.messages import (
+    EXT_JSON,
+    EXT_NONE,
+    EXT_TAG,
+    KEY_HEADER,
+    MESSAGE_ID_SIZE,
+    RESERVED_PREFIX,
+    TAG_HEADER,
+    tag_of,
+)
 from nsqext.spark.columns import BASE_COLUMNS, Columns, arrow_schema
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 from nsqext import OutgoingMessage
 from nsqext.client.producer.given_header import trace_id_of
 from nsqext.errors import InvalidHeader, ProtocolError
-from nsqext.protocol.headers import RESERVED_PREFIX, decode_headers, header_json, tag_of
+from nsqext.protocol.headers import decode_headers, header_json
+from nsqext.protocol.messages import RESERVED_PREFIX, tag_of
 
 
 class Pair(TypedDict):

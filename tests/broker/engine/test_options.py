@@ -8,7 +8,7 @@ import pytest
 
 from nsqext.broker.engine.options import MIB, ChannelKind, ChannelRules, PartitionOptions, make_kind
 from nsqext.broker.engine.storage.log import Refusal
-from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.server.negotiate import ServerLimits
 
 PLAIN, KEYS, OTHER = ChannelKind(), ChannelKind("key_failover"), ChannelKind("key_failover", "region")

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from nsqext.broker.nsqd.server import application
-from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.messages import KEY_HEADER
 from tests.support.commands import ext_body
 from tests.support.nsqd_sessions import Client, host, make_node, sized
 

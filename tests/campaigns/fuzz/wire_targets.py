@@ -21,11 +21,11 @@ from nsqext.protocol.client.body_compression import decompress_body
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.frames import decode_trace_reply
-from nsqext.protocol.headers import decode_headers, tag_of
+from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.lookupd_tcp import PeerInfo, response_size
-from nsqext.protocol.messages import EXT_JSON, RawMessage, decode_into
+from nsqext.protocol.messages import EXT_JSON, RawMessage, decode_into, tag_of
 from nsqext.protocol.record import Record
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address

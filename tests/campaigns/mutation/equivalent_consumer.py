@@ -91,9 +91,9 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "number + 1",
         "_LIST_FROM = 4  # topics of a service from which on the list of all topics is read, if it is not long",
     ): "the number of topics is chosen",
-    ("client/consumer/subscriptions/subscription.py", "number + 1", "_id: int = -1"): "no id is negative",
+    ("client/consumer/subscriptions/order_check.py", "number + 1", "_id: int = -1"): "no id is negative",
     (
-        "client/consumer/subscriptions/subscription.py",
+        "client/consumer/subscriptions/order_check.py",
         "number + 1",
         "_offset: int = -1",
     ): "no offset of an ordered subscription is negative",

@@ -83,7 +83,7 @@ async def test_the_doctor_does_not_look_for_a_leader_behind_a_gateway(cluster: C
         _Gateway() as gateway,
         LookupClient(f"http://{cluster.lookupd[0]}/nsq", transport=gateway) as client,
     ):
-        assert any(node.redesigned for node in await client.nodes())
+        assert any(node.redesigned for node in await client.lists.nodes())
         finding = await _examine_lookup(client)
     assert (finding.status, "behind a gateway" in finding.text) == ("ok", True)
 

@@ -18,11 +18,10 @@ from nsqext.client.producer.route import Route, Target
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_trace
-from nsqext.protocol.client.commands import LARGE, LargeCommand, sized
+from nsqext.protocol.client.commands import LARGE, LargeCommand, SendQueue, sized
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.record import raw_size
 from nsqext.transport.options import ConnectionOptions
-from nsqext.transport.send_queue import SendQueue
 from nsqext.types import Address, TopicMeta
 from tests.support.commands import ext_body, multi_body, trace_body
 

@@ -22,7 +22,8 @@ from nsqext.errors import (
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 from nsqext.protocol.frames import encode_trace_reply
-from nsqext.protocol.headers import DUE_HEADER, TAG_HEADER, decode_headers
+from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.messages import DUE_HEADER, TAG_HEADER
 from nsqext.transport.connection import Connection
 from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused

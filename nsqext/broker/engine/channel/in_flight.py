@@ -15,8 +15,7 @@ from attrs import define, field
 
 from nsqext.broker.engine.header_filter import compile_filter
 from nsqext.protocol.extjson import UnreadableHeader, read_header
-from nsqext.protocol.headers import TAG_HEADER, tag_of
-from nsqext.protocol.messages import EXT_JSON, EXT_TAG, RawMessage, message_id
+from nsqext.protocol.messages import EXT_JSON, EXT_TAG, TAG_HEADER, RawMessage, message_id, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

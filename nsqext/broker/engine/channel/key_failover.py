@@ -20,8 +20,8 @@ from nsqext.broker.engine.channel.rules import RequeueRules
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.errors import ProtocolError
 from nsqext.key_ranges import KeyRanges, position_of
-from nsqext.protocol.headers import decode_headers, header_text, tag_of
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.headers import decode_headers
+from nsqext.protocol.messages import EXT_JSON, header_text, tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,8 +22,8 @@ from nsqext.broker.engine.storage.files import (
 )
 from nsqext.broker.engine.storage.log import Log, LogEntry, MemoryBudget
 from nsqext.broker.engine.storage.segments import DiskOptions, SegmentStore
-from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import SHARED
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.names import MAX_PARTITION, is_valid_topic
 from nsqext.protocol.record import COUNTER_BITS, Record, raw_size
 

@@ -23,9 +23,8 @@ from nsqext.arguments import is_number
 from nsqext.broker.nsqd.http.common import NOT_LEADER, NOT_WRITABLE, RequestArgs
 from nsqext.broker.nsqd.publish_commands import commit, store, store_in_parts
 from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route
-from nsqext.protocol.headers import TRACE_ID_HEADER
 from nsqext.protocol.json_fields import encodable
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.messages import EXT_JSON, TRACE_ID_HEADER
 from nsqext.protocol.server.command_parser import CommandTarget, PublishItem, parse_publish
 from nsqext.protocol.server.go_format import parse_unsigned
 from nsqext.protocol.server.request_error import RequestError

@@ -23,7 +23,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.header_members import add_members
-from nsqext.protocol.headers import TRACE_ID_HEADER
+from nsqext.protocol.messages import TRACE_ID_HEADER
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message

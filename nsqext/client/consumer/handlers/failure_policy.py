@@ -13,7 +13,7 @@ import anyio
 from attrs import define
 
 from nsqext.client.consumer.message import Finish, HandlerSignal, Message, Reject, Requeue, key_reader
-from nsqext.protocol.headers import KEY_HEADER
+from nsqext.protocol.messages import KEY_HEADER
 from nsqext.waits import chance
 
 if TYPE_CHECKING:

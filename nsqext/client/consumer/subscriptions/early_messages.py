@@ -20,7 +20,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY
-from nsqext.protocol.headers import DUE_HEADER
+from nsqext.protocol.messages import DUE_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,6 @@ from nsqext.client.consumer.message import KeySharing
 from nsqext.errors import InvalidSetting, NsqError
 from nsqext.errors.server import InvalidCommand
 from nsqext.protocol.client.commands import CLS, rdy, sub
-from nsqext.protocol.headers import KEY_HEADER
 from nsqext.protocol.identify import KEY_FAILOVER, SHARED, IdentifyRequest
 from nsqext.protocol.messages import decode_into
 from nsqext.transport.handshake import open_connection, subscribe
@@ -41,7 +40,6 @@ _UNBUFFERED = -1
 _SHORTEST = 0.01
 # shortest output buffer timeouts that the redesigned and the original server accept, in seconds
 _SHORTEST_ORIGINAL = 0.025
-_ALONE = "give one consumer key= instead of dispatch: its lanes keep the order on any server"
 
 
 @frozen
@@ -130,52 +128,17 @@ class SubscribeRequest:
         same way, also while servers are replaced. A server with key_failover makes all consumers subscribe in the same
         way as the first. Raises InvalidSetting if keys cannot be shared here.
         """
-        if self.key_sharing is KeySharing.TAGS:
-            self._check_tags(negotiated)
-        elif self.key_sharing is KeySharing.SERVER and negotiated.dispatch != KEY_FAILOVER:
-            return self._by_tags(negotiated)
-        return self
+        sharing = self.key_sharing
+        if sharing is KeySharing.NONE or (sharing is KeySharing.SERVER and negotiated.dispatch == KEY_FAILOVER):
+            return self
+        from nsqext.client.consumer.subscriptions.tag_sharing import check_tags, tags_instead
 
-    def _by_tags(self, negotiated: Negotiated) -> SubscribeRequest:
-        count = self.options.bucket_count
-        if not count:
-            chosen = [name for name in ("tag", "ext_filter") if getattr(self.options, name) is not None]
-            given = chosen[0] if chosen else "key_tags=0"
-            raise InvalidSetting(
-                f"{_lacking(negotiated)}, and {given} leaves no tags to share the keys by",
-                topic=self.topic,
-                hint=f"leave out {given}, or {_ALONE}",
-            )
-        from nsqext.key_ranges import shared_tag
-
-        by_tags = evolve(self, key_tags=count, tag=shared_tag(count))
-        by_tags._check_tags(negotiated)
-        return by_tags
-
-    def _check_tags(self, negotiated: Negotiated) -> None:
-        lacks = _lacking(negotiated)
-        if self.partition is None:
-            raise InvalidSetting(
-                f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells "
-                "no partitions",
-                topic=self.topic,
-                hint=_ALONE,
-            )
-        if not self.meta.extend_support:
-            raise InvalidSetting(
-                f"{lacks}, and the topic does not support extend headers, which key_tags needs",
-                topic=self.topic,
-                hint="create it with extend, or upgrade it: Admin.upgrade_topic",
-            )
-        key = self.options.key
-        if isinstance(key, str) and key != KEY_HEADER:
-            raise InvalidSetting(
-                f"{lacks}, and tags cannot share the keys of the header {key!r}: they are those of publish(key=...)",
-                topic=self.topic,
-                hint=f"leave out key={key!r} and publish with key=, or {_ALONE}",
-            )
-        if negotiated.dispatch and self.options.key_tags is None:
-            raise InvalidSetting("the server supports dispatch by key_failover now", topic=self.topic)
+        chosen = self
+        if sharing is KeySharing.SERVER:
+            count, tag = tags_instead(self.options, negotiated, self.topic)
+            chosen = evolve(self, key_tags=count, tag=tag)
+        check_tags(self.options, negotiated, self.meta, self.topic, self.partition)
+        return chosen
 
     def explain(self, error: NsqError) -> NsqError:
         """Return the error of a subscription: `InvalidSetting`, not retried, if the channel has another type."""
@@ -186,13 +149,6 @@ class SubscribeRequest:
     def fits(self, meta: TopicMeta) -> bool:
         """Return whether this subscription can consume a topic with this meta."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
-
-
-def _lacking(negotiated: Negotiated) -> str:
-    """Return the reason for an error of a consumer that shares keys by tags."""
-    if negotiated.dispatch:
-        return "keys are shared by tags"
-    return f"the server (version {negotiated.version or 'unknown'}) does not support dispatch by key_failover"
 
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")

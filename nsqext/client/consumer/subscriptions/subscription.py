@@ -10,16 +10,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
-from attrs import define
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, KeySharing, Message
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.events import tracing
-from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, OrderViolation, ProtocolError
+from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.errors.server import TouchFailed
 from nsqext.protocol.client.commands import req, touch
-from nsqext.protocol.headers import COMPRESS_HEADER, DUE_HEADER
-from nsqext.protocol.messages import decode_into
+from nsqext.protocol.messages import COMPRESS_HEADER, DUE_HEADER, decode_into
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.backoff import Backoff
     from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
+    from nsqext.client.consumer.subscriptions.order_check import OrderCheck
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.client.consumer.unpacking import UnpackBudget
     from nsqext.protocol.identify import Negotiated
@@ -74,52 +73,6 @@ class SubscriptionMonitor(Protocol):
         """Distribute RDY again: the state of a backoff changed."""
 
 
-@define(eq=False)
-class OrderCheck:
-    """Checks an ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
-
-    A new subscription, for example after a leader change, needs a new check (smart client note, ordered consumption).
-    """
-
-    _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple; 0 for never
-    _id: int = -1
-    _offset: int = -1
-    _last: Message | None = None
-
-    def accepts(self, message: Message) -> bool:
-        """Check a received message; return whether to handle it. Raises OrderViolation.
-
-        A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
-        first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.
-        """
-        number, offset = message.internal_id, message.offset
-        if number < self._id or offset < self._offset or (number == self._id) != (offset == self._offset):
-            raise OrderViolation(
-                f"id {number} at offset {offset} was received after id {self._id} at offset {self._offset}",
-                topic=message.topic,
-                partition=message.partition,
-                node=message.node,
-                hint="nothing was skipped: the subscription starts again",
-            )
-        last, self._last = self._last, message
-        if last is not None and number == self._id and message.attempts == last.attempts and not last.answered:
-            self._last = last
-            return False
-        self._id, self._offset = number, offset
-        self._report(message)
-        return True
-
-    def _report(self, message: Message) -> None:
-        every = self._report_attempts
-        if every and message.attempts >= every and message.attempts % every == 0:
-            logger.warning(
-                "an ordered message blocks its partition, delivered %d times: %r",
-                message.attempts,
-                message,
-                extra={"topic": message.topic, "partition": message.partition, "attempts": message.attempts},
-            )
-
-
 class Subscription(PartitionReader):
     """A subscription to a partition during one connection; owns the messages received over it."""
 
@@ -163,7 +116,11 @@ class Subscription(PartitionReader):
         self.start: Position | None = None
         self._deliver = deliver  # called with the messages of each read
         self._monitor = monitor
-        self._order = OrderCheck(request.options.failure.report_attempts) if request.ordered else None
+        self._order: OrderCheck | None = None
+        if request.ordered:
+            from nsqext.client.consumer.subscriptions.order_check import OrderCheck
+
+            self._order = OrderCheck(request.options.failure.report_attempts)
         self._recorded = (0, 0)  # last result of `take_unrecorded`
         # on a key_failover channel, later messages of its key wait for a message that was requeued
         # whether messages that are due soon stay in flight

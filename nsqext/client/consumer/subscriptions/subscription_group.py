@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import define, frozen
+from attrs import define
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -26,38 +26,6 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvents
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
-
-
-@frozen(kw_only=True)
-class ConsumerConnection:
-    """An open connection of a consumer."""
-
-    topic: str  #: name of the topic
-    partition: int | None  #: None on the original NSQ
-    node: str  #: ``host:port`` of the node
-    ready: int  #: the RDY count, the messages that it may have in flight
-    in_flight: int  #: messages received, neither answered nor timed out
-    backoff: int  #: level of its backoff; 0 while handlers succeed
-
-
-@frozen(kw_only=True)
-class ConsumerStatistics:
-    """The state and the counters of a consumer since it was opened."""
-
-    connections: tuple[ConsumerConnection, ...]  #: the open connections
-    reconnects: int  #: subscriptions after the end of an earlier connection
-    received: int  #: messages received, redeliveries included
-    finished: int  #: messages finished (FIN)
-    requeued: int  #: messages requeued (REQ), or unanswered when the consumer ended their connection
-    dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
-    dead_letters: int  #: messages sent to the dead letters
-    lost: int  #: messages that timed out, or whose connection failed; the server delivers them again
-    in_flight: int  #: messages received, neither answered nor timed out
-    bytes_received: int  #: bytes of received messages, with headers
-    lookup_age: float | None  #: seconds since the lookup service answered; None if it has not, or is not used
-    lookup_failures: int  #: consecutive rounds without a usable answer of a lookup node
-    #: reasons why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
-    blocked: tuple[str, ...]
 
 
 @define(eq=False)
@@ -166,47 +134,6 @@ class SubscriptionGroup:
             self.flow.retire(subscription)
             subscription.set_ready(0)  # also if it was never added
         self.rebalance()
-
-    def connections(self) -> tuple[ConsumerConnection, ...]:
-        """Return the open connections."""
-        return tuple(
-            ConsumerConnection(
-                topic=one.topic,
-                partition=one.partition,
-                node=one.node,
-                ready=one.ready,
-                in_flight=one.in_flight,
-                backoff=one.backoff.level,
-            )
-            for one in self.subscriptions
-        )
-
-    def statistics(self, blocked: tuple[str, ...] = ()) -> ConsumerStatistics:
-        """Return the counters, ended subscriptions included."""
-        received, requeued, lost, size = self.closed_counts
-        in_flight = 0
-        for subscription in tuple(self.live):
-            received += subscription.received
-            requeued += subscription.requeued
-            lost += subscription.timed_out
-            in_flight += subscription.in_flight
-            size += subscription.received_bytes
-        return ConsumerStatistics(
-            connections=self.connections(),
-            reconnects=self.reconnects,
-            received=received,
-            # every received message is in one of these states: no work per message
-            finished=received - requeued - lost - in_flight,
-            requeued=requeued,
-            dropped=self.rejected.dropped,
-            dead_letters=self.rejected.dead_letters,
-            lost=lost,
-            in_flight=in_flight,
-            bytes_received=size,
-            lookup_age=self.metadata.answer_age,
-            lookup_failures=self.metadata.failures,
-            blocked=blocked,
-        )
 
     def upgradable_topics(self) -> dict[str, float]:
         """Return the subscribed topics without extend support, with the time of their last messages.

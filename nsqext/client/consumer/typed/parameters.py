@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from attrs import define, field, frozen
 
-from nsqext.client.consumer.handler_functions import stand_in
-from nsqext.client.consumer.message import Message, Reject, Requeue, in_package, is_message, takes_message
+from nsqext.client.consumer.handler_functions import in_package, is_message, stand_in, takes_message
+from nsqext.client.consumer.message import Message, Reject, Requeue
 from nsqext.errors import InvalidSetting, outside_text
 
 if TYPE_CHECKING:

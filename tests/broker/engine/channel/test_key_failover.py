@@ -13,8 +13,7 @@ from nsqext.broker.engine.options import ChannelKind, ChannelRules, make_kind
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.key_ranges import position_of
-from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.messages import EXT_JSON, KEY_HEADER, TAG_HEADER
 from tests.support.engine_partition import Bench, Consumer
 
 KEYED = ChannelKind("key_failover", fixed=True)

@@ -11,8 +11,7 @@ import pytest
 from nsqext.broker.engine.options import ChannelKind
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.key_ranges import position_of
-from nsqext.protocol.headers import KEY_HEADER
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.messages import EXT_JSON, KEY_HEADER
 from tests.support.engine_partition import Bench, Consumer
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from nsqext.broker.engine.channel.key_failover import KeyFailoverChannel
 from nsqext.broker.engine.options import ChannelKind, ChannelRules
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.protocol.headers import KEY_HEADER, TAG_HEADER
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.messages import EXT_JSON, KEY_HEADER, TAG_HEADER
 from tests.support.engine_partition import Bench, Consumer
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from anyio.lowlevel import checkpoint
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
+from nsqext.client.consumer.statistics import ConsumerConnection, connections_of, statistics_of
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.subscription_group import ConsumerConnection
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
 from tests.support.subscription_bench import Bench, Connection, ready
@@ -42,7 +42,7 @@ def test_statistics_add_up_open_and_ended_subscriptions(now: list[float]) -> Non
     two.received, two.requeued, two.timed_out, two.in_flight, two.received_bytes = 100, 10, 20, 30, 1000
     bench.group.reconnects = 7
     two.backoff.level = 1
-    found = bench.group.statistics()
+    found = statistics_of(bench.group)
     assert (found.received, found.requeued, found.lost, found.in_flight) == (120, 12, 27, 30)
     assert (found.finished, found.bytes_received, found.reconnects) == (51, 1500, 7)
     assert (found.lookup_age, found.lookup_failures) == (1.5, 2)
@@ -50,7 +50,7 @@ def test_statistics_add_up_open_and_ended_subscriptions(now: list[float]) -> Non
         ConsumerConnection(topic="u", partition=2, node="n:2", ready=two.ready, in_flight=30, backoff=1),
     )
     two.live = False
-    assert bench.group.connections() == ()
+    assert connections_of(bench.group) == ()
 
 
 def test_the_last_receipt_of_a_topic_is_that_of_any_of_its_subscriptions(now: list[float]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.client.consumer.subscriptions.subscription import OrderCheck
+from nsqext.client.consumer.subscriptions.order_check import OrderCheck
 from nsqext.errors import OrderViolation
 from tests.support.messages import RecordingOwner, make_message
 

@@ -17,8 +17,9 @@ from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, MessageNotInFlight, OrderViolation, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.client.commands import CLS
-from nsqext.protocol.headers import DUE_HEADER, encode_headers
+from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.identify import Negotiated
+from nsqext.protocol.messages import DUE_HEADER
 from nsqext.types import TopicMeta
 from tests.support.subscriptions import delivered, subscribed
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.protocol.client.commands import LARGE, Command, LargeCommand, with_body
+from nsqext.protocol.client.commands import LARGE, Command, LargeCommand, SendQueue, with_body
 from nsqext.protocol.layers import DeflateLayer
-from nsqext.transport.send_queue import SendQueue
 
 _BODIES = [bytes([number]) * size for number, size in enumerate((1, 100, 20_000, LARGE - 1, LARGE, 200_000))]
 _MOST = 64

@@ -1,0 +1,85 @@
+"""Statistics of a consumer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
+
+
+@frozen(kw_only=True)
+class ConsumerConnection:
+    """An open connection of a consumer."""
+
+    topic: str  #: name of the topic
+    partition: int | None  #: None on the original NSQ
+    node: str  #: ``host:port`` of the node
+    ready: int  #: the RDY count, the messages that it may have in flight
+    in_flight: int  #: messages received, neither answered nor timed out
+    backoff: int  #: level of its backoff; 0 while handlers succeed
+
+
+@frozen(kw_only=True)
+class ConsumerStatistics:
+    """The state and the counters of a consumer since it was opened."""
+
+    connections: tuple[ConsumerConnection, ...]  #: the open connections
+    reconnects: int  #: subscriptions after the end of an earlier connection
+    received: int  #: messages received, redeliveries included
+    finished: int  #: messages finished (FIN)
+    requeued: int  #: messages requeued (REQ), or unanswered when the consumer ended their connection
+    dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
+    dead_letters: int  #: messages sent to the dead letters
+    lost: int  #: messages that timed out, or whose connection failed; the server delivers them again
+    in_flight: int  #: messages received, neither answered nor timed out
+    bytes_received: int  #: bytes of received messages, with headers
+    lookup_age: float | None  #: seconds since the lookup service answered; None if it has not, or is not used
+    lookup_failures: int  #: consecutive rounds without a usable answer of a lookup node
+    #: reasons why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
+    blocked: tuple[str, ...]
+
+
+def connections_of(group: SubscriptionGroup) -> tuple[ConsumerConnection, ...]:
+    """Return the open connections."""
+    return tuple(
+        ConsumerConnection(
+            topic=one.topic,
+            partition=one.partition,
+            node=one.node,
+            ready=one.ready,
+            in_flight=one.in_flight,
+            backoff=one.backoff.level,
+        )
+        for one in group.subscriptions
+    )
+
+
+def statistics_of(group: SubscriptionGroup, blocked: tuple[str, ...] = ()) -> ConsumerStatistics:
+    """Return the counters, ended subscriptions included."""
+    received, requeued, lost, size = group.closed_counts
+    in_flight = 0
+    for subscription in tuple(group.live):
+        received += subscription.received
+        requeued += subscription.requeued
+        lost += subscription.timed_out
+        in_flight += subscription.in_flight
+        size += subscription.received_bytes
+    return ConsumerStatistics(
+        connections=connections_of(group),
+        reconnects=group.reconnects,
+        received=received,
+        # every received message is in one of these states: no work per message
+        finished=received - requeued - lost - in_flight,
+        requeued=requeued,
+        dropped=group.rejected.dropped,
+        dead_letters=group.rejected.dead_letters,
+        lost=lost,
+        in_flight=in_flight,
+        bytes_received=size,
+        lookup_age=group.metadata.answer_age,
+        lookup_failures=group.metadata.failures,
+        blocked=blocked,
+    )

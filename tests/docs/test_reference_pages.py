@@ -7,7 +7,7 @@ import re
 
 from docs import logs_table, settings_table
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
-from nsqext.protocol import headers
+from nsqext.protocol import messages
 from nsqext.protocol.client import body_compression
 from nsqext.spark.options import ID_HEADER
 from tests.support.programs import ROOT
@@ -40,6 +40,6 @@ def test_every_header_of_the_package_is_described() -> None:
     dead_letter = [
         f"{DEAD_LETTER_PREFIX}{name}" for name in ("error", "topic", "channel", "partition", "attempts", "id", "time")
     ]
-    defined = [headers.TAG_HEADER, headers.TRACE_ID_HEADER, headers.KEY_HEADER, ID_HEADER]
+    defined = [messages.TAG_HEADER, messages.TRACE_ID_HEADER, messages.KEY_HEADER, ID_HEADER]
     defined += [body_compression.COMPRESS_HEADER, body_compression.SIZE_HEADER]
     assert [name for name in defined + dead_letter if f"`{name}`" not in text] == []

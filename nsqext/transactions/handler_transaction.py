@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from secrets import token_hex
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope, get_cancelled_exc_class, to_thread
 
 from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
@@ -165,6 +165,11 @@ class HandlerTransaction(Middleware, Generic[S]):
                 result = await call_next(handling)
             except Finish as signal:  # the message is done: commit
                 finish = signal
+            except get_cancelled_exc_class():
+                with CancelScope(shield=True), suppress(Exception):  # without the database nothing more is committed
+                    if await opened.end() is not End.OPEN:
+                        undo.append(removal)
+                raise
             except Exception as error:
                 end = await opened.end()
                 if end is not End.OPEN:

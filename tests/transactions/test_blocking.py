@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from nsqext import Consumer, Message, Producer, sync
 from nsqext.client.middleware import Handling
+from nsqext.errors import InvalidState
 from nsqext.transactions import Inbox, Positions
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
@@ -113,3 +114,85 @@ async def test_a_commit_is_not_cancelled(sessions: Sessions, kind: str) -> None:
 
             await middleware.handle(Handling([message], "ch"), handle)
         assert effects(sessions) == ([] if fails else ["committed"])
+
+
+@pytest.mark.parametrize("kind", ["inbox", "positions"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.anyio
+async def test_a_cancelled_handler_is_rolled_back(sessions: Sessions, kind: str) -> None:
+    """A session whose end is not called keeps its connection and its locks."""
+    ends: list[type[BaseException] | None] = []
+
+    @contextmanager
+    def begin() -> Iterator[Session]:
+        try:
+            with sessions.begin() as session:
+                yield session
+        except BaseException as error:
+            ends.append(type(error))
+            raise
+        ends.append(None)
+
+    middleware: Any = (Inbox if kind == "inbox" else Positions)(begin)
+    await middleware.check()
+    ends.clear()
+    scope = anyio.CancelScope()
+
+    async def handle(_: Handling) -> None:
+        middleware.session().execute(INSERT, {"body": "cancelled"})
+        scope.cancel()
+        await anyio.sleep_forever()
+
+    with scope:
+        await middleware.handle(Handling([make_message(RecordingOwner(in_order=True), offset=100)], "ch"), handle)
+    assert ends == [anyio.get_cancelled_exc_class()]
+    assert effects(sessions) == []
+
+
+@pytest.mark.parametrize("kind", ["inbox", "positions"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.anyio
+async def test_a_handler_that_commits_and_is_cancelled_handles_its_message_again(
+    sessions: Sessions, kind: str, raises: bool
+) -> None:
+    middleware = once(kind, sessions)
+    message = make_message(RecordingOwner(in_order=True), offset=100)
+    scope = anyio.CancelScope()
+
+    async def commits(_: Handling) -> None:
+        middleware.session().commit()
+        scope.cancel()
+        if raises:
+            raise ValueError
+        await anyio.sleep_forever()
+
+    with scope, suppress(InvalidState):
+        await middleware.handle(Handling([message], "ch"), commits)
+    calls: list[Handling] = []
+
+    async def handle(handling: Handling) -> None:
+        calls.append(handling)
+
+    await middleware.handle(Handling([message], "ch"), handle)
+    assert (len(calls), middleware.skipped) == (1, 0)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.anyio
+async def test_a_session_that_is_used_for_each_message_can_begin_again(sessions: Sessions) -> None:
+    with sessions() as session:
+
+        @contextmanager
+        def begin() -> Iterator[Session]:
+            with session.begin():
+                yield session
+
+        inbox = Inbox(begin)
+
+        async def handle(_: Handling) -> None:
+            session.execute(INSERT, {"body": "x"})
+
+        for number in range(2):
+            await inbox.handle(Handling([make_message(RecordingOwner(), number)], "ch"), handle)
+    assert effects(sessions) == ["x", "x"]

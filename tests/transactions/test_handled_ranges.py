@@ -21,7 +21,8 @@ from nsqext import Admin, Consumer, Message, Position, Producer
 from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting
 from nsqext.transactions import Inbox, inbox
-from nsqext.transactions.handled_ranges import HandledRange, merged
+from nsqext.transactions.handled_ranges import HandledRange, HandledRanges, merged
+from nsqext.transactions.schema import ChannelPartition
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.databases import url_of
@@ -239,6 +240,27 @@ async def test_a_message_of_an_older_log_is_not_mistaken_for_one_that_was_handle
         await one.handle(Handling([message_of(number, log)], "ch"), handle)
     assert calls == sent
     assert one.skipped == 6
+    async with sessions() as session:
+        of_old_log = text("SELECT count(*) FROM nsqext_inbox_range WHERE stored < 120000000000")
+        assert (await session.execute(of_old_log)).scalar_one() == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_merge_does_not_wait_for_another_process_that_merges(sessions: Sessions) -> None:
+    async def handle(_: Handling) -> None:
+        """Do nothing."""
+
+    for number in range(3):
+        await Inbox(sessions.begin).handle(Handling([message_of(number)], "ch"), handle)
+    message = message_of(0)
+    key, ranges = ChannelPartition(message.topic, "ch", message.partition), HandledRanges()
+    async with sessions.begin() as first:
+        await ranges.merge(first, key)
+        async with sessions.begin() as second:
+            with anyio.fail_after(_SECONDS / 8):
+                await ranges.merge(second, key)
+    assert await rows(sessions) == 1
 
 
 @pytest.mark.anyio

@@ -189,6 +189,10 @@ async def test_identities_that_a_database_cannot_store_are_digests(
 
     chance = Random(7)
     foreign = ["a\0b", "a\0c", "".join(chance.choices("0123456789abcdef", k=8000)), "x" * 201, "fine", "sha256:1"]
+
+    async def handle_any(_: Handling) -> None:
+        """Do nothing."""
+
     foreign.append("sha256:" + sha256(b"a\0b").hexdigest())
     for _ in range(2):
         for number, identity in enumerate(foreign):
@@ -200,6 +204,23 @@ async def test_identities_that_a_database_cannot_store_are_digests(
         stored = list((await session.execute(text("SELECT identity FROM nsqext_inbox"))).scalars())
     assert max(map(len, stored)) < 300
     assert len({*stored}) == len(foreign)
+    surrogate = Inbox(sessions.begin, identity=lambda message: message.body.decode(errors="surrogateescape"))
+    for _ in range(2):
+        await surrogate.handle(Handling([make_message(RecordingOwner(), body=b"\xff")], "ch"), handle_any)
+    assert surrogate.skipped == 1
+
+
+async def test_each_channel_handles_a_message(sessions: async_sessionmaker[AsyncSession]) -> None:
+    calls: list[str] = []
+    inbox = Inbox(sessions.begin)
+
+    async def handle(handling: Handling) -> None:
+        calls.append(handling.channel)
+
+    message = make_message(RecordingOwner(), headers={"nsqext_id": "1"})
+    for channel in ("ch", "other", "ch", "other"):
+        await inbox.handle(Handling([message], channel), handle)
+    assert calls == ["ch", "other"]
 
 
 async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:

@@ -188,19 +188,31 @@ async def test_a_topic_that_cannot_be_published_to_does_not_delay_others(
 
 async def test_refused_messages_are_deleted_on_request_after_a_time(database: str) -> None:
     with closing(connect(database)) as connection:
-        for _ in range(2):
+        for _ in range(3):
             Outbox().add(connection, "t", b"one")
         connection.commit()
     with OutboxStore(database) as store:
-        (first, _) = store.rows(range(16), [], 10)
-        store.refuse(first.sequence, "too large")
+        store.refuse(store.rows(range(16), [], 10)[1].sequence, "too large")
+        errors = store._connection.execute("SELECT error FROM nsqext_outbox ORDER BY sequence").fetchall()
+        assert errors == [(None,), ("too large",), (None,)]
         now = time.time()
         assert store.discard_refused(now - 60) == 0
         assert store.discard_refused(now + 1) == 1
         found = store.summary(now + 5)
-        assert (found.waiting, found.refused) == (1, 0)
+        assert (found.waiting, found.refused) == (2, 0)
         assert found.age is not None
         assert 4 < found.age < 60
+
+
+async def test_keys_are_spread_over_the_parts_and_each_stays_in_one(database: str) -> None:
+    with closing(connect(database)) as connection:
+        for number in range(60):
+            Outbox().add(connection, "t", b"one", key=number % 20)
+        connection.commit()
+        found = connection.execute("SELECT key, shard FROM nsqext_outbox").fetchall()
+    parts = dict(found)
+    assert all(parts[key] == part for key, part in found)
+    assert len({*parts.values()}) > 8
 
 
 async def test_leases_of_a_relay_that_was_killed_end(database: str) -> None:

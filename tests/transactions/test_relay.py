@@ -169,6 +169,20 @@ async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
         assert store.summary(time.time()).waiting == 1
 
 
+@one_database
+async def test_a_final_error_of_a_renewal_ends_the_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.app.relay._MARGIN", -1.1)  # with a timeout of two seconds
+    monkeypatch.setattr("nsqext.transactions.relay._MARGIN", 0.1)
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        await anyio.sleep_forever()
+
+    fill(database, "t", 1, 10)
+    with _Unrenewed(database, ZeroDivisionError()) as store, pytest.raises(ZeroDivisionError):
+        with anyio.fail_after(_SECONDS):
+            await OutboxRelay(store).run(cast("Any", Scripted(publish)))
+
+
 _ahead: ContextVar[float] = ContextVar("ahead", default=0.0)
 """Seconds by which the clock of a host is ahead."""
 _time = time.time
@@ -216,6 +230,32 @@ def test_a_renewal_extends_the_lease_and_reports_a_part_that_is_lost(database: s
         assert store.lease("second", 10, now=115.0) == []
         assert len(store.lease("second", 10, now=121.0)) == 16
         assert not store.renew("first", held, 10, now=121.0)
+
+
+def test_leases_end_by_the_clock_of_the_database(database: str) -> None:
+    with OutboxStore(database) as store:
+        before = time.time()
+        store.lease("first", 100)
+        ends = store._connection.execute("SELECT DISTINCT until FROM nsqext_outbox_shard").fetchall()
+    assert before - 1 < ends[0][0] - 100 < time.time() + 1  # SQLite's clock has milliseconds
+    assert len(ends) == 1
+
+
+def test_a_renewal_reports_one_lost_part_of_several(database: str) -> None:
+    with OutboxStore(database) as store:
+        held = store.lease("first", 10, now=100.0)
+        assert store.lease("second", 10, now=100.0) == []
+        kept = store.lease("first", 10, now=101.0)
+        assert len(kept) == 8
+        assert not store.renew("first", held, 10, now=101.0)
+        assert store.renew("first", kept[1:], 10, now=101.0)
+
+
+def test_a_relay_that_leases_again_runs_for_longer(database: str) -> None:
+    with OutboxStore(database) as store:
+        for seconds, running in ((10.0, 0), (1e10, 1)):  # by the clock of the database
+            store.lease("first", seconds, now=100.0)
+            assert store.summary(now=100.0).relays == running
 
 
 def test_a_renewal_keeps_the_relay_among_those_that_run(database: str) -> None:
@@ -524,6 +564,9 @@ def test_errors_of_sqlite_are_outages_or_final(tmp_path: Path) -> None:
         connection.execute("PRAGMA query_only = on")
         connection.execute("DELETE FROM nsqext_outbox")
 
+    snapshot = sqlite3.OperationalError("database is locked")
+    snapshot.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT  # one of the extended codes
+    assert outage_of(snapshot) == "another process writes"
     assert outage_of(error_of(fill_disk)) == "the disk is full"
     assert outage_of(error_of(lock)) == "another process writes"
     assert outage_of(error_of(only_read)) == "the file must not be written"
@@ -542,6 +585,16 @@ def test_the_page_lists_every_outage() -> None:
     names = {getattr(sqlite3, name): name for name in dir(sqlite3) if re.fullmatch("SQLITE_[A-Z]+", name)}
     for code in SQLITE:
         assert f"`{names[code]}`" in listed, names[code]
+
+
+@one_database
+def test_an_error_that_has_rolled_back_already_is_raised(database: str) -> None:
+    """As that of a full disk."""
+    with OutboxStore(database) as store:
+        with pytest.raises(ZeroDivisionError), store._transaction():
+            store._connection.execute("ROLLBACK")
+            raise ZeroDivisionError
+        assert store.summary(0.0).waiting == 0
 
 
 @one_database

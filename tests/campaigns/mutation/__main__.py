@@ -3,6 +3,7 @@
 ``python -m tests.campaigns.mutation --count 60`` prints what found each mutant, and lists the survivors. A mutant meets
 the tests that run its line. ``--at lookup/responses.py:70`` puts in every mutant of a line. ``--tests FILE`` runs the
 tests of a file instead. ``--mistakes`` puts in those of the folder ``mistakes``, ``--named TEXT`` only some of them.
+``--part 2/5`` puts in every fifth bug, from the second.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
     parser.add_argument("--mistakes", action="store_true", help="those of the folder mistakes, no mutants")
     parser.add_argument("--named", default="", help="only mistakes with this in their name")
+    parser.add_argument("--part", default="1/1", help="N/M: every M-th bug of a room, from the N-th")
     parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for the tests of a mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -161,15 +163,17 @@ def main() -> int:
     names = given.room or list(ROOMS)
     os.environ["HYPOTHESIS_PROFILE"] = "mutate"
     os.environ["NSQEXT_TEST_LOOPS"] = "every"  # and of these asyncio's
+    first, step = map(int, given.part.split("/"))
+    part = slice(first - 1, None, step)
     totals: Counter[tuple[str, str]] = Counter()
     rooms: list[Room] = []
     for name in names:
         sources, random = sources_of(name), Random(f"{name} {given.seed}")
         tests = tuple(given.tests or ROOMS[name])
         if given.mistakes:
-            rooms.append(Room(name, tests, sources, chosen(sources, mistakes_of(name), given.named)))
+            rooms.append(Room(name, tests, sources, chosen(sources, mistakes_of(name), given.named)[part]))
             continue
-        wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)
+        wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)[part]
         mutants = [mutant for mutant in wanted if not reason_of(mutant)]
         totals[name, "equivalent"] = len(wanted) - len(mutants)
         rooms.append(Room(name, tests, sources, drawn(sources, mutants)))

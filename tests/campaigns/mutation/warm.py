@@ -42,6 +42,8 @@ _MEMORY = 8 << 30
 _FILE = 1 << 30
 _PATIENCE = 3.0
 """Seconds that a test may take longer than five times as long as without a bug."""
+_SERVER = 20.0
+"""Seconds that it may take longer if it is the first of its process that uses PostgreSQL, and starts the server."""
 
 
 @frozen
@@ -194,8 +196,8 @@ class Warm:
     def _kept(self, room: Room, file: str, tests: list[str]) -> Path:
         """Return where the reach of a test file is kept, as long as what it depends on stays the same."""
         _KEPT.mkdir(parents=True, exist_ok=True)
-        content = hashlib.sha256(repr((room.name, tests, (ROOT / file).read_bytes(), _sources())).encode())
-        return _KEPT / content.hexdigest()
+        key = room.name, sorted(room.sources.items()), tests, (ROOT / file).read_bytes(), _shared()
+        return _KEPT / hashlib.sha256(repr(key).encode()).hexdigest()
 
     def _measure(self, room: Room, file: str, tests: list[str]) -> tuple[Reach, str]:
         """Run the tests of a file without a bug."""
@@ -238,9 +240,11 @@ class Warm:
         process.start()
         theirs.close()
         running = tests[0]
+        first = next((test for test in tests if self._uses_postgres(test)), None)
         try:
             while time.monotonic() < end:
-                if not mine.poll(patience * (_PATIENCE + 5 * seconds.get(running, 0.0))):
+                starts = _SERVER if running == first else 0.0
+                if not mine.poll(patience * (_PATIENCE + 5 * seconds.get(running, 0.0)) + starts):
                     return running, True
                 try:
                     event, running = mine.recv()
@@ -257,6 +261,9 @@ class Warm:
             process.join()
             mine.close()
             shutil.rmtree(_folder(process.pid), ignore_errors=True)
+
+    def _uses_postgres(self, test: str) -> bool:
+        return "postgresql" in test or "postgres" in getattr(self._items[test], "fixturenames", ())
 
     def _run_tests(self, results: Connection, tests: list[str]) -> None:
         os.setpgid(0, 0)
@@ -299,11 +306,11 @@ class Warm:
 
 
 @cache
-def _sources() -> str:
-    """Return a hash of the package, of what tests share, and of this measurement."""
+def _shared() -> str:
+    """Return a hash of what tests share and of this measurement; other rooms hardly change what a test runs."""
     content = hashlib.sha256(Path(__file__).with_name("reach.py").read_bytes())
     shared = ROOT.glob("tests/**/conftest.py"), ROOT.glob("tests/support/*.py")
-    for path in (*sorted((ROOT / "nsqext").rglob("*.py")), *sorted(shared[0]), *sorted(shared[1])):
+    for path in (*sorted(shared[0]), *sorted(shared[1])):
         content.update(path.read_bytes())
     return content.hexdigest()
 

@@ -16,7 +16,7 @@ _LOADED = """
     nsqext _version arguments errors errors.server settings types waits
     client client.events client.pulse client.settings client.tasks
     client.consumer client.consumer.consumer client.consumer.message client.consumer.options
-    client.consumer.handlers client.consumer.handlers.dispatcher client.consumer.handlers.workers
+    client.consumer.handlers client.consumer.handlers.receiver_queues client.consumer.handlers.workers
     client.consumer.subscriptions client.consumer.subscriptions.assignment client.consumer.subscriptions.backoff
     client.consumer.subscriptions.partition_reader client.consumer.subscriptions.rdy_distributor
     client.consumer.subscriptions.subscriber client.consumer.subscriptions.subscription

@@ -133,9 +133,9 @@ def test_the_message_that_is_handled_is_touched_and_the_earlier_ones_are_finishe
 
     with consumer:
         until(lambda: len(handled) == 10)
-        dispatcher = consumer._original._dispatcher
+        receiver = consumer._original._receiver
         until(lambda: consumer.statistics().finished == 9)
-        assert [message.body for message in dispatcher._running()] == handled[9:]
+        assert [message.body for message in receiver._running()] == handled[9:]
         release.set()
         until(lambda: len(handled) == 20)
     assert left_in(cluster, topic) == []

@@ -24,7 +24,7 @@ class ConsumePort:
 
     def take_ready(self) -> Message | None:
         """Return the next message if it can be handled now; None if the event loop has to wait for it."""
-        return self._consumer._dispatcher.queue.take_ready()
+        return self._consumer._receiver.queue.take_ready()
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function in the event loop of asyncio; raises RuntimeError if the loop has ended."""

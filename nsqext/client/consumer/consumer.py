@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 import anyio
 
 from nsqext.arguments import check_number, check_time
-from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.handlers.workers import (
     BatchLimits,
     ConsumerState,
@@ -119,10 +119,10 @@ class Consumer(Runnable):
         self.warns_of_drops: bool = self._options.failure.drops
         #: Whether its start warns if dead letters cannot be published; apps warn once for each topic.
         self.warns_of_dead_letters: bool = True
-        self._dispatcher = MessageDispatcher(self._group, self._state, self._fail)
+        self._receiver = ReceiverQueues(self._group, self._state, self._fail)
         self._iteration: MessageIteration | None = None
         selection = select_topics(topics, self._options, has_lookup=self._metadata.has_lookup)
-        context = SubscriberContext(self.channel, self._group, self._dispatcher)
+        context = SubscriberContext(self.channel, self._group, self._receiver)
         self._topics = TopicSubscriptions(selection, context, self._fail)
         if middleware != ():
             from nsqext.client.middleware import check_middleware
@@ -267,7 +267,7 @@ class Consumer(Runnable):
             )
         from nsqext.client.consumer.handlers.batches import MessageBatches
 
-        return MessageBatches(self._dispatcher.iteration, BatchLimits(max_count, max_wait))
+        return MessageBatches(self._receiver.iteration, BatchLimits(max_count, max_wait))
 
     # Opening and closing
 
@@ -344,7 +344,7 @@ class Consumer(Runnable):
             self._metadata.acquire()
             state.opened = True
             tasks = [*background, self._subscribe, self._group.run_flush, self._metadata.run]
-            tasks.append(partial(self._group.run_timer, self._dispatcher.tick))
+            tasks.append(partial(self._group.run_timer, self._receiver.tick))
             if self._dead_letters is not None:
                 tasks.append(partial(self._dead_letters.run, check=self.warns_of_dead_letters))
             for task in tasks:
@@ -379,7 +379,7 @@ class Consumer(Runnable):
             from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 
             warn_of_drops([f"{self._name}/{self.channel}"], options.failure)
-        self._dispatcher.start_workers(handler, hook)
+        self._receiver.start_workers(handler, hook)
 
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
@@ -393,7 +393,7 @@ class Consumer(Runnable):
         if self._state.opened and self._tasks.in_event_loop():
             self._stop_receiving()
             # while the caller waits it cannot answer its batches
-            self._dispatcher.requeue_held(anyio.get_current_task().id)
+            self._receiver.requeue_held(anyio.get_current_task().id)
         await self._tasks.aclose()
 
     async def __aenter__(self) -> Self:
@@ -417,7 +417,7 @@ class Consumer(Runnable):
         call_in_loop(self._tasks.loop, self._stop)
 
     def _stop(self) -> None:
-        self._dispatcher.stop()
+        self._receiver.stop()
         self._topics.started.set()  # no task waits for subscriptions any more
         self._state.ended.set()
 
@@ -432,7 +432,7 @@ class Consumer(Runnable):
             if started.is_set() or not state.raises:
                 logger.error("the consumer cannot continue: %s", error, extra={"topic": self._name})
         started.set()
-        self._dispatcher.wake()
+        self._receiver.wake()
         state.ended.set()
 
     async def _close(self) -> None:
@@ -442,32 +442,32 @@ class Consumer(Runnable):
         try:
             await self._drain()
         finally:
-            self._dispatcher.cancel()
+            self._receiver.cancel()
             self._topics.forget()
             await self._metadata.release()
         logger.info("drained and closed %s/%s", self._name, self.channel, extra={"topic": self._name})
 
     async def _drain(self) -> None:
         """Send RDY 0, wait for handlers or cancel them, send answers, requeue unhandled messages, send CLS."""
-        dispatcher, timeout = self._dispatcher, self._options.close_timeout
+        receiver, timeout = self._receiver, self._options.close_timeout
         self._stop_receiving()
         self._stop()
-        dispatcher.requeue_unstarted()
+        receiver.requeue_unstarted()
         with anyio.move_on_after(timeout) as scope:
-            await dispatcher.wait()
+            await receiver.wait()
         if scope.cancelled_caught:
             logger.warning(
                 "handlers did not end, or messages were not answered, within %g s", timeout, extra={"topic": self._name}
             )
-            dispatcher.cancel()
+            receiver.cancel()
             # while connections are open, so that their messages are redelivered at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
-                await dispatcher.wait_for_handlers()
+                await receiver.wait_for_handlers()
             handler = self._handler
             if handler is not None and getattr(handler.function, "runs_in_thread", False):
                 # a thread cannot be cancelled; its result answers the message
-                await dispatcher.wait_for_handlers()
-        dispatcher.requeue_remaining()
+                await receiver.wait_for_handlers()
+        receiver.requeue_remaining()
         await self._topics.close()
 
     def _stop_receiving(self) -> None:
@@ -496,7 +496,7 @@ class Consumer(Runnable):
         """Request messages again, unless the consumer was stopped; see `pause`."""
         if topic is not None:
             self._group.pause(check_topic(topic), paused=False)
-        elif not self._dispatcher.queue.stopped:
+        elif not self._receiver.queue.stopped:
             self._group.flow.paused = False
             self._group.rebalance()
 
@@ -589,7 +589,7 @@ class Consumer(Runnable):
         from nsqext.client.consumer.position import check_position
 
         check_position(position)
-        if self._dispatcher.queue.stopped:
+        if self._receiver.queue.stopped:
             raise InvalidState("the consumer is closed", topic=self._name)
         await self._topics.seek(position, partitions, topic)
 
@@ -607,7 +607,7 @@ class Consumer(Runnable):
             NsqError: the consumer cannot continue.
         """
         if self._iteration is None:
-            self._iteration = self._dispatcher.iteration
+            self._iteration = self._receiver.iteration
         return self._iteration.next()  # no coroutine function: called for every message
 
     def batches(self, *, max_count: int = 500, max_wait: float = 0.2) -> MessageBatches:

@@ -198,7 +198,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "self._reads_limit = 2 * len(self._reads) + _SPARE",
     ): "speed only: when answered reads are dropped",
     (
-        "client/consumer/handlers/dispatcher.py",
+        "client/consumer/handlers/receiver_queues.py",
         "Lt to LtE",
         "if timeout < self._shortest:",
     ): "speed only: one more look at what has to be touched",

@@ -87,7 +87,7 @@ async def test_the_total_may_be_changed_and_paused(monkeypatch: pytest.MonkeyPat
         with pytest.raises(InvalidName):
             call("no topic!")
     consumer.pause()
-    consumer._dispatcher.queue.stopped = True
+    consumer._receiver.queue.stopped = True
     consumer.resume()
     assert (ready(one, other), consumer.paused) == ([0, 0], True)
 
@@ -104,7 +104,7 @@ async def test_an_error_that_is_raised_in_the_caller_is_not_logged(
     error = ProtocolError("no nsqd")
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            for waiter in (consumer._dispatcher.queue.wait, consumer._group.unpacking().wait):
+            for waiter in (consumer._receiver.queue.wait, consumer._group.unpacking().wait):
                 tasks.start_soon(waiter)
             for _ in range(5):
                 await checkpoint()
@@ -128,7 +128,7 @@ async def test_a_consumer_is_subscribed_between_its_start_and_its_end() -> None:
     other = consumer_of()
     other._stop()
     assert other._topics.started.is_set()
-    assert (other._state.ended.is_set(), other._dispatcher.queue.stopped) == (True, True)
+    assert (other._state.ended.is_set(), other._receiver.queue.stopped) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_what_workers_get(
         consumer.handler(ignore)
     else:
         consumer.batch_handler(max_count=batches)(ignore_batch)
-    monkeypatch.setattr(consumer._dispatcher, "start_workers", lambda *members: given.extend(members))
+    monkeypatch.setattr(consumer._receiver, "start_workers", lambda *members: given.extend(members))
     assert consumer._handler is not None
     consumer._start_workers(consumer._handler)
     assert consumer._group.flow.concurrency == concurrency

@@ -1,1 +1,1 @@
-"""Dispatch received messages to handlers and answer them."""
+"""Hand received messages to handlers, and answer them."""

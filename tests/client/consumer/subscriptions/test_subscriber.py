@@ -439,7 +439,7 @@ async def test_metadata_that_is_closed_with_the_consumer_is_not_reported(caplog:
     consumer = Consumer("t", "ch", lookupd="127.0.0.1:1", **QUICK)
     metadata = _ClosingMetadata()
     group = SubscriptionGroup(ConsumerOptions(), cast("MetadataCache", metadata), consumer._events, consumer._tasks)
-    context = SubscriberContext("ch", group, consumer._dispatcher)
+    context = SubscriberContext("ch", group, consumer._receiver)
     metadata.subscriber = subscriber = Subscriber("t", context, consumer._fail)
     await subscriber.run()
     subscriber.closing = False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _clock = time.monotonic
 
 
-class MessageDispatcher:
+class ReceiverQueues:
     """Queues received messages, for all workers or by lane, and runs the workers."""
 
     def __init__(self, group: SubscriptionGroup, state: ConsumerState, failed: Callable[[NsqError], None]) -> None:

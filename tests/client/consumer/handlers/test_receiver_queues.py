@@ -1,4 +1,4 @@
-"""The dispatcher of received messages: queues, and closing."""
+"""The queues of received messages, and closing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, Message, Producer, Requeue
 from nsqext.broker import Cluster
-from nsqext.client.consumer.handlers.dispatcher import MessageDispatcher
+from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.handlers.workers import ConsumerState, MessageHandler, MessageQueue
 from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
 
 
-def dispatcher(failed: list[NsqError] | None = None, **options: Any) -> MessageDispatcher:
-    """A dispatcher without lanes and workers."""
+def receiver(failed: list[NsqError] | None = None, **options: Any) -> ReceiverQueues:
+    """A receiver without lanes and workers."""
     metadata, events, tasks = cast("MetadataCache", None), ClientEvents(), cast("BackgroundTasks", None)
     group = SubscriptionGroup(ConsumerOptions(max_in_flight=10, **options), metadata, events, tasks)
-    return MessageDispatcher(group, ConsumerState(opened=True), ([] if failed is None else failed).append)
+    return ReceiverQueues(group, ConsumerState(opened=True), ([] if failed is None else failed).append)
 
 
 def test_messages_wait_in_one_queue() -> None:
-    here = dispatcher()
+    here = receiver()
     here.receive([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
     here.receive([make_message(RecordingOwner(), 3)])
     here.tick(1.0, 0.0)
@@ -43,7 +43,7 @@ def test_messages_wait_in_one_queue() -> None:
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answered: bool) -> None:
-    here, old, new = dispatcher(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    here, old, new = receiver(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
     running.answered = answered
     here._workers = cast("Workers", SimpleNamespace(running=[running]))
@@ -55,7 +55,7 @@ def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answer
 
 @pytest.mark.parametrize("timeout", [1.0, 60.0])
 def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, owner, slow = dispatcher(), RecordingOwner(), RecordingOwner()
+    here, owner, slow = receiver(), RecordingOwner(), RecordingOwner()
     owner.msg_timeout, slow.msg_timeout, tick = timeout, 900.0, timeout / 60
     here.tick(0.0, 0.0)
     here.receive([make_message(slow, 1)])
@@ -87,7 +87,7 @@ def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: 
 
 
 def test_answered_messages_are_not_kept() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     for number in range(1000):
         message = make_message(owner, number)
         message.answered = number > 0
@@ -114,7 +114,7 @@ def _numbers(owner: RecordingOwner) -> list[str]:
 
 @pytest.mark.parametrize("difference", ["topic", "partition", "id", "timestamp"])
 def test_another_message_is_no_new_delivery(difference: str) -> None:
-    here, old, new = dispatcher(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+    here, old, new = receiver(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
     here._workers = cast("Workers", SimpleNamespace(running=[running]))
     if difference in ("topic", "partition"):
@@ -128,7 +128,7 @@ def test_another_message_is_no_new_delivery(difference: str) -> None:
 
 
 def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     one, two, three, four = (make_message(owner, number) for number in range(1, 5))
     assert here.count_in_flight() == 0
     here.receive([one, two])
@@ -139,7 +139,7 @@ def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
 
 
 def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() -> None:
-    here, owner, redesigned = dispatcher(), RecordingOwner(), RecordingOwner()
+    here, owner, redesigned = receiver(), RecordingOwner(), RecordingOwner()
     first = [_of_the_original(owner, 1), make_message(redesigned, 2)]
     here.receive(first)
     here.stop()
@@ -160,7 +160,7 @@ def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() 
 
 
 def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     owner.horizon = -1.0
     for number in range(100):
         here.receive([_of_the_original(owner, number)])
@@ -178,7 +178,7 @@ def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None
 
 
 def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
-    here, owner, ordered = dispatcher(), RecordingOwner(), RecordingOwner(in_order=True)
+    here, owner, ordered = receiver(), RecordingOwner(), RecordingOwner(in_order=True)
     ended = RecordingOwner()
     ended.horizon = 1e18
     one, two = make_message(owner, 1), make_message(owner, 2)
@@ -194,7 +194,7 @@ def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
 
 @pytest.mark.parametrize("touches", [True, False])
 def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
-    here, owner = dispatcher(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
+    here, owner = receiver(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
     here.receive([make_message(owner, 1)])
     here.hold([make_message(owner, 2)])
     here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
@@ -203,7 +203,7 @@ def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
 
 
 def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_then() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     message = make_message(owner, 1)
     message.received = 95.0
     here._group.early_messages().keep(message, 110.0)
@@ -214,7 +214,7 @@ def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_
 
 
 def test_unpacked_bytes_of_messages_that_are_not_in_flight_any_more_are_released_by_a_tick() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     message = make_message(owner, 1)
     budget = here._group.unpacking()
     assert budget.reserve(message, 10)
@@ -229,7 +229,7 @@ def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
     def key_of(message: Message) -> str:
         return cast("str", 5)
 
-    here = dispatcher(failed, key=key_of)
+    here = receiver(failed, key=key_of)
     here.receive([make_message(RecordingOwner(), 1)])
     here._queues(2)
     assert len(failed) == 1
@@ -238,13 +238,13 @@ def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
 
 
 def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
-    here = dispatcher(key=lambda message: message.body)
+    here = receiver(key=lambda message: message.body)
     here.receive([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
     lanes = here._queues(2)
     assert not here.queue.messages
     assert sorted(message.internal_id for lane in lanes for message in lane.messages) == [1, 2]
     assert here.count_in_flight() == 2
-    plain = dispatcher()
+    plain = receiver()
     assert plain._queues(3) == [plain.queue] * 3
 
 
@@ -258,7 +258,7 @@ class _Stopped(MessageQueue):
 
 @pytest.mark.anyio
 async def test_a_stop_wakes_those_that_wait_for_messages_and_keeps_the_others_from_them() -> None:
-    here = dispatcher()
+    here = receiver()
     here.queue = _Stopped()
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
@@ -274,7 +274,7 @@ async def _ignore(message: Message) -> None:
 
 @pytest.mark.anyio
 async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
-    here, owner = dispatcher(), RecordingOwner()
+    here, owner = receiver(), RecordingOwner()
     here.receive([_of_the_original(owner, 1)])
     here._group.tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
     here.start_workers(MessageHandler(_ignore), None)
@@ -286,7 +286,7 @@ async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() 
 
 
 def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
-    here = dispatcher(key=lambda message: b"k")
+    here = receiver(key=lambda message: b"k")
     (lane,) = here._queues(1)
     owner = RecordingOwner()
     owner.ready = 10
@@ -298,11 +298,11 @@ def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
     here._group.early_messages().keep(early, 1e12)
     here.tick(70.0, 0.0)
     assert here._group.flow._extra == 2
-    dispatcher().expired(lost)
+    receiver().expired(lost)
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:
-    here = dispatcher()
+    here = receiver()
     here.receive([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.queue.stopped

@@ -1,11 +1,10 @@
-"""Buckets of keys (dispatch tags of messages), and how consumers divide them.
+"""Buckets of keys (dispatch tags of messages), and how consumers divide them; ranges of the hash space, one per
+consumer.
 
-A bucket's tag also names the number of buckets, so that different numbers at producers and consumers are noticed:
-nothing is delivered to the wrong bucket.
+A bucket's tag has the number of buckets, so that different numbers at producers and consumers are noticed.
 
-And ranges of the hash space, one per consumer (Key_Failover note, hash layer). The space [0, 1) is a line, not a ring:
-first and last range are not adjacent. Internally, positions are the 2**32 values of the hash, so that repeated halving
-is exact.
+Ranges follow the hash layer of the Key_Failover note. The space [0, 1) is a line, not a ring: first and last range are
+not adjacent. Positions are the 2**32 values of the hash, so that repeated halving is exact.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ class OwnedRange(NamedTuple, Generic[C]):
 class KeyRanges(Generic[C]):
     """Divide the hash space among consumers: each position belongs to one consumer.
 
-    Each consumer has one range. A new consumer receives the upper half of the busiest consumer's range. The less busy
-    neighbour of a removed consumer receives its range. `balance` moves the borders while one consumer gets more
-    messages of a time window than others; that is not in the note.
+    A new consumer receives the upper half of the busiest consumer's range. The less busy neighbour of a removed
+    consumer receives its range. `balance`, which is not in the note, moves the borders while a consumer gets more
+    messages of a time window than others.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, window: float = 10.0) -> None:
@@ -60,7 +59,7 @@ class KeyRanges(Generic[C]):
             raise InvalidSetting(f"window={window!r} is not a positive number of seconds")
         self._load = KeyLoad(clock, window)
         self._starts: list[int] = []  # of each range, in order
-        self._owners: list[C] = []  # of each range
+        self._owners: list[C] = []
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -88,7 +87,7 @@ class KeyRanges(Generic[C]):
     def remove_consumer(self, consumer: C) -> None:
         """Remove a consumer; its less busy neighbour receives its range.
 
-        Among equally busy neighbours, the neighbour with the narrower range; among equally narrow ranges, the lower.
+        Among equally busy neighbours, the narrower range grows; among equally narrow ranges, the lower.
         """
         place = self._place_of(consumer)
         neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(self._owners)]
@@ -176,7 +175,7 @@ class KeyRanges(Generic[C]):
         return stop - start
 
     def _weight(self, place: int) -> float:
-        """Return a range's messages, with those counted as evenly distributed."""
+        """Return a range's messages, with the messages counted as evenly distributed."""
         return self._load.between(*self._bounds(place)) + self._width(place) / SPACE * _EVEN * len(self._owners)
 
 
@@ -214,7 +213,7 @@ class KeyLoad:
         return [newer + older for newer, older in zip(self._newer, self._older, strict=True)]
 
     def between(self, start: int, stop: int) -> float:
-        """Return the messages between two positions, proportionally for a part of a cell."""
+        """Return the messages between two positions, in proportion for a part of a cell."""
         self._turn()
         return sum(_between(half, start, stop) for half in (self._newer, self._older))
 
@@ -257,8 +256,7 @@ def check_key_tags(count: int) -> None:
 def bucket_tag(key: bytes, count: int) -> str:
     """Return the tag of a key's bucket, of ``count`` buckets.
 
-    The hash's high bits choose the bucket, the hash modulo the number of partitions the partition: both are
-    independent.
+    The hash's high bits choose the bucket, the hash modulo the number of partitions the partition, independently.
     """
     return _tag(count, position_of(key) * count >> 32)
 
@@ -295,8 +293,8 @@ def plan_moves(
 ) -> Moves:
     """Return a consumer's next moves; consumers with the same view do not claim the same bucket.
 
-    A bucket without an owner goes to the consumer with the fewest buckets. If every bucket has an owner, consumers with
-    the most buckets release some until the numbers differ by at most one. No other bucket moves.
+    A bucket without owner goes to the consumer with the fewest buckets. If every bucket has an owner, consumers with
+    the most buckets release some until the numbers differ by at most one.
 
     Args:
         owners: the connected consumers of each tag.

@@ -1,7 +1,6 @@
 """Pauses between attempts: numbers, or strategies of tenacity; repeated events; concurrent calls.
 
 A number is the first pause; pauses double up to a bound, with full jitter, as in `tenacity.wait_random_exponential`.
-Tenacity is imported with the first failure or strategy.
 """
 
 from __future__ import annotations

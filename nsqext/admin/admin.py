@@ -116,8 +116,6 @@ class Admin(TopicAdmin, NodeAdmin):
 async def _newest_messages(
     requests: ClusterRequests, where: PartitionMap, parts: Iterable[PartitionStats], count: int
 ) -> tuple[StoredMessage, ...]:
-    """Return the newest messages of some partitions, newest first."""
-
     async def read(at: tuple[int, Address, int]) -> StoredMessage | None:
         partition, node, number = at
         return await _message_at(requests, http_of(where, node), where.topic, partition, number)
@@ -131,7 +129,7 @@ async def _newest_messages(
     messages, failed = await ask_all(wanted, read)
     for error in failed.values():
         raise error
-    # for any message of a batch, real servers return the first message
+    # real servers return the first message for any message of a batch
     found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
     newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)
     return tuple(newest[:count])
@@ -140,7 +138,7 @@ async def _newest_messages(
 async def _message_at(
     requests: ClusterRequests, http: Address, topic: str, partition: int, number: int
 ) -> StoredMessage | None:
-    """Return a message by its number from 1; None if no longer in the log."""
+    """Return a message by its number from 1; None if it is not in the log."""
     params: dict[str, str | int] = {
         "topic": topic,
         "partition": partition,

@@ -276,14 +276,14 @@ async def _create_dispatched(
 ) -> None:
     """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
 
-    Servers without the extension refuse the request, but for topics with registered channels they ignore its argument:
-    so their reported dispatch is checked, and the channel is deleted again.
+    Servers without the extension refuse the request, but ignore its argument for topics with registered channels: the
+    reported dispatch is checked, and the channel deleted again.
     """
     params: dict[str, str | int] = {"topic": topic, "channel": channel, **_dispatch_params(topic, dispatch, key_header)}
     where = await requests.settled(partial(requests.led, topic), topic)
     if where.nodes:
         raise _unknown(topic, dispatch)
-    await _reported(requests, where, channel)  # nothing is sent while a leader cannot show afterwards what it ignores
+    await _reported(requests, where, channel)  # nothing is sent while a leader cannot show afterwards what it ignored
 
     known = False
     try:
@@ -303,7 +303,6 @@ async def _create_dispatched(
 
 
 def _dispatch_params(topic: str, dispatch: str | None, key_header: str | None) -> dict[str, str]:
-    """Return the arguments of the request."""
     if dispatch not in DISPATCH_TYPES:
         raise InvalidInput(f"dispatch={dispatch!r} is none of {', '.join(DISPATCH_TYPES)}", topic=topic)
     if key_header is None:
@@ -316,7 +315,7 @@ def _dispatch_params(topic: str, dispatch: str | None, key_header: str | None) -
 
 
 async def _reported(requests: ClusterRequests, where: PartitionMap, channel: str) -> set[str]:
-    """Return the dispatches that the leaders of all partitions report for a channel."""
+    """Return the dispatches that leaders report for a channel."""
 
     async def ask() -> set[str]:
         now = await requests.led(where.topic)

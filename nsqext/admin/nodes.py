@@ -168,7 +168,7 @@ async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
 async def node_id(requests: ClusterRequests, node: str) -> str:
     """Return the id of a node of the redesigned NSQ in its cluster: ``host:rpc_port:tcp_port:number``.
 
-    Lookup lists only the ids of leaders, so the node reports its parts.
+    Lookup lists only the ids of leaders, so the node reports the parts.
     """
     info = await node_info(requests, node)
     rpc_port, number = [await option(requests, info, name) for name in ("rpc_port", "id")]
@@ -194,7 +194,7 @@ async def change_everywhere(
 ) -> None:
     """Send a change to every nsqd, and with ``lookupd`` to every lookup node.
 
-    Raises the error of one of the nodes; the others are changed.
+    Raises the error of a node; the others are changed.
     """
     nodes = [http_address(info) for info in await requests.client.lists.nodes()]
     if lookupd:

@@ -66,8 +66,7 @@ _TOPIC_ARGUMENTS = {
 def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> dict[str, str | int]:
     """Return the request's arguments for a topic's settings; raises InvalidInput or UnknownSetting.
 
-    Args:
-        place: what has the settings, for errors.
+    ``place`` names the owner of the settings in errors.
     """
     arguments: dict[str, str | int] = {}
     for name, value in settings.items():
@@ -102,5 +101,5 @@ def admin_settings() -> Mapping[str, Setting]:
 
 @cache
 def admin_schema() -> Schema:
-    """Return the settings of administration clients, with those of other clients."""
+    """Return the settings of administration clients, with the settings of other clients."""
     return Schema("Admin", admin_settings(), lambda: app_schema().own, direct=False)

@@ -40,11 +40,11 @@ _PAUSE = 0.25  # seconds between two attempts
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
 # seconds between repeats of the request for partitions while they have no leaders. A real cluster assigns missing
 # leaders in its check of all topics: once a minute, and after such a request if the last check is 6 s old. Without
-# repeats a topic takes up to two minutes.
+# repeats a topic takes up to two minutes
 _AGAIN = 7.0
 _PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
-# error codes of a node that is not, or not yet, the partition's leader
+# error codes of a node that is not the partition's leader, or not yet
 _UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
 
 _NOT_IN_FLIGHT = "not in flight"  # status 500 for a message that is not in flight
@@ -69,7 +69,7 @@ class ClusterRequests:
     async def find_ha(
         self, topic: str, operation: str, reason: str = "the original NSQ cannot do this"
     ) -> tuple[PartitionMap, tuple[str, ...]]:
-        """Return partition map and channels of a redesigned topic; raise OperationNotSupported otherwise."""
+        """Return partition map and channels of a redesigned topic; raise OperationNotSupported for others."""
         where, channels = await self.find_with_channels(topic)
         if generation_of(where) == "original":
             raise unsupported(operation, reason, topic)
@@ -230,7 +230,7 @@ class ClusterRequests:
             try:
                 await self.post(http_of(where, node), f"/channel/{action}", params)
             except InvalidInput as error:
-                # partitions added later lack the channel until a consumer subscribes to them
+                # partitions added later lack the channel until a consumer subscribes
                 if action not in ("empty", "delete") or "CHANNEL_NOT_FOUND" not in error.message:
                     raise
                 missing = error
@@ -323,7 +323,7 @@ class AdminBase(ProcessBound):
         self._options = build(AdminOptions, schema.own, values)
         self._requests = ClusterRequests(LookupClient(given.lookupd, self._options.lookup), self._options.timeout)
         self._closed = False
-        self._loop: object = None  # event loop of the first call, which has the connections
+        self._loop: object = None  # of the first call, which has the connections
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({','.join(map(str, self._requests.client.addresses))!r})"

@@ -32,7 +32,7 @@ class TopicInfo:
 class NodeStatus:
     """An nsqd in the view of the lookup service."""
 
-    tcp: Address  #: TCP address
+    tcp: Address
     http: Address | None  #: None if lookup does not report it
     version: str  #: of nsqd
     hostname: str

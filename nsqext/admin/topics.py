@@ -109,7 +109,6 @@ class TopicAdmin(ChannelAdmin):
     async def _complete(
         self, topic: str, path: str, params: Mapping[str, str | int], channels: Collection[str]
     ) -> None:
-        """Wait until every requested partition accepts publishes, with the channels."""
         requests = self._open()
         await _wait_writable(requests, topic, path, params)
         for channel in channels:

@@ -192,8 +192,8 @@ class Runtime(ABC):
         self.lookupds: dict[str, ManagedLookupd] = {}
         self._stopping = anyio.Event()
         self._tasks: TaskGroup | None = None
+        # one lock per server, by name, so that starts, ends and restarts exclude each other
         self._changes: dict[str, anyio.Lock] = {}
-        """One lock per server, by name, so that starts, ends and restarts exclude each other."""
 
     # Running
 

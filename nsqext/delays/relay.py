@@ -369,8 +369,7 @@ class DelayRelay(Relay):
         self._keep = keep
         self._changed = Wakeup()
         self._publishing = 0
-        self._published: list[str] = []
-        """Identities of published messages that are not recorded in the store yet."""
+        self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
 
     def attach(self, app: App) -> None:
         """Add the handlers and the lifespan of the relay to an app.

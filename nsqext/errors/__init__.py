@@ -117,8 +117,7 @@ class NsqError(Exception):
         self.partition = partition
         self.node = node
         self.hint = hint
-        self.attempts: tuple[NsqError, ...] = ()
-        """Errors of earlier attempts, oldest first."""
+        self.attempts: tuple[NsqError, ...] = ()  #: errors of earlier attempts, oldest first
 
     def __str__(self) -> str:
         where = ", ".join(f"{name} {value}" for name, value in self.where.items() if value is not None)

@@ -1,7 +1,7 @@
 """HTTP of both generations of NSQ: two answer forms, their errors, and bounded request bodies.
 
-A handler is a plain or async function that takes a `Call`, returns what the real handler returns, or raises
-`HttpFault`. The route's `Form` decides what reaches the wire:
+A handler is a function, plain or async, of a `Call` that returns the real handler's result, or raises `HttpFault`. The
+route's `Form` decides what reaches the wire:
 
 - ``Form.NEGOTIATED``: ``{"status_code", "status_txt", "data"}``, every error as HTTP 500; the second form where the
   client sends ``Accept: application/vnd.nsq; version=1.0``.
@@ -37,7 +37,7 @@ from nsqext.protocol.server.go_format import parse_int
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_MAX_BODY = 10 * 1024 * 1024  # what the real servers read of a form
+_MAX_BODY = 10 * 1024 * 1024  # of a form, as in the real servers
 _FORM_BODY = "application/x-www-form-urlencoded"
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
@@ -70,7 +70,7 @@ class HttpFault(Exception):
 
 
 class HttpPanic(Exception):
-    """Request that crashes the real server's handler; the second form answers INTERNAL_ERROR."""
+    """A request that crashes the real server's handler; the second form answers INTERNAL_ERROR."""
 
 
 @define(slots=False)
@@ -127,7 +127,6 @@ class Call:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the request; names ignore case."""
         return self.request.headers
 
     @property
@@ -250,7 +249,7 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
         return value if isinstance(value, Response) else _answer(form, request, value, fault)
 
     made = Route(path, endpoint, methods=[method])
-    made.methods = {method}  # Starlette adds HEAD to GET, the real servers do not
+    made.methods = {method}  # Starlette adds HEAD to GET, unlike the real servers
     return made
 
 
@@ -347,7 +346,7 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
 
 
 def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
-    """Return an application that is made at its first request: most nodes of a test receive none."""
+    """Return an application that is made at its first request, which most nodes of a test never get."""
     made: list[Starlette] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

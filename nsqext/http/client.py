@@ -1,7 +1,7 @@
 """HTTP requests bounded in time and size: to lookup nodes and nodes, and between servers.
 
-They use httpx's transport directly: its client would log every URL at INFO, and the URL of an auth request contains a
-secret. The loggers of httpcore stay unchanged: they log only at DEBUG.
+They use httpx's transport: its client would log every URL at INFO, and the URL of an auth request contains a secret.
+httpcore logs only at DEBUG.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ class HttpClient:
         self._transport = transport
         self._secure = transport
         self._closed = False
-        self._buffered = 0
-        """Bytes of incomplete responses."""
+        self._buffered = 0  # bytes of incomplete responses
         self._pending: set[anyio.CancelScope] = set()
 
     async def request(
@@ -114,7 +113,7 @@ class HttpClient:
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
         if "httpx" not in sys.modules:
-            await to_thread.run_sync(load_httpx)  # takes 0.1 s, the event loop must run meanwhile
+            await to_thread.run_sync(load_httpx)  # takes 0.1 s, without blocking the event loop
         import httpx
 
         try:
@@ -158,7 +157,7 @@ class HttpClient:
     async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
         if url.startswith("https:"):
             if self._secure is None:
-                # loading the system's certificates takes 0.1 s, the event loop must run meanwhile
+                # the system's certificates take 0.1 s, without blocking the event loop
                 given = self._tls()
                 context = await to_thread.run_sync(_system_certificates) if given is None else given
                 self._secure = self._secure or _make_transport(context)
@@ -215,7 +214,7 @@ def _text(error: BaseException) -> str:
 
 @cache
 def _without_certificates() -> ssl.SSLContext:
-    """Return a context for plain HTTP, without the slow load of the system's certificates."""
+    """Return a context for plain HTTP, without the system's certificates, which load slowly."""
     import ssl
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

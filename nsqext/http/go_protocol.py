@@ -1,7 +1,7 @@
-"""HTTP connections that answer malformed requests as the real servers, with Go's `net/http`, do.
+"""HTTP connections that answer malformed requests as the real servers, with Go's `net/http`.
 
-What h11 judges differently is refused before h11 reads the head, or rewritten so that h11 reads it as Go does
-(captured: http_heads). h11 itself refuses the rest, such as a header without a name.
+Heads that h11 judges differently are refused or rewritten before h11 reads them (captured: http_heads). h11 refuses the
+rest, such as a header without a name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Header = tuple[bytes, bytes]
 
 
 def refusal(status: int, text: str = "") -> bytes:
-    """Return the whole answer to a refused head; the connection ends after it."""
+    """Return the answer to a refused head, after which the connection ends."""
     line = f"{status} {HTTPStatus(status).phrase}{': ' if text else ''}{text}"
     return f"HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{line}".encode()
 
@@ -98,7 +98,6 @@ def check_first_line(data: bytes | bytearray) -> None:
 
 
 def _read_line(line: bytes) -> tuple[bytes, bytes, tuple[int, int]]:
-    """Return method, path and version of a request line; raise HeadRefused for another line."""
     method, _, rest = line.partition(b" ")
     target, _, version = rest.partition(b" ")
     number = _VERSION.fullmatch(version)
@@ -113,7 +112,6 @@ def _split(line: bytes) -> Header:
 
 
 def _path(method: bytes, target: bytes) -> bytes:
-    """Return the target of a request without scheme and host; raise HeadRefused if it is no URL."""
     if method == b"CONNECT" or target == b"*":
         return target
     absolute = _ABSOLUTE.match(target)
@@ -126,7 +124,7 @@ def _path(method: bytes, target: bytes) -> bytes:
 
 
 def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
-    """Check the headers that define the body's end; return the names of those to ignore."""
+    """Check the headers that define the body's end; return the names of headers to ignore."""
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if codings and chunks:
         if len(codings) > 1 or codings[0].lower() != b"chunked":
@@ -194,7 +192,6 @@ class GoProtocol(H11Protocol):
         self._line_checked = self._ended = self._refused = False
 
     def data_received(self, data: bytes) -> None:
-        """Read the head of a request, or pass on what follows."""
         if self._refused:
             return
         if self._head or (self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]):
@@ -241,7 +238,6 @@ class GoProtocol(H11Protocol):
         return True
 
     def on_response_complete(self) -> None:
-        """Begin the next request, if any."""
         super().on_response_complete()
         if self._ended:
             self.transport.close()

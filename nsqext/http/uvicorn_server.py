@@ -33,7 +33,6 @@ _OWN_SITES = frozenset(("", "same-origin", "none"))
 
 
 def _host_of(authority: str) -> str:
-    """Return the host of ``host:port``; empty for another form."""
     found = _HOST.fullmatch(authority)
     return found["host"].strip("[]").lower() if found else ""
 
@@ -56,9 +55,9 @@ def _is_address(host: str) -> bool:
 class HttpGuard:
     """Refuses requests that a foreign web page made a browser send.
 
-    A page whose host name resolves to this server after a DNS rebinding names its own host in ``Host``: only addresses,
-    ``localhost``, this machine's name and the given names are accepted. A page of another origin cannot hide its
-    ``Origin`` from a request that changes something. Programs send neither and are not affected.
+    After a DNS rebinding a page's ``Host`` is its own: only addresses, ``localhost``, this machine's name and the given
+    names are accepted. A page of another origin cannot hide its ``Origin`` from a request that changes something.
+    Programs send neither.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:

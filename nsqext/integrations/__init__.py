@@ -42,7 +42,7 @@ class QueueTopics:
 
 
 def kept_delay(meta: TopicMeta, delay: float) -> float:
-    """Return the seconds for which a task is kept from workers; less than its delay where they must return it."""
+    """Return the seconds for which servers keep a task; less than its delay where workers must return it."""
     if not meta.partition_num:
         return min(delay, ACCEPTED_DELAY)
     return delay if meta.extend_support and not meta.ordered else 0.0

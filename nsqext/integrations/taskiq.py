@@ -76,7 +76,7 @@ class NsqBroker(AsyncBroker):
         )
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
-        # Taskiq closes it after it has waited for its tasks: unacknowledged tasks then go back at once
+        # Taskiq closes it after it has waited for its tasks; unacknowledged tasks then go back at once
         own = {"close_timeout": 0.0, **settings_for(consumer_settings(), shared.values)}
         self._consumer = Consumer(self.queues, self.channel, **addresses, **own)
         self._started = self._listening = False
@@ -154,7 +154,6 @@ class NsqBroker(AsyncBroker):
             self._consumer.pause()
 
     def _wait_of(self, message: Message) -> float:
-        """Return the seconds until a task is due."""
         if b"delay" not in message.body or message.header_value(DUE_HEADER) is not None:
             return 0.0
         try:

@@ -76,11 +76,10 @@ class LookupClient:
         self._relist_at = float("-inf")
         self._listing = anyio.Lock()
         self._lists = 0
-        self._failures: dict[Address, tuple[int, float]] = {}
-        """Consecutive failures of nodes, and the time of the last."""
+        self._failures: dict[Address, tuple[int, float]] = {}  # consecutive failures of nodes, and the time of the last
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
+        #: limits parsing to one response per turn of the event loop, so that other tasks run
         self.reading: anyio.Lock = anyio.Lock()
-        """Limits parsing to one response per turn of the event loop, so that other tasks run."""
         self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
     async def __aenter__(self) -> LookupClient:

@@ -102,8 +102,7 @@ class MetadataCache:
             raise InvalidSetting("node_filter has no effect with nsqd=", hint="list the nodes to use in nsqd=")
         self._filter = None if self._options.node_filter is None else NodeFilter(self._options.node_filter)
         self._client = None if self._nsqd else self._new_client(lookupd)
-        self.service: frozenset[Address] = frozenset(self.addresses)
-        """The addresses in any order."""
+        self.service: frozenset[Address] = frozenset(self.addresses)  #: the addresses in any order
         self._maps: dict[Key, PartitionMap] = {}
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}

@@ -31,8 +31,8 @@ logger: logging.Logger = logging.getLogger("nsqext.observability")
 class Observer(Middleware):
     """Observes publishes and handled messages through context managers, which receive the outcome.
 
-    Its errors are logged, and it cannot suppress an error. Otherwise a failing metric could make a stored message be
-    published again.
+    Its errors are logged, and it cannot suppress an error: a failing metric must not make a stored message be published
+    again.
     """
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
@@ -55,7 +55,7 @@ class Observer(Middleware):
 
 
 class _Harmless:
-    """Wraps a context manager, which then neither raises nor suppresses errors."""
+    """Makes a context manager neither raise nor suppress errors."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
         self._make = make
@@ -145,7 +145,6 @@ class LogObserver(Observer):
 
 
 def _partitions(stored: Iterable[Receipt | Message]) -> list[int]:
-    """Return the partitions of messages; none on the original NSQ."""
     return sorted({one.partition for one in stored if one.partition is not None})
 
 

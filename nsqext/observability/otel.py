@@ -270,7 +270,6 @@ class OpenTelemetry(Observer):
 
 
 def _origin(message: Message) -> Context | None:
-    """Return the publisher's context from the headers of a message."""
     return _context_in(message.headers) if message.header else None
 
 
@@ -293,7 +292,7 @@ def _link(origin: Context, attributes: Attributes | None = None) -> Link:
 
 def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingMessage:
     carrier: dict[str, str] = {}
-    # without an origin, another middleware added the message; a header that is given as bytes stays as it is
+    # without an origin, another middleware added the message; a header given as bytes stays
     if origin is not None and message.header is None:
         propagate.inject(carrier, origin)
     return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message

@@ -59,7 +59,7 @@ class _Series:
 
     name: str  #: without the namespace
     help: str
-    #: returns the value, or the values by additional labels; None for no value
+    #: returns the value, or the values by additional labels; None without a value
     read: Callable[[Any], float | dict[tuple[str, ...], float | None] | None]
     kind: Literal["counter", "gauge"] = "gauge"
     combine: Callable[[float, float], float] = float.__add__  #: for clients with the same labels
@@ -132,7 +132,7 @@ class _ClientCollector:
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of all clients; combine those with the same labels."""
+        """Return the metrics of all clients; combine metrics with the same labels."""
         producers: list[tuple[tuple[str, ...], Any]] = [((), one.statistics()) for one in tuple(self.producers)]
         yield from self._families(_PRODUCER, (), producers)
         consumers: list[tuple[tuple[str, ...], Any]] = []
@@ -140,7 +140,7 @@ class _ClientCollector:
             try:
                 consumers.append((_labels(consumer), consumer.statistics()))
             except InvalidState:
-                continue  # not opened yet
+                continue  # not opened
         yield from self._families(_CONSUMER, _CONSUMER_LABELS, consumers)
         relays = tuple(self.relays)
         yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
@@ -236,7 +236,7 @@ class Prometheus(Observer):
         self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)
         self._clients = _ClientCollector(namespace)
         registry.register(self._clients)
-        # labelled children are looked up once, because that is slow
+        # labelled children, whose look-up is slow
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 

@@ -55,8 +55,7 @@ class HandlerTransaction(Middleware, Generic[S]):
         self._begin = begin
         self._session: ContextVar[S] = ContextVar("nsqext_session")
         self._checked = False
-        self.skipped: int = 0
-        """Messages that were handled before, and skipped."""
+        self.skipped: int = 0  #: messages that were handled before, and skipped
 
     def session(self) -> S:
         """Return the session of the message that is being handled: ``Annotated[AsyncSession, Depends(inbox.session)]``.

@@ -89,10 +89,10 @@ class Positions(HandlerTransaction[S]):
 
     def __init__(self, begin: Begin[S]) -> None:
         super().__init__(begin)
+        # rows from whose last message partitions are read again, until their first message
         self._sought: dict[ChannelPartition, _Row] = {}
-        """Rows from whose last message partitions are read again, until their first message."""
+        # how often in succession another message came first: servers send what they had read before the move
         self._misses: Counter[ChannelPartition] = Counter()
-        """How often in succession another message came first: servers send what they had read before the move."""
         self._lost: dict[ChannelPartition, DataLoss] = {}
 
     def attach(self, client: Client) -> None:

@@ -102,10 +102,9 @@ class OutboxRelay(Relay):
         self._batch = batch
         self._poll = poll
         self._owner = os.urandom(8).hex()
+        # topics that could not be published to, and when they are tried again, by the clock of the event loop
         self._resting: dict[str, float] = {}
-        """Topics that could not be published to, and when they are tried again, by the clock of the event loop."""
-        self._alone: set[str] = set()
-        """Topics whose messages are published one by one, because one of them was refused."""
+        self._alone: set[str] = set()  # topics whose messages are published one by one, because one of them was refused
         self._paces: dict[str, Pace] = {}
         self._published = self._failed = self._refused = 0
 

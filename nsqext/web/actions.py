@@ -48,14 +48,13 @@ class ActionForm:
         return self.fields.get(name, "").strip()
 
     def needed(self, name: str) -> str:
-        """Return a required field."""
         text = self.given(name)
         if not text:
             raise InvalidInput(f"the field {name} is empty", hint="go back and fill it in")
         return text
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number; for an empty field, the default."""
+        """Return a whole number, or the default for an empty field."""
         text = self.given(name)
         if not text and default is not None:
             return default
@@ -64,7 +63,6 @@ class ActionForm:
         return int(text)
 
     def optional(self, name: str) -> int | None:
-        """Return a whole number; None for an empty field."""
         return self.number(name) if self.given(name) else None
 
 
@@ -79,7 +77,7 @@ class Action:
     perform: Perform
     button: str
     done: str  #: text after success
-    question: str = ""  #: confirmation for an action that cannot be undone
+    question: str = ""  #: asked before an action that cannot be undone
 
 
 def topic_page(topic: str) -> str:
@@ -146,7 +144,7 @@ def _headers(text: str) -> dict[str, str] | None:
 
 
 async def _publish(target: ActionTarget, topic: str, form: ActionForm) -> None:
-    body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send a text area's lines with CRLF
+    body = form.fields.get("body", "").replace("\r\n", "\n")  # browsers send lines of a text area with CRLF
     await target.producer.publish(
         topic,
         body.encode("utf-8", "surrogateescape"),

@@ -89,7 +89,7 @@ def _environment() -> Environment:
     found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(
         "parts.html"
-    ).module  # blocks are rendered alone, too, where the template's imports have no effect
+    ).module  # blocks are also rendered alone, where the template's imports have no effect
     return found
 
 
@@ -152,7 +152,6 @@ class WebPage:
             task_status.started()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             return
         send = self._security.with_headers(send, static=scope["path"].startswith("/static/"))
@@ -209,7 +208,6 @@ class WebPage:
         self._streams -= 1
 
     async def _stream(self, request: Request, build: _Build) -> AsyncIterator[bytes]:
-        """Send the live part of a page at each change."""
         sent = ""
         yield b"retry: 2000\n\n"
         while True:
@@ -231,7 +229,6 @@ class WebPage:
     # Actions
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """Return the fields of a form with a valid token."""
         try:
             fields = first_values((await Call(request).body(_MOST_FORM)).decode("latin-1"))
         except HttpFault as fault:
@@ -241,7 +238,6 @@ class WebPage:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Count the pages that wait for messages."""
         if self._watches >= _MOST_WATCHES:
             raise Refused(503, "too many pages wait for messages", "try again in five seconds")
         self._watches += 1
@@ -251,7 +247,6 @@ class WebPage:
             self._watches -= 1
 
     async def _watch(self, request: Request) -> Response:
-        """Wait for the next messages of a topic of the original NSQ."""
         await self._form(request)
         snapshot = await self._monitor.current()
         with self._watching():
@@ -259,7 +254,7 @@ class WebPage:
         return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
 
     async def _act(self, request: Request) -> Response:
-        """Perform a form's action; first ask for confirmation if it cannot be undone."""
+        """Perform a form's action, after a confirmation if it cannot be undone."""
         name = request.path_params["name"]
         fields = await self._form(request)
         action = ACTIONS.get(name)

@@ -20,7 +20,7 @@ class FieldRow:
     name: str
     kind: str
     required: bool
-    text: str  #: its description
+    text: str
 
 
 @frozen
@@ -30,7 +30,7 @@ class MessageRow:
     identity: str
     topic: str
     name: str
-    content_type: str  #: empty if it is not known
+    content_type: str  #: or empty
     payload: str  #: type of the body
     headers: tuple[FieldRow, ...]
     key: bool
@@ -84,7 +84,6 @@ class AppDocument:
 
 
 def _last(reference: Mapping[str, Any]) -> str:
-    """Return the name of what a reference leads to."""
     return str(reference["$ref"]).rpartition("/")[2]
 
 

@@ -53,7 +53,7 @@ class Snapshot:
     nodes: tuple[NodeStatus, ...]
     published: Mapping[str, Rate]  #: by topic
     finished: Mapping[tuple[str, str], Rate]  #: by topic and channel
-    error: NsqError | None = None  #: of a later failed sample
+    error: NsqError | None = None  #: of a failed sample after it
 
     def publish_rate(self, topic: str) -> Rate:
         return self.published.get(topic, _NO_RATE)
@@ -63,7 +63,6 @@ class Snapshot:
 
     @property
     def total_rate(self) -> Rate:
-        """Rate of messages to all topics."""
         series = [rate.points for rate in self.published.values()]
         length = max(map(len, series), default=0)
         padded = [(0.0,) * (length - len(points)) + points for points in series]
@@ -75,7 +74,7 @@ class Snapshot:
 
 
 def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
-    """Return whether statistics have the same leaders, nodes and channels as lookup."""
+    """Return whether statistics have the leaders, nodes and channels of lookup."""
     if info is None or set(info.channels) != set(stats.channels):
         return False
     if info.generation == "original":
@@ -116,7 +115,7 @@ class Monitor:
     def __init__(
         self, lookupd: str | Sequence[str], interval: float, settings: Mapping[str, Any] | None = None
     ) -> None:
-        # all settings of the lookup client except times are the caller's
+        # except times, the lookup client's settings are the caller's
         times = {"lookup_request_timeout": _REQUEST_TIMEOUT, "lookup_straggler_timeout": _STRAGGLER_TIMEOUT}
         self._admin = Admin(lookupd, **settings_for(admin_settings(), {**(settings or {}), **times}))
         self._interval = interval  # seconds between samples
@@ -156,7 +155,6 @@ class Monitor:
         return self._latest
 
     async def following(self) -> Snapshot:
-        """Return the next sample."""
         self._view()
         await self._changed.wait()
         return await self.current()
@@ -174,7 +172,7 @@ class Monitor:
     async def _sample(self) -> None:
         """Take a sample; concurrent callers share the next.
 
-        A sample that began before the call is not shared: it may lack the caller's change.
+        A sample that began before the call may lack the caller's change.
         """
         called = time.monotonic()
         async with self._sampling:
@@ -231,21 +229,19 @@ class Monitor:
         return sorted(changed)
 
     async def _look_up(self, names: Sequence[str]) -> None:
-        """Look up topics."""
         found, failed = await ask_all(names, self._admin.topic)
         self._known |= found
         for name, error in failed.items():
             if not isinstance(error, TopicNotFound):
                 raise error
-            self._known.pop(name, None)  # no partition has a leader, or it was deleted
+            self._known.pop(name, None)  # without leaders, or deleted
 
     def _leaderless(self, name: str) -> TopicInfo:
-        """Describe a topic that lookup lists but does not find: no partition has a leader at the moment."""
+        """Describe a topic that lookup lists but does not find, because no partition has a leader."""
         old = self._latest.topics.get(name) if self._latest is not None else None
         return TopicInfo(name, "redesigned", None, {}, (), ()) if old is None else evolve(old, leaders={})
 
     def _forget(self, topics: Mapping[str, TopicInfo], stats: Mapping[str, TopicStats]) -> None:
-        """Forget deleted topics and channels."""
         channels = {name: {*info.channels, *stats[name].channels} for name, info in topics.items()}
         self._known = {name: info for name, info in self._known.items() if name in topics}
         self._published = {name: counter for name, counter in self._published.items() if name in topics}

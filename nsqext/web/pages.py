@@ -51,7 +51,7 @@ class NodeRow:
     address: str
     name: str  #: in an embedded cluster
     state: Literal["up", "down", "frozen"]  #: frozen only in an embedded cluster
-    status: NodeStatus | None  #: None if lookup does not list the node at the moment
+    status: NodeStatus | None  #: None if lookup does not list the node
     leads: tuple[tuple[str, int], ...]
 
 
@@ -119,18 +119,15 @@ class Pages:
         return Page("overview.html", "Overview", values)
 
     async def delayed(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of the messages in a relay's store."""
         store = self._delay_store
         messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
         count = 0 if store is None else await to_thread.run_sync(store.count)
         return Page("delayed.html", "Delayed messages", {"messages": messages, "count": count})
 
     async def app(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of what an app receives and sends."""
         return Page("app.html", "App", {"app": self._document})
 
     async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a topic."""
         name = _known_topic(snapshot, path["topic"])
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         parts = {part.partition: part for part in stats.partitions} if stats else {}
@@ -159,7 +156,6 @@ class Pages:
         return Page("topic.html", name, values)
 
     async def channel(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a channel."""
         name = _known_topic(snapshot, path["topic"])
         channel = check_channel(path["channel"])
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
@@ -180,7 +176,6 @@ class Pages:
         return Page("channel.html", f"{channel} of {name}", values)
 
     async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a topic's newest messages."""
         name = _known_topic(snapshot, path["topic"])
         form = ActionForm(query)
         count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
@@ -217,7 +212,6 @@ class Pages:
         return _messages(snapshot.topics[name], newest, waited=True)
 
     async def node(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        """Return the page of a node."""
         wanted = path["node"]
         for node in self.node_rows(snapshot):
             if node.address == wanted:

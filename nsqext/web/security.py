@@ -116,11 +116,9 @@ class Security:
         return user
 
     def token(self, user: str) -> str:
-        """Return the token in a user's forms."""
         return hmac.new(self._secret, user.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()
 
     def check_change(self, user: str, token: str) -> None:
-        """Check that the user may make a change."""
         if not self._options.write:
             raise Refused(403, "this page is read-only", "start it with --write to make changes")
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token(user).encode()):

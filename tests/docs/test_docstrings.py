@@ -87,15 +87,17 @@ class Forms:
             for inner in statement.body:
                 self.enter(inner)
         elif isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
-            found = [inner for inner in ast.walk(statement) if isinstance(inner, ast.Assign | ast.AnnAssign)]
-            self.compare([inner for inner in found if name_of(inner).startswith("self.")], "#:", why_above=True)
+            self.compare(statement.body, "#:", why_above=True)
 
     def compare(self, body: Sequence[ast.stmt], form: str, *, why_above: bool = False) -> None:
         """Compare the forms of the names that a body assigns; a plain comment above may say why the value is so."""
         for statement, following in pairwise([*body, ast.Pass()]):
             if not isinstance(statement, ast.Assign | ast.AnnAssign):
                 continue
-            name = name_of(statement).removeprefix("self.")
+            name = name_of(statement)
+            if why_above and not name.startswith("self."):
+                continue
+            name = name.removeprefix("self.")
             if "." in name:
                 continue
             forms = {self.beside.get(line) for line in lines_of(statement)}

@@ -31,10 +31,8 @@ class OutputBuffer:
         self._frames: list[bytes] = []
         self._encoded: list[bytes] = []
         self._segments: deque[bytes] = deque()
-        self._urgent = False
-        """Whether to send what follows the segments now."""
-        self._answered = False
-        """Whether the last frame is no message."""
+        self._urgent = False  # whether to send what follows the segments now
+        self._answered = False  # whether the last frame is no message
         self.restart_ticks()
 
     @property

@@ -9,7 +9,7 @@ A queue is a channel. Its topics depend on the exchange:
 - a durable direct exchange: one topic per routing key, so that a queue receives only its messages;
 - fanout, topic and transient direct exchanges: one topic per exchange; consumers drop what no binding selects.
 
-No side needs the other's bindings: the topic follows from exchange and routing key of the publish.
+Exchange and routing key of a publish decide its topic: publishers do not know bindings.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import orjson
 from attrs import define, field, frozen
 
 _HEADER = "kombu"
-_MARK = "kombu"  # member that only an envelope has; its value is the version
+_MARK = "kombu"  # member of envelopes only; its value is the version
 _VERSION = 1
-# AMQP's properties, and where a message goes; others are for the publisher alone, as with AMQP brokers
+# AMQP's properties, and where a message goes; other members stay with the publisher, as with AMQP brokers
 _PROPERTIES = frozenset(
     {
         "app_id",
@@ -129,7 +129,7 @@ def expires_after(message: Mapping[str, Any]) -> float | None:
 
 _NAME = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _INVALID = re.compile(r"[^.a-zA-Z0-9_-]")
-_DIGEST = 12  # characters of a digest that distinguishes names with equal replacements
+_DIGEST = 12  # characters of a digest for names with equal replacements
 _EPHEMERAL = "#ephemeral"
 _LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts an ephemeral channel's suffix as part of its name
 
@@ -202,7 +202,7 @@ def topic_of(exchange: Exchange, routing_key: str) -> str:
 
 
 def channel_name(queue: str, *, transient: bool) -> str:
-    """Return a queue's NSQ channel; servers delete a transient queue's with its last connection."""
+    """Return a queue's NSQ channel; servers delete a transient queue's channel with its last connection."""
     return nsq_name(queue) + (_EPHEMERAL if transient else "")
 
 
@@ -215,7 +215,6 @@ def nsq_name(name: str) -> str:
 
 
 def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether a routing key's words match a pattern's."""
     if not pattern:
         return not words
     if pattern[0] == "#":

@@ -76,7 +76,7 @@ class NsqClients:
     #: and `eta_hold`
     options: Mapping[str, Any]
     topics: QueueTopics = field(init=False)
-    #: seconds for which a worker may keep a task with `eta` or `countdown` in flight; the server keeps it before
+    #: longest time in seconds for which a worker keeps a task with `eta` or `countdown` in flight
     eta_hold: float = field(init=False)
     _settings: dict[str, Any] = field(init=False)
     _shared: Given = field(init=False)  # addresses and settings of producer and consumers
@@ -103,7 +103,7 @@ class NsqClients:
         addresses: dict[str, Any] = {name: given[name] for name in ("lookupd", "nsqd") if name in given}
         self.addresses = addresses or self.addresses
         self._settings = {name: value for name, value in given.items() if name in known}
-        # refuses invalid values now, not with the first client
+        # refuses invalid values before the first client
         build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._settings))
         build(ConsumerOptions, consumer_settings(), settings_for(consumer_settings(), self._settings))
         self._shared = share_lookup(
@@ -112,12 +112,11 @@ class NsqClients:
 
     @property
     def has_lookup(self) -> bool:
-        """Whether a lookup service is known; only then can topics be created and counted."""
+        """Whether topics can be created and counted."""
         return bool(self.addresses.get("lookupd"))
 
     @property
     def producer(self) -> sync.Producer:
-        """The open producer."""
         with self._lock:
             if self._producer is None:
                 shared = self._shared
@@ -190,7 +189,7 @@ class NsqClients:
             return False
 
     def waiting(self, topics: Iterable[str], channel: str) -> int:
-        """Return the number of waiting messages of a channel, over its topics; 0 without lookup."""
+        """Return a channel's waiting messages, over its topics; 0 without lookup."""
         if not self.has_lookup:
             return 0
         count = 0
@@ -236,7 +235,7 @@ class NsqClients:
 logger: logging.Logger = logging.getLogger("nsqext.celery")
 
 DEFAULT_PREFETCH = 200
-"""Messages in flight without prefetch count."""
+"""Messages in flight without a prefetch count."""
 
 Receive = Callable[["QueueConsumer", dict[str, Any], "Message"], None]
 """Called in a consumer's thread with a decoded message."""
@@ -261,7 +260,7 @@ class QueueConsumer:
         self.consumer.handler(auto_finish=False)(self._handle)
 
     def leave(self) -> None:
-        """Pause, and return messages that still arrive to the server; close it later."""
+        """Pause, and return messages that still arrive; close it later."""
         self.consumer.pause()
         with self._lock:
             self._leaving = True
@@ -293,7 +292,7 @@ class QueueConsumer:
 class Deliveries(virtual.QoS):  # type: ignore[misc]
     """A channel's unacknowledged messages; an acknowledgement finishes the message, from any thread."""
 
-    restore_at_shutdown: bool = False  #: servers deliver them again after the connection
+    restore_at_shutdown: bool = False  #: servers redeliver them after the connection
 
     def __init__(self, channel: virtual.Channel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
@@ -325,7 +324,6 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
             source.consumer.close()
 
     def restore_unacked(self) -> list[Any]:
-        """Requeue all unacknowledged messages."""
         for delivery_tag in tuple(self._answers):
             self.reject(delivery_tag, requeue=True)
         self._flush()

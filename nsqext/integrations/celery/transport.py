@@ -73,8 +73,8 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
     def __init__(self, connection: Transport, **options: object) -> None:
         super().__init__(connection, **options)
         self._sources: dict[str, QueueConsumer] = {}
+        # queue, callback and no_ack by consumer tag
         self._callbacks: dict[str, tuple[str, Callable[[Any], object], bool]] = {}
-        """Queue, callback and no_ack by consumer tag."""
 
     @property
     def clients(self) -> NsqClients:
@@ -297,7 +297,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     driver_name: str = "nsqext"
     default_port: int = 4161
     address_kind: str = "lookupd"
-    #: seconds that `KombuChannel.basic_get` waits for a message, because servers do not say that a queue is empty
+    #: seconds that `KombuChannel.basic_get` waits, because servers do not report an empty queue
     get_timeout: float = 1.0
 
     connection_errors: tuple[type[Exception], ...] = (*virtual.Transport.connection_errors, *_UNREACHABLE)
@@ -353,7 +353,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._inbox.put((channel, source, decoded, message))
             wake = self._wake
             if wake is not None:
-                with suppress(BlockingIOError):  # the loop wakes anyway if the pipe is full
+                with suppress(BlockingIOError):  # a full pipe wakes the loop anyway
                     os.write(wake[1], b".")
 
         return receive

@@ -47,20 +47,17 @@ class FrameParser:
     __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "wanted")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self.buffered: int = 0
-        """Bytes of an unfinished frame; `feed` changes it."""
+        self.buffered: int = 0  #: bytes of an unfinished frame; `feed` changes it
+        #: most bytes for the next read, which belong to one large frame; 0 for any number. At most twice the bytes
+        #: received of this frame, so that an announced size allocates nothing.
         self.wanted: int = 0
-        """Most bytes for the next read, which belong to one large frame; 0 for any number.
-
-        At most twice the bytes received of this frame, so that an announced size allocates nothing.
-        """
         self._pieces: list[bytes | bytearray] = []
         self._need = 8
         self._max = max_frame_size
+        #: return one frame per call of `feed`, because the following bytes may belong to another layer
         self.single: bool = False
-        """Return one frame per call of `feed`, because the following bytes may belong to another layer."""
+        #: why the stream cannot be parsed further; frames before the error have been returned
         self.error: ProtocolError | None = None
-        """Why the stream cannot be parsed further; frames before the error have been returned."""
 
     def feed(self, data: bytes, messages: list[bytes] | None = None) -> list[Frame]:
         """Add received bytes; return the frames that they complete.
@@ -203,8 +200,8 @@ class ClientProtocol:
         self.notices: list[ServerError] = []
         self.error: NsqError | None = None  #: why the connection is unusable
         self.heartbeats: int = 0  #: number of heartbeats received and answered
+        #: replies to commands without response, oldest first; always the same deque
         self.pending: deque[Reply] = deque()
-        """Replies to commands without response, oldest first; always the same deque."""
         self._parser = FrameParser(max_frame_size)
 
     @property

@@ -102,8 +102,8 @@ class SendQueue:
     __slots__ = ("_encoded", "_parts", "begun")
 
     def __init__(self) -> None:
+        # bytes, and the number of commands that begin in them
         self._parts: deque[tuple[bytes | memoryview, int]] = deque()
-        """Bytes, and the number of commands that begin in them."""
         self._encoded = False
         self.begun: int = 0  #: commands of a partly sent first part, otherwise 0
 

@@ -36,8 +36,6 @@ def as_server() -> Iterator[None]:
 
 
 class _Runtime(RuntimeRedesigned):
-    """Servers that use their disks as the simulation says."""
-
     files: DiskOptions
 
     def _node_options(self, name: str) -> NodeOptions:
@@ -76,17 +74,14 @@ class SimulatedCluster:
 
     @property
     def lookupd(self) -> list[str]:
-        """``host:port`` of the lookup nodes' HTTP APIs, for clients."""
         return [str(running.lookupd.http) for running in self.runtime.lookupds.values()]
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the nodes."""
         return list(self.runtime.nodes)
 
     @property
     def lookupds(self) -> list[str]:
-        """Names of the lookup nodes."""
         return list(self.runtime.lookupds)
 
     def name_ports(self, network: Network) -> None:
@@ -144,18 +139,15 @@ class SimulatedCluster:
         return False
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Return the name of a partition's leader, or of its last leader."""
         return self.runtime.replicas(topic, partition).state.leader
 
     async def kill(self, name: str) -> None:
-        """Kill a server; does nothing if it is down."""
         if name not in self.down:
             self.down.add(name)
             with as_server():
                 await self.runtime.kill(name)
 
     async def restart(self, name: str) -> None:
-        """Start a killed server again; does nothing if it runs."""
         if name in self.down:
             with as_server():
                 if name in self._without_power:
@@ -165,7 +157,7 @@ class SimulatedCluster:
             self.down.discard(name)
 
     async def cut_power(self, name: str) -> None:
-        """Kill a server as a loss of power does: data not synced is lost. Does nothing if it is down."""
+        """Kill a server as a loss of power does: unsynced data is lost. Does nothing if it is down."""
         if name not in self.down:
             await self.kill(name)
             if self.disk is not None and name in self.runtime.nodes:
@@ -173,7 +165,6 @@ class SimulatedCluster:
                 self._without_power.add(name)
 
     def _open_files(self, name: str) -> None:
-        """Replace the queues of a node by what its disk has."""
         if self.disk is not None:
             self.disk.heal(name)
         node, coordinator = self.runtime.node(name).member.node, self.runtime.coordinator
@@ -208,13 +199,11 @@ class SimulatedCluster:
 
     @as_server()
     def freeze(self, name: str) -> None:
-        """Freeze a node, as SIGSTOP does."""
         if name not in self.down:
             self.runtime.freeze(name)
 
     @as_server()
     def thaw(self, name: str) -> None:
-        """Thaw a frozen node."""
         self.runtime.thaw(name)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A disk in memory with the semantics of fsync: data not synced is lost or torn at a loss of power.
+"""A disk in memory with the semantics of fsync: unsynced data is lost or torn at a loss of power.
 
 ``fsync`` of a file makes its content and name durable, as on ext4 and XFS. A later rename may be lost, unless the
 folder is synced. Folders and removals are durable at once. Paths of the disk are `SimulatedPath`; the simulation
@@ -63,8 +63,7 @@ class SimulatedDisk:
         self._random = random
         self._files: dict[str, _File] = {}
         self._folders: dict[str, None] = {}
-        self._named: dict[str, _File] = {}
-        """Names that are durable."""
+        self._named: dict[str, _File] = {}  # names that are durable
         self._open: dict[int, tuple[str, _File | None]] = {}
         self._next = _FIRST_FD
         path_type = type("SimulatedPath", (SimulatedPath,), {"disk": self})
@@ -195,7 +194,6 @@ class SimulatedDisk:
         return found
 
     def put(self, path: SimulatedPath, data: bytes) -> int:
-        """Replace the content of a file; return an open descriptor."""
         self._check(str(path))
         self._files[str(path)] = _File(bytearray(data))
         return self.open(path, os.O_WRONLY)
@@ -207,7 +205,6 @@ class SimulatedDisk:
         return str(path) in self._folders
 
     def make_folder(self, path: SimulatedPath) -> None:
-        """Create a folder and its parents, all durable."""
         self._check(str(path))
         for folder in (path, *path.parents):
             self._folders[str(folder)] = None
@@ -260,8 +257,6 @@ class SimulatedDisk:
 
 
 class _Writer(io.BytesIO):
-    """The writable file of `SimulatedPath.open`."""
-
     def __init__(self, path: SimulatedPath) -> None:
         super().__init__()
         self._disk = path.disk
@@ -298,7 +293,6 @@ class SimulatedPath(PosixPath):
             yield self / name
 
     def glob(self, pattern: str, **settings: Any) -> Iterator[Any]:  # type: ignore[override]
-        """Yield what matches ``folder/name`` patterns."""
         first, _, rest = pattern.partition("/")
         for path in self.iterdir():
             if fnmatch(path.name, first):
@@ -308,7 +302,6 @@ class SimulatedPath(PosixPath):
                     yield from path.glob(rest)
 
     def open(self, mode: str = "r", *args: Any, **settings: Any) -> Any:
-        """Open for binary reading or writing."""
         return _Writer(self) if "w" in mode else io.BytesIO(self.read_bytes())
 
     def read_bytes(self) -> bytes:

@@ -106,8 +106,6 @@ def _stall(at: Injector, fault: Fault) -> End:
 
 
 def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable[..., Awaitable[bool]]) -> _Begin:
-    """Change a topic, if the scenario allows it."""
-
     async def begin(at: Injector, fault: Fault) -> End:
         names = names_in(at.cluster)
         if names:
@@ -179,7 +177,6 @@ def _slow_node(at: Injector, fault: Fault) -> End:
 
 
 def _cut(at: Injector, fault: Fault) -> End:
-    """Cut connections of a node, several times."""
     network, random = at.network, at.random_of(fault)
 
     def cut(share: float) -> None:
@@ -196,7 +193,7 @@ def _half_open(at: Injector, fault: Fault) -> End:
     random = at.random_of(fault)
     for sock in at.network.connections(fault.target):
         if sock.peer is not None and random.random() < 0.2 + fault.chance / 2:
-            # the server's end is lost; a client's end stays open at the server until it sends a heartbeat
+            # the server's end is lost, or a client's end, which the server notices when it sends a heartbeat
             at.network.forget(sock if random.random() < 0.5 else sock.peer)
     return None
 
@@ -227,7 +224,6 @@ def _lookup(change: Callable[[Any, Fault], None]) -> _Begin:
 
 
 def _wrong_leaders(lookupd: Any, fault: Fault) -> None:
-    """Name wrong leaders for all partitions."""
     view = ClusterSnapshot(lookupd.view)
     names = list(view.peers())
     following = dict(zip(names, names[1:] + names[:1], strict=True))
@@ -312,7 +308,6 @@ class Injector:
         return Random(f"{self.seed} {fault.chance}")
 
     async def inject(self, fault: Fault) -> None:
-        """Wait for the time of a fault, begin and end it."""
         await anyio.sleep(fault.at)
         self.network.note(f"fault {fault}")
         async with self._turn:

@@ -1,7 +1,7 @@
 """The links between simulated hosts: chunks, delays, lost and blocked segments, and arrival times.
 
-A link is one direction between two hosts. Data on a blocked link waits, as in TCP's retransmission, until the link is
-restored. Every choice is drawn from the seed.
+A link is one direction between two hosts. Data on a blocked link waits, as in TCP's retransmission. Every choice is
+drawn from the seed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ class Network:
         return self._digest.hexdigest()
 
     def note(self, text: str, data: bytes = b"") -> None:
-        """Add an event to the trace."""
         self._digest.update(struct.pack("<d", self.now) + text.encode() + data)
         if self.lines is not None:
             self.lines.append(f"{self.now:10.6f} {text} {data[:60]!r}" if data else f"{self.now:10.6f} {text}")
@@ -130,7 +129,6 @@ class Network:
         return fd
 
     def take_port(self) -> int:
-        """Return a port that was never used."""
         self._ports += 1
         return self._ports
 
@@ -185,7 +183,6 @@ class Network:
         heappush(self.events, (when, self._sequence, function, argument))
 
     def run_due(self) -> None:
-        """Run the due events."""
         events = self.events
         while events and events[0][0] <= self.now:
             _, _, function, argument = heappop(events)
@@ -248,7 +245,6 @@ class Network:
         self.transmit(sock, _FIN)
 
     def transmit(self, sock: SimulatedSocket, kind: int, data: bytes = b"") -> None:
-        """Send a segment to the peer."""
         peer = sock.peer
         if peer is None:
             return
@@ -295,11 +291,10 @@ class Network:
     # Faults
 
     def block(self, source: str, target: str) -> None:
-        """Block the link from a host to another, until `unblock`."""
         self.blocked.add((source, target))
 
     def unblock(self, source: str, target: str) -> None:
-        """Transmit again, including what was sent meanwhile."""
+        """Transmit again, with what was sent meanwhile."""
         self.blocked.discard((source, target))
         for sock in list(self.sockets.values()) + self._lingering:
             if sock.segments and sock.host == source and sock.peer is not None and sock.peer.host == target:
@@ -314,7 +309,7 @@ class Network:
         ]
 
     def connections(self, host: str | None = None) -> list[SimulatedSocket]:
-        """Return the accepting ends of the open connections of one host or all."""
+        """Return the accepting ends of the open connections of a host, or of all."""
         return [
             sock
             for sock in self.sockets.values()
@@ -330,7 +325,7 @@ class Network:
                 self._reset(end)
 
     def forget(self, sock: SimulatedSocket) -> None:
-        """Lose one end of a connection silently: the other end notices it when it sends (half-open)."""
+        """Lose one end of a connection silently: the other end notices when it sends (half-open)."""
         self.note(f"half-open {sock.number}")
         peer = sock.peer
         self._reset(sock)

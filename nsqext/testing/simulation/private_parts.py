@@ -27,7 +27,7 @@ from nsqext.testing.simulation.sockets import HOST
 if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
-_TURN = 0.00002  # most virtual seconds of a turn of the loop
+_TURN = 0.00002  # longest virtual turn of the loop, in seconds
 _MISS = 0.1  # share of ready sockets that a turn does not report
 
 
@@ -287,7 +287,6 @@ def run_by_anyio() -> Iterator[None]:
 
 
 async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: Any, **__: Any) -> Any:
-    """Stand in for a worker thread."""
     await checkpoint()
     return function(*args)
 

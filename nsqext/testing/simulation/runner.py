@@ -315,7 +315,6 @@ async def _main(
 
 
 def _close(loop: SimulatedLoop) -> None:
-    """Cancel remaining tasks, and close the loop."""
     try:
         left = asyncio.all_tasks(loop)
         for task in sorted(left, key=hash):

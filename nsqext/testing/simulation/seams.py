@@ -1,6 +1,6 @@
 """Replace what product code takes from the machine: clocks, randomness, sockets, threads, names of host and process.
 
-The replacements apply only to the thread of the simulation. Product code pays nothing: it calls the standard library.
+The replacements apply only to the thread of the simulation; product code calls the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the start of every simulation."""
 
-# loaded before the first simulation, so that its trace does not depend on what was loaded
+# loaded before the first simulation, so that its trace does not depend on earlier imports
 _PRODUCT = (
     "nsqext",
     "nsqext.admin",
@@ -165,7 +165,6 @@ def _files(disk: SimulatedDisk) -> Iterator[Replacement]:
 
 @cache
 def _load_product() -> None:
-    """Import what simulations run."""
     for name in _PRODUCT:
         import_module(name)
 

@@ -38,7 +38,7 @@ class SimulatedSocket(socket.socket):
     """A TCP socket of a simulated network, made by `Network.socket`."""
 
     def __init__(self, network: Links, host: str) -> None:
-        # socket.socket.__init__ is not called: it would open a file descriptor
+        #: socket.socket.__init__ is not called: it would open a file descriptor
         self.network: Links = network
         self.host: str = host
         self.number: int = network.next_number()
@@ -71,14 +71,11 @@ class SimulatedSocket(socket.socket):
         """Return a number that no real file descriptor has; -1 after `close`."""
         return -1 if self.ended else self.fd
 
-    def setblocking(self, flag: bool, /) -> None:
-        """Do nothing: the socket never blocks."""
+    def setblocking(self, flag: bool, /) -> None: ...
 
-    def settimeout(self, value: float | None, /) -> None:
-        """Do nothing: the socket never blocks."""
+    def settimeout(self, value: float | None, /) -> None: ...
 
     def gettimeout(self) -> float:
-        """Return 0: the socket never blocks."""
         return 0.0
 
     def setsockopt(self, level: int, option: int, value: Any = None, *_: Any) -> None:
@@ -151,7 +148,6 @@ class SimulatedSocket(socket.socket):
         return self.send(b"".join(buffers))
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        """Refuse: it would block."""
         raise NotImplementedError("a simulated socket does not block")
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
@@ -185,7 +181,6 @@ class SimulatedSocket(socket.socket):
             self.network.close(self)
 
     def detach(self) -> int:
-        """Refuse: there is no file descriptor."""
         raise NotImplementedError("a simulated socket has no file descriptor")
 
     def __enter__(self) -> SimulatedSocket:

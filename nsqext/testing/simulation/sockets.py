@@ -38,7 +38,7 @@ class SimulatedSocket(socket.socket):
     """A TCP socket of a simulated network, made by `Network.socket`."""
 
     def __init__(self, network: Links, host: str) -> None:
-        #: socket.socket.__init__ is not called: it would open a file descriptor
+        # socket.socket.__init__ is not called: it would open a file descriptor
         self.network: Links = network
         self.host: str = host
         self.number: int = network.next_number()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _MAX_BODY = 10 * 1024 * 1024  # of a form, as in the real servers
-_FORM_BODY = "application/x-www-form-urlencoded"
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
 _V1 = {"X-NSQ-Content-Type": "nsq; version=1.0"}
@@ -251,30 +250,6 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
     made = Route(path, endpoint, methods=[method])
     made.methods = {method}  # Starlette adds HEAD to GET, unlike the real servers
     return made
-
-
-def check_block_rate(text: str) -> None:
-    """Check ``rate`` of ``/debug/setblockrate``, which has no effect in this server.
-
-    Raises HttpFault.
-    """
-    try:
-        parse_int(text)
-    except ValueError as error:
-        raise HttpFault(400, f"invalid block rate : {error}") from None
-
-
-async def set_block_rate(call: Call) -> None:
-    """Answer ``/debug/setblockrate`` of the redesigned servers.
-
-    As in the real handler, ``rate`` of a form precedes the query's, and malformed pairs are skipped.
-
-    Raises HttpFault.
-    """
-    given = call.readable_args
-    if call.headers.get("content-type", "").partition(";")[0].strip() == _FORM_BODY:
-        given = {**given, **first_values((await call.body()).decode("latin-1"))}
-    check_block_rate(given.get("rate", ""))
 
 
 _UNQUOTED = "/$&+,:;=@"

@@ -13,7 +13,7 @@ ALL = dict(commands_table.commands())
 
 def test_the_page_is_up_to_date() -> None:
     written = commands_table.PAGE.read_text(encoding="utf-8")
-    assert written == commands_table.page(), "run python docs/commands_table.py"
+    assert written == commands_table.page(), "run python -m docs.commands_table"
 
 
 @table("name", ALL)

@@ -27,7 +27,7 @@ from nsqext.broker.lookupd.lookupd import (
     view_metrics,
 )
 from nsqext.broker.lookupd.registry import NEVER, NODE_MEMBERS
-from nsqext.http.api import Call, Form, HttpFault, application, route, set_block_rate
+from nsqext.http.api import Call, Form, HttpFault, application, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -233,11 +233,6 @@ class _RedesignedRoutes:
         self._must_lead()
         self.coordinator.upgrading = upgrading
 
-    def balance(self, call: Call) -> None:
-        """Answer `/cluster/balance/topn`, without effect: placement is always even."""
-        len(call.args)  # refuses unreadable arguments
-        self._must_lead()
-
     def hide_lookupd(self, call: Call) -> None:
         """Answer `/cluster/lookupd/tombstone`: hide a node from `/listlookup`, or show it again."""
         node, group = call.arg("node", "MISSING_ARG_NODE"), self.lookupd.group
@@ -312,10 +307,8 @@ class _RedesignedRoutes:
             route("POST", "/cluster/upgrade/begin", partial(self.upgrade, True)),
             route("POST", "/cluster/upgrade/done", partial(self.upgrade, False)),
             route("POST", "/cluster/lookupd/tombstone", self.hide_lookupd),
-            route("POST", "/cluster/balance/topn", self.balance),
             route("POST", "/loglevel/set", check_log_level),
             route("POST", "/disable/write", self.disable_write),
-            route("PUT", "/debug/setblockrate", set_block_rate, Form.TEXT),
             route("POST", "/topic/partition/move", self.move),
         ]
 

@@ -297,7 +297,6 @@ def standalone_app(lookupd: OriginalLookupd) -> Starlette:
         "/cluster/node/remove",
         "/cluster/upgrade/begin",
         "/cluster/upgrade/done",
-        "/cluster/balance/topn",
     ]
     return application(
         [

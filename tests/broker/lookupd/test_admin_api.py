@@ -12,7 +12,6 @@ ERRORS = [
     ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
     ("/cluster/lookupd/tombstone?node=x", 404, "lookup node id not found"),
     ("/cluster/lookupd/tombstone?node=x&restore=1", 404, "lookup node id not found"),
-    ("/cluster/balance/topn?enable=%zz", 400, "INVALID_REQUEST"),
     ("/loglevel/set", 400, "MISSING_ARG_LEVEL"),
     ("/loglevel/set?loglevel=x", 400, "BAD_LEVEL_STRING"),
     ("/topic/partition/move", 400, "MISSING_ARG_TOPIC"),
@@ -38,7 +37,6 @@ async def test_refusals(path: str, status: int, text: str) -> None:
         "/cluster/node/remove",
         "/cluster/node/remove?remove_node=nope",
         "/cluster/upgrade/done",
-        "/cluster/balance/topn?enable=false",
         "/loglevel/set?loglevel=2",
         "/disable/write?type=none",
     ],
@@ -60,14 +58,6 @@ async def test_cluster_stats() -> None:
         found = (await client.get("/cluster/stats?topn=2")).json()
         assert [entry["topic"] for entry in found["topn_topics"]] == ["t"]
         assert (await client.get("/cluster/stats?topn=x&y=%zz")).json()["topn_topics"] == []
-
-
-@pytest.mark.anyio
-async def test_a_block_rate_is_checked() -> None:
-    async with talk() as (_, client):
-        answer = await client.put("/debug/setblockrate?rate=x")
-        assert (answer.status_code, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
-        assert answer.text == 'invalid block rate : strconv.Atoi: parsing "x": invalid syntax'
 
 
 @pytest.mark.anyio

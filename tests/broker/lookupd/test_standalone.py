@@ -103,7 +103,6 @@ REFUSALS: list[tuple[str, int, str]] = [
     ("/cluster/node/remove", 500, "MISSING_COORDINATOR"),
     ("/cluster/upgrade/begin", 500, "MISSING_COORDINATOR"),
     ("/cluster/upgrade/done", 500, "MISSING_COORDINATOR"),
-    ("/cluster/balance/topn", 500, "MISSING_COORDINATOR"),
     ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
     ("/cluster/lookupd/tombstone?node=x", 500, "MISSING_COORDINATOR"),
     ("/cluster/lookupd/tombstone?node=x&restore=true", 404, "lookup node id not found"),

@@ -370,33 +370,6 @@ async def test_requests_of_an_operator() -> None:
     assert _status(await web.get("/no")) == (404, '{"message":"NOT_FOUND"}')
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "text"),
-    [
-        ("POST", "/topic/cleanunused?topic=no&partition=0", 200, ""),
-        ("POST", "/topic/cleanunused?partition=x", 400, "INVALID_REQUEST"),
-        ("POST", "/topic/cleanunused?topic=%zz", 400, "INVALID_REQUEST"),
-        ("PUT", "/delayqueue/enable?enable=%zz", 400, "INVALID_REQUEST"),
-        ("PUT", "/filemeta_writer/enable?state=%zz", 400, "INVALID_REQUEST"),
-        ("PUT", "/filemeta_writer/enable?state=true", 200, ""),
-        ("POST", "/debug/freememory?x=%zz", 200, ""),
-        ("PUT", "/debug/setblockrate?rate=3&x=%zz", 200, ""),
-        ("PUT", "/debug/setblockrate?rate=%zz", 400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax'),
-    ],
-)
-async def test_arguments_of_routes_without_effect_are_checked(method: str, path: str, status: int, text: str) -> None:
-    web = _Web(make_node())
-    answer = await (web.post(path) if method == "POST" else web.put(path))
-    assert _status(answer) == (status, f'{{"message":"{text}"}}' if text else "")
-
-
-async def test_a_block_rate_may_be_in_a_form() -> None:
-    web = _Web(make_node())
-    form = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
-    assert _status(await web.put("/debug/setblockrate?rate=x", b"rate=0", form)) == (200, "")
-    assert _status(await web.put("/debug/setblockrate", b"rate=0"))[0] == 400
-
-
 async def test_options_are_shown_and_changed() -> None:
     node = make_node()
     web = _Web(node)

@@ -325,21 +325,6 @@ async def test_null_empties_the_list_of_lookup_nodes() -> None:
     assert node.switches.lookupd_addresses == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "answer"),
-    [
-        ("PUT", "/debug/setblockrate?rate=1", (500, '{"message":"INTERNAL_ERROR"}')),
-        ("PUT", "/debug/setblockrate", (400, 'invalid block rate : strconv.Atoi: parsing "": invalid syntax')),
-        ("POST", "/debug/freememory", (500, '{"message":"INTERNAL_ERROR"}')),
-    ],
-)
-async def test_debugging_routes_respond_with_errors_after_they_acted(
-    method: str, path: str, answer: tuple[int, str]
-) -> None:
-    found = await _web(_node()).request(method, path)
-    assert (found.status_code, found.text) == answer
-
-
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])
 async def test_http_is_refused_where_https_is_required(method: str) -> None:
     answer = await _web(_node(https_only=True)).request(method, "/ping")

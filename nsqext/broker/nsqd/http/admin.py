@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsqext.broker.engine.options import make_kind
 from nsqext.broker.engine.storage.log import LogEntry, Refusal, StartPosition
 from nsqext.broker.nsqd.http.common import RequestArgs
-from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route, set_block_rate
+from nsqext.http.api import Call, Form, HttpFault, HttpPanic, route
 from nsqext.protocol.record import COUNTER_BITS
 from nsqext.protocol.server.go_format import decode, parse_int
 
@@ -48,31 +48,6 @@ class AdminRoutes(RequestArgs):
     def set_log_level(self, call: Call) -> None:
         self.node.switches.log_level = call.number("loglevel", "BAD_LEVEL_STRING", missing="MISSING_ARG_LEVEL")
 
-    def checked_topic(self, call: Call) -> None:
-        """Check the arguments of a clean-up; there is nothing to clean up."""
-        self.topic(call)
-
-    def fix_data(self, call: Call) -> None:
-        try:
-            self.topic(call)
-        except HttpFault as fault:
-            raise HttpFault(500, fault.text) from None
-
-    def backup(self, call: Call) -> None:
-        """Refuse to stream a delayed queue, whose format differs from the real server's."""
-        partition = call.number("partition", "INVALID_REQUEST")
-        if (call.arg("topic"), partition) not in self.node.hosted:
-            raise HttpFault(404, "E_TOPIC_NOT_EXIST")
-        raise HttpFault(400, "No delayed queue on this topic")
-
-    def clean_unused(self, call: Call) -> None:
-        """Check the arguments of a removal of deleted topics' data, of which there is none."""
-        call.number("partition", "INVALID_REQUEST", default="0")
-
-    def read_only(self, call: Call) -> None:
-        """Check the query that switches a feature which this server lacks."""
-        len(call.args)
-
     # Channels
 
     def create_channel(self, call: Call) -> None:
@@ -103,12 +78,6 @@ class AdminRoutes(RequestArgs):
             change(channel)
         except Refusal as refusal:
             raise HttpFault(500, refusal.text) from None
-
-    def skip_test_messages(self, call: Call) -> None:
-        hosted, _ = self.channel_args(call)
-        if not hosted.partition.extend:
-            raise HttpFault(400, "INVALID_REQUEST")
-        self.channel(call)
 
     def requeue_delayed(self, call: Call) -> None:
         channel = self.led_channel(call)
@@ -219,14 +188,6 @@ class AdminRoutes(RequestArgs):
             route("GET", "/coordinator/stats", self.coordinator_stats),
             route("POST", "/loglevel/set", self.set_log_level),
             route("POST", "/disable/write", self.disable_write),
-            route("POST", "/topic/cleanunused", self.clean_unused),
-            route("POST", "/topic/greedyclean", self.checked_topic),
-            route("POST", "/topic/fixdata", self.fix_data),
-            route("PUT", "/delayqueue/enable", self.read_only),
-            route("GET", "/delayqueue/backupto", self.backup),
-            route("PUT", "/filemeta_writer/enable", self.read_only),
-            route("POST", "/debug/freememory", lambda _: None),  # its query is not checked
-            route("PUT", "/debug/setblockrate", set_block_rate),
             route("GET", "/message/get", self.get_message),
             route("POST", "/message/finish", self.finish_message),
             route("POST", "/message/trace/enable", partial(self.trace, True)),
@@ -234,8 +195,6 @@ class AdminRoutes(RequestArgs):
             *(route("POST", f"/channel/{name}", partial(self.switch, do, led=led)) for name, do, led in switches),
             route("POST", "/channel/create", self.create_channel),
             route("POST", "/channel/delete", self.delete_channel),
-            route("POST", "/channel/skipZanTest", self.skip_test_messages),
-            route("POST", "/channel/unskipZanTest", self.skip_test_messages),
             route("POST", "/channel/requeuedelayed", self.requeue_delayed),
             route("POST", "/channel/setoffset", self.set_offset),
             route("POST", "/channel/setorder", self.set_order),

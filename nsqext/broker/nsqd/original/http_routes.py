@@ -25,7 +25,7 @@ from nsqext.broker.nsqd.http.stats import (
     topic_line,
 )
 from nsqext.broker.nsqd.publish_commands import store_in_parts
-from nsqext.http.api import Call, Form, HttpFault, HttpPanic, check_block_rate, route, valid_channel, valid_topic
+from nsqext.http.api import Call, Form, HttpFault, route, valid_channel, valid_topic
 from nsqext.protocol.server.command_parser import PublishItem
 from nsqext.protocol.server.go_format import NANOSECONDS, wrap
 
@@ -54,9 +54,9 @@ _MEMORY = (
 
 
 class OriginalRoutes(RequestArgs):
-    # Publishing
-
     """Routes except options."""
+
+    # Publishing
 
     async def pub(self, call: Call) -> str:
         body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
@@ -150,13 +150,6 @@ class OriginalRoutes(RequestArgs):
             "topology_zone": limits.topology_zone,
             "topology_region": limits.topology_region,
         }
-
-    def set_block_rate(self, call: Call) -> None:
-        check_block_rate(call.arg("rate"))
-        raise HttpPanic  # the original program acts, then crashes for lack of a text to send
-
-    def free_memory(self, _: Call) -> None:
-        raise HttpPanic
 
     # Statistics
 
@@ -267,8 +260,6 @@ class OriginalRoutes(RequestArgs):
             route("POST", "/channel/empty", partial(self.switch_channel, lambda channel: channel.empty())),
             route("POST", "/channel/pause", partial(self.switch_channel, lambda channel: channel.set_paused(True))),
             route("POST", "/channel/unpause", partial(self.switch_channel, lambda channel: channel.set_paused(False))),
-            route("PUT", "/debug/setblockrate", self.set_block_rate, Form.TEXT),
-            route("POST", "/debug/freememory", self.free_memory, Form.TEXT),
         ]
 
 

@@ -46,9 +46,15 @@ def row(setting: Setting, said: str) -> str:
 
 
 def section(title: str, settings: Iterable[Setting], *documented: Any) -> list[str]:
-    """Return the table of some settings below a title."""
-    said = descriptions(*documented)
-    rows = [row(one, said[one.name]) for one in settings]
+    """Return the table of some settings below a title; raise `LookupError` for a setting that is not described."""
+    said, rows = descriptions(*documented), []
+    for one in settings:
+        if one.name not in said:
+            places = " or ".join(f"{place.__module__}.{place.__name__}" for place in documented)
+            raise LookupError(
+                f"setting {one.name}: add it with its type, and a string below that describes it, to {places}"
+            )
+        rows.append(row(one, said[one.name]))
     return [f"## {title}", "", "| setting | default | meaning |", "| --- | --- | --- |", *rows, ""]
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import re
 
+import pytest
+
 from docs import logs_table, settings_table
+from nsqext import LookupSettings
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
+from nsqext.client.settings import consumer_settings
 from nsqext.protocol import messages
 from nsqext.protocol.client import body_compression
 from nsqext.spark.options import ID_HEADER
@@ -33,6 +37,13 @@ def test_the_log_messages_are_up_to_date() -> None:
 def test_a_setting_without_a_default_has_no_unit_in_its_place() -> None:
     assert "| `msg_timeout` |  |" in settings_table.page()
     assert "| `output_buffer_timeout` | `0.01` s |" in settings_table.page()
+
+
+def test_a_setting_without_description_names_where_to_add_it() -> None:
+    settings = [consumer_settings()["max_attempts"]]
+    text = "setting max_attempts: add it .* to nsqext.lookup.options.LookupSettings"
+    with pytest.raises(LookupError, match=text):
+        settings_table.section("Consumers", settings, LookupSettings)
 
 
 def test_every_header_of_the_package_is_described() -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from nsqext import Position
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.assignment import Assignment, SubscriberContext
+from nsqext.client.consumer.subscriptions.assignment import Assignment
 from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, PartitionUnavailable
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import Address, TopicMeta
+from tests.support.subscriber_scene import make_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,12 +83,9 @@ class Scene:
         self.channels = Channels()
         self.assignments: dict[Any, Assignment] = {number: Assignment(number) for number in (0, 1)}
         self.live = {number: Open(number) for number in (0, 1)}
-        context = SimpleNamespace(
-            channel="ch", options=ConsumerOptions(**settings), metadata=SimpleNamespace(channels=self.channels)
-        )
-        self.seeker = ChannelSeeker(
-            "t", cast("SubscriberContext", context), self.assignments, cast("dict[Any, Subscription]", self.live)
-        )
+        group = SimpleNamespace(options=ConsumerOptions(**settings), metadata=SimpleNamespace(channels=self.channels))
+        context = make_context(group, [])
+        self.seeker = ChannelSeeker("t", context, self.assignments, cast("dict[Any, Subscription]", self.live))
 
     async def start(self, number: int = 0, view: PartitionMap = _VIEW) -> Position | None:
         """Apply the start position of a partition; return where its channel has to be moved to."""

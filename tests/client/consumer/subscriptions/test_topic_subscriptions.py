@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -19,9 +19,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSub
 from nsqext.errors import InvalidInput, InvalidPartition, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.waits import chance
 from tests.support.sleeps import settled
-
-if TYPE_CHECKING:
-    from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
+from tests.support.subscriber_scene import make_context
 
 pytestmark = pytest.mark.anyio
 
@@ -70,12 +68,11 @@ class Scene:
         self.answers = list(answers)
         self.lists = 0
         self.failed: list[NsqError] = []
-        self.group = SimpleNamespace(opened=0)
         self.all: list[Subscriber] = []
         options = ConsumerOptions(lookup_timeout=lookup_timeout, reconnect_wait=0.001)
         self.options = SimpleNamespace(poll_interval=0.01, poll_jitter=0.0)
-        context = SimpleNamespace(channel="ch", options=options, group=self.group, metadata=self, tasks=tasks)
-        self.subject = TopicSubscriptions(TopicSelection(given), cast("SubscriberContext", context), self.failed.append)
+        self.group = SimpleNamespace(opened=0, options=options, metadata=self, tasks=tasks)
+        self.subject = TopicSubscriptions(TopicSelection(given), make_context(self.group, []), self.failed.append)
 
     async def topics(self, max_age: float) -> set[str]:
         assert max_age == 0.005

@@ -41,7 +41,7 @@ def test_a_setting_without_a_default_has_no_unit_in_its_place() -> None:
 
 def test_a_setting_without_description_names_where_to_add_it() -> None:
     settings = [consumer_settings()["max_attempts"]]
-    text = "setting max_attempts: add it .* to nsqext.lookup.options.LookupSettings"
+    text = f"setting max_attempts: add it .* to {LookupSettings.__module__}.LookupSettings"
     with pytest.raises(LookupError, match=text):
         settings_table.section("Consumers", settings, LookupSettings)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,6 +13,26 @@ if TYPE_CHECKING:
     from nsqext.app.app import App
 
 _MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes what a relay has leased
+
+
+class Cancellation(Enum):
+    """Outcome of a request to cancel a message of a relay."""
+
+    CANCELLED = "cancelled"  #: it is not published
+    TOO_LATE = "too late"  #: it is being published; if that fails, it is not repeated
+    UNKNOWN = "unknown"  #: it does not wait, because it is unknown, published or cancelled
+
+    @property
+    def explanation(self) -> str:
+        """Return the outcome as commands print it behind the identity of a message."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    Cancellation.CANCELLED: "cancelled",
+    Cancellation.TOO_LATE: "is being published: too late, unless that fails; then it is not repeated",
+    Cancellation.UNKNOWN: "does not wait: unknown, published or cancelled before",
+}
 
 
 class Relay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from nsqext.delays.relay import Cancellation, DelayRelay, DelayStore, RefusedRecord, WaitingMessage
+from nsqext.app.relay import Cancellation
+from nsqext.delays.relay import DelayRelay, DelayStore, RefusedRecord, WaitingMessage
 
 __all__ = ("Cancellation", "DelayRelay", "DelayStore", "RefusedRecord", "WaitingMessage")

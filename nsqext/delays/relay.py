@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -18,7 +17,7 @@ import anyio
 from anyio import to_thread
 from attrs import frozen
 
-from nsqext.app.relay import Relay, lease_time, publish_timeout
+from nsqext.app.relay import Cancellation, Relay, lease_time, publish_timeout
 from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, ProtocolError
@@ -98,14 +97,6 @@ class WaitingMessage:
     due: float  #: seconds since 1970
     error: str = ""  #: why it could not be published when it was due; empty otherwise
     publishing: bool = False  #: whether a relay publishes it now
-
-
-class Cancellation(Enum):
-    """Outcome of a request to cancel a delayed message."""
-
-    CANCELLED = "cancelled"  #: it is not published
-    TOO_LATE = "too late"  #: it is being published; if that fails, it is not repeated
-    UNKNOWN = "unknown"  #: it does not wait, because it is unknown, published or cancelled
 
 
 @frozen

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from nsqext.app.relay import Cancellation
 from nsqext.transactions.inbox import Inbox
 from nsqext.transactions.outbox import Outbox
 from nsqext.transactions.positions import Positions
 from nsqext.transactions.relay import OutboxRelay
 from nsqext.transactions.schema import create_tables, drop_tables, schema_sql
-from nsqext.transactions.store import OutboxStore
+from nsqext.transactions.store import OutboxMessage, OutboxStore
 
-__all__ = ("Inbox", "Outbox", "OutboxRelay", "OutboxStore", "Positions", "create_tables", "drop_tables", "schema_sql")
+__all__ = (
+    "Cancellation",
+    "Inbox",
+    "Outbox",
+    "OutboxMessage",
+    "OutboxRelay",
+    "OutboxStore",
+    "Positions",
+    "create_tables",
+    "drop_tables",
+    "schema_sql",
+)

@@ -18,8 +18,9 @@ from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, RecordTooLarge
 from nsqext.protocol.messages import IDENTITY_HEADER
+from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import outage_of
-from nsqext.transactions.store import MOST_BYTES, OutboxListener
+from nsqext.transactions.store import MOST_BYTES
 from nsqext.transactions.trace_context import without_active_span
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class OutboxRelay(Relay):
         began = anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > began}
-        rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch)
+        rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch, MOST_BYTES, self._owner)
         if not rows:
             return False
         by_topic: dict[str, list[OutboxRow]] = {}

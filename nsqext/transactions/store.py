@@ -10,20 +10,21 @@ from math import ceil
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
-from anyio import to_thread
+import orjson
 from attrs import frozen
 
+from nsqext.app.relay import Cancellation
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
-from nsqext.transactions.schema import CHANNEL, DIALECTS, SHARDS, Dialect, prepared, statements_of
+from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, prepared, statements_of
 
 _BUSY = 30.0  # seconds that a transaction of SQLite waits for those of other processes
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
 MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
 _READ_ONLY = "25006"  # SQLSTATE of a server that only reads
+_PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
 
 
@@ -39,6 +40,25 @@ class OutboxRow:
     headers: str | None
     trace_context: str | None
     body: bytes
+
+
+@frozen
+class OutboxMessage:
+    """A message that is in an outbox.
+
+    Attributes:
+        identity: identifies it among the messages of its topic.
+        topic: name of its topic.
+        added: when it was added, in seconds since 1970.
+        error: why it was set aside; empty otherwise.
+        publishing: whether a relay publishes it now.
+    """
+
+    identity: str
+    topic: str
+    added: float
+    error: str
+    publishing: bool
 
 
 @frozen
@@ -180,7 +200,8 @@ class OutboxStore:
     def lease(self, owner: str, seconds: float, now: float | None = None) -> list[int]:
         """Lease parts of the outbox: an equal share of them for each relay that runs; return their numbers.
 
-        Parts of a relay that did not lease them again before their time are leased by others.
+        The relay publishes nothing now. Parts of a relay that did not lease them again before their time are leased by
+        others.
 
         Args:
             owner: name of the relay.
@@ -192,7 +213,7 @@ class OutboxStore:
             self._run("DELETE FROM nsqext_outbox_relay WHERE until < :now", values)
             self._run(
                 "INSERT INTO nsqext_outbox_relay (owner, until) VALUES (:owner, :until) "
-                "ON CONFLICT (owner) DO UPDATE SET until = excluded.until",
+                "ON CONFLICT (owner) DO UPDATE SET until = excluded.until, publishing = excluded.publishing",
                 values,
             )
             relays = self._run("SELECT count(*) FROM nsqext_outbox_relay", {})[0][0]
@@ -221,11 +242,13 @@ class OutboxStore:
         """
         with self._transaction():
             values = {"owner": owner, **self._until(seconds, now)}
-            self._run("UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner", values)
+            known = self._run(
+                "UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner RETURNING owner", values
+            )
             held = self._run(
                 "UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner RETURNING shard", values
             )
-        return {*shards} <= {shard for (shard,) in held}
+        return bool(known) and {*shards} <= {shard for (shard,) in held}
 
     def leave(self, owner: str) -> None:
         """Return what a relay has leased."""
@@ -234,7 +257,12 @@ class OutboxStore:
             self._run("DELETE FROM nsqext_outbox_relay WHERE owner = :owner", {"owner": owner})
 
     def rows(
-        self, shards: Collection[int], without: Collection[str], count: int, size: int = MOST_BYTES
+        self,
+        shards: Collection[int],
+        without: Collection[str],
+        count: int,
+        size: int = MOST_BYTES,
+        owner: str | None = None,
     ) -> list[OutboxRow]:
         """Return the first messages of parts of the outbox, in the order in which they were added.
 
@@ -243,6 +271,8 @@ class OutboxStore:
             without: topics that are left out.
             count: how many, at most.
             size: bytes of their bodies, at most; a longer body is returned alone.
+            owner: the relay that publishes them until its next `lease`: a cancellation is too late. Nothing is returned
+                if it has no lease.
         """
         parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
         if not parts:
@@ -251,6 +281,8 @@ class OutboxStore:
         chosen = f"FROM nsqext_outbox WHERE error IS NULL AND shard IN {_listed(parts)}{others}"
         values: dict[str, object] = {**parts, **left_out, "count": count}
         with self._transaction():
+            if owner is not None:
+                self._lock_shards(parts)
             sizes = self._run(f"SELECT sequence, length(body) {chosen} ORDER BY sequence LIMIT :count", values)
             last = _last_within(sizes, size)
             if last is None:
@@ -259,7 +291,19 @@ class OutboxStore:
                 f"SELECT {_COLUMNS} {chosen} AND sequence <= :last ORDER BY sequence LIMIT :count",
                 {**values, "last": last},
             )
+            if owner is not None:
+                publishing = orjson.dumps([row[0] for row in found]).decode()
+                if not self._run(_PUBLISHING, {"publishing": publishing, "owner": owner}):
+                    return []
         return [OutboxRow(*row) for row in found]
+
+    def _lock_shards(self, parts: Mapping[str, object]) -> None:
+        """Wait for cancellations and reads of parts of the outbox, and let others wait for this transaction."""
+        locked = DIALECTS[self.dialect]["locked"]
+        self._run(
+            f"SELECT shard FROM nsqext_outbox_shard WHERE shard IN {_listed(parts)} ORDER BY shard {locked}",  # noqa: S608
+            parts,
+        )
 
     def delete(self, sequences: Sequence[int]) -> None:
         """Delete messages that were published."""
@@ -275,6 +319,58 @@ class OutboxStore:
             self._run("UPDATE nsqext_outbox SET error = :error WHERE sequence = :sequence", values)
 
     # Operators
+
+    def cancel(self, identity: str, topic: str | None = None) -> Cancellation:
+        """Delete a message, so that it is not published, if no relay publishes it now.
+
+        Args:
+            identity: identity of the message.
+            topic: its topic; None for the messages of this identity of all topics. Of several, one that is too late is
+                reported before one that is cancelled.
+        """
+        chosen = "SELECT sequence, shard FROM nsqext_outbox WHERE identity = :identity"
+        with self._transaction():
+            if topic is None:
+                found = self._run(chosen, {"identity": identity})
+            else:
+                found = self._run(f"{chosen} AND topic = :topic", {"identity": identity, "topic": topic})
+        results = {self._cancel(sequence, shard) for sequence, shard in found}
+        return next(
+            (one for one in (Cancellation.TOO_LATE, Cancellation.CANCELLED) if one in results), Cancellation.UNKNOWN
+        )
+
+    def _cancel(self, sequence: int, shard: int) -> Cancellation:
+        """Delete a message; while it is being published, only a repetition after a failure is cancelled."""
+        with self._transaction():
+            self._lock_shards({"s0": shard})
+            publishing = self._publishing()
+            if not self._run("DELETE FROM nsqext_outbox WHERE sequence = :n RETURNING sequence", {"n": sequence}):
+                return Cancellation.UNKNOWN
+        return Cancellation.TOO_LATE if sequence in publishing else Cancellation.CANCELLED
+
+    def _publishing(self) -> set[int]:
+        """Return the sequences of messages that relays publish now."""
+        clock = DIALECTS[self.dialect]["now"]
+        found = self._run(f"SELECT publishing FROM nsqext_outbox_relay WHERE until >= {clock}", {})  # noqa: S608
+        return {sequence for (listed,) in found for sequence in orjson.loads(listed)}
+
+    def waiting(self, topic: str | None = None, count: int = 1000) -> list[OutboxMessage]:
+        """Return messages, in the order in which they were added.
+
+        Args:
+            topic: only messages of this topic.
+            count: how many, at most.
+        """
+        chosen = "SELECT sequence, identity, topic, added, error FROM nsqext_outbox"
+        where = "" if topic is None else " WHERE topic = :topic"
+        values = {"topic": topic, "count": count}
+        with self._transaction():
+            publishing = self._publishing()
+            found = self._run(f"{chosen}{where} ORDER BY sequence LIMIT :count", values)
+        return [
+            OutboxMessage(identity, name, added, error or "", sequence in publishing)
+            for sequence, identity, name, added, error in found
+        ]
 
     def summary(self, now: float) -> OutboxSummary:
         """Return what is in the outbox.
@@ -315,48 +411,6 @@ def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
             break
         last = sequence
     return last
-
-
-class OutboxListener:
-    """Waits until a message was added; for one task at a time."""
-
-    def __init__(self, store: OutboxStore) -> None:
-        self._store = store
-        self._connection: Any = None
-
-    async def wait(self, timeout: float) -> None:
-        """Wait for a time in seconds, or until PostgreSQL reports that a message was added.
-
-        The first call returns at once: messages may have been added before it listens.
-
-        Raises:
-            Exception: an error of the driver; the next call connects again.
-        """
-        if self._store.dialect == "sqlite":
-            await anyio.sleep(timeout)
-        else:
-            await to_thread.run_sync(self._wait, timeout)
-
-    def _wait(self, timeout: float) -> None:
-        if self._connection is None:
-            self._connection = self._store.connect()
-            try:
-                self._connection.execute(f"LISTEN {CHANNEL}")
-            except Exception:
-                self.close()
-                raise
-            return
-        try:
-            for _ in self._connection.notifies(timeout=timeout, stop_after=1):
-                pass
-        except Exception:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _named(letter: str, values: Sequence[object]) -> dict[str, object]:

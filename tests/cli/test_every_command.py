@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from secrets import token_hex
 from subprocess import CompletedProcess
@@ -20,7 +21,7 @@ from nsqext.cli import PROGRAMS
 from nsqext.delays import DelayStore
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.sync import Producer
-from nsqext.transactions import OutboxStore
+from nsqext.transactions import Outbox, OutboxStore
 from tests.support.command_line import Terminal, run, started
 
 
@@ -94,6 +95,8 @@ ENDING = {
     "delay list": ("delay list --store {folder}/delayed", "order-17"),
     "delay cancel": ("delay cancel order-17 --store {folder}/delayed --yes", "order-17 cancelled"),
     "outbox status": ("outbox status --database sqlite:///{folder}/shop.db", "0 messages waiting"),
+    "outbox list": ("outbox list --database sqlite:///{folder}/orders.db", "order-17"),
+    "outbox cancel": ("outbox cancel order-17 --database sqlite:///{folder}/orders.db --yes", "order-17 cancelled"),
     "trace": ("trace {topic} 7", "trace id 7: one"),
     "deadletters replay": ("deadletters replay {other} --channel ch --idle 0.1", "0 dead letters of {other}"),
     "config set": ("config set made nsq://127.0.0.1:1", "context made is nsq://127.0.0.1:1"),
@@ -152,7 +155,8 @@ UNCONFIRMED = {
         "export",
         "import",
     ),
-    *("deadletters replay", "delay run", "delay list", "outbox relay", "outbox sql", "config list", "config use"),
+    *("deadletters replay", "delay run", "delay list", "config list", "config use"),
+    *("outbox relay", "outbox sql", "outbox list"),
     *("bench", "demo", "broker", "web", "run", "app schema"),
 }
 """Commands that read, add, publish, consume or serve. Every other command changes or deletes something."""
@@ -218,10 +222,19 @@ def place(request: pytest.FixtureRequest, clusters: tuple[Cluster, Cluster, Prod
             store.add([(DelayedMessage(identity="order-17", topic=topic, due=2**42), b"later")])
     if "/shop.db" in text:
         OutboxStore(f"sqlite:///{tmp_path}/shop.db", create=True).close()
+    if "/orders.db" in text:
+        add_order(tmp_path)
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic))
     (tmp_path / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
     (node,) = cluster.nodes.values()
     return Place(cluster.lookupd[0], original.lookupd[0], node.tcp, node.http, topic, other, tmp_path)
+
+
+def add_order(folder: Path) -> None:
+    """Make an outbox in which a message waits."""
+    OutboxStore(f"sqlite:///{folder}/orders.db", create=True).close()
+    with closing(sqlite3.connect(folder / "orders.db")) as connection, connection:
+        Outbox().add(connection, "orders", b"later", identity="order-17")
 
 
 def prepared(text: str, place: Place) -> tuple[list[str], dict[str, str]]:
@@ -299,6 +312,7 @@ def nowhere(name: str, folder: Path, address: str = "127.0.0.1:1") -> tuple[list
     folder.mkdir(exist_ok=True)
     OutboxStore(f"sqlite:///{folder}/kept.db", create=True).close()
     OutboxStore(f"sqlite:///{folder}/shop.db", create=True).close()
+    add_order(folder)
     with DelayStore(folder / "delayed") as store:
         store.add([(DelayedMessage(identity="order-17", topic="orders", due=2**42), b"later")])
     (folder / "contexts.toml").write_text('[contexts]\n"here" = "nsq://127.0.0.1:1"\n')
@@ -345,7 +359,8 @@ def test_at_a_terminal_a_change_that_cannot_be_undone_is_not_done_after_a_no(nam
 
 
 ALONE = {
-    *("delay list", "delay cancel", "outbox sql", "outbox status", "config set", "config list", "config use"),
+    *("delay list", "delay cancel", "config set", "config list", "config use"),
+    *("outbox sql", "outbox status", "outbox list", "outbox cancel"),
     *("config delete", "demo", "broker", "web", "top", "app schema"),
 }
 """Commands that wait for no other server, here; `top` shows errors in its table."""

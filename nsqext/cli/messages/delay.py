@@ -112,14 +112,9 @@ def cancel(
     confirm(f"Cancel the message {identity} in {store}?", yes=yes)
     with DelayStore(store, create=False) as opened:
         result = opened.cancel(identity)
-    text = {
-        Cancellation.CANCELLED: "cancelled",
-        Cancellation.TOO_LATE: "is being published: too late, unless that fails; then it is not repeated",
-        Cancellation.UNKNOWN: "does not wait: unknown, published or cancelled before",
-    }[result]
     done = result is Cancellation.CANCELLED
     ServerAccess(json=json).show(
-        {"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {text}"
+        {"identity": identity, "cancelled": done, "result": result.value}, f"{identity} {result.explanation}"
     )
     if not done:
         raise SystemExit(1)

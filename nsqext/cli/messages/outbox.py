@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
-from nsqext.cli.parameters import CommandGroup, Option
+from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
 
 Database = Annotated[str, Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
@@ -100,3 +101,55 @@ def status(
     text += "" if age is None else f", the oldest for {age:g} s"
     text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
     ServerAccess(json=json).show(record, text)
+
+
+@app.command("list")
+@examples("nsqext outbox list --database sqlite:///shop.db", "nsqext outbox list --topic orders --limit 10 --json")
+def show(
+    database: Database,
+    topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
+    limit: Annotated[int, Option(min=1, help="Messages shown, the first added ones.")] = 100,
+    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
+) -> None:
+    """List the messages of an outbox, with the errors of those that were set aside."""
+    from nsqext.transactions import OutboxStore
+
+    with waits.waiting("the database of the outbox"), OutboxStore(database) as store:
+        found = store.waiting(topic, limit)
+    records = [
+        {
+            "identity": one.identity,
+            "topic": one.topic,
+            "added": datetime.fromtimestamp(one.added, UTC).isoformat(timespec="milliseconds"),
+            "publishing": one.publishing,
+            "error": one.error,
+        }
+        for one in found
+    ]
+    ServerAccess(json=json).table(("identity", "topic", "added", "publishing", "error"), records)
+
+
+@app.command("cancel")
+@examples("nsqext outbox cancel order-17 --database sqlite:///shop.db --yes", "nsqext outbox cancel a b --topic orders")
+def cancel(
+    identity: Annotated[list[str], Argument(help="Identities of the messages.")],
+    database: Database,
+    topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
+    yes: Yes = False,
+    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
+) -> None:
+    """Delete messages of an outbox that must not be published; exit with 1 if one is unknown or being published."""
+    from nsqext.app.relay import Cancellation
+    from nsqext.transactions import OutboxStore
+
+    confirm(f"Cancel {counted(len(identity), 'message')} of the outbox?", yes=yes)
+    connection, failed = ServerAccess(json=json), False
+    with waits.waiting("the database of the outbox"), OutboxStore(database) as store:
+        for one in identity:
+            result = store.cancel(one, topic)
+            done = result is Cancellation.CANCELLED
+            record = {"identity": one, "cancelled": done, "result": result.value}
+            connection.show(record, f"{one} {result.explanation}")
+            failed |= not done
+    if failed:
+        raise SystemExit(1)

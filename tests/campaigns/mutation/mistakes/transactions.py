@@ -274,8 +274,8 @@ MISTAKES = (
     Mistake(
         "a relay that leases again keeps its old time",
         "transactions/store.py",
-        "ON CONFLICT (owner) DO UPDATE SET until = excluded.until",
-        "ON CONFLICT (owner) DO NOTHING",
+        "DO UPDATE SET until = excluded.until, publishing",
+        "DO UPDATE SET publishing",
     ),
     Mistake(
         "a relay leases what others have leased",
@@ -319,14 +319,14 @@ MISTAKES = (
     Mistake(
         "a renewal forgets the relay",
         "transactions/store.py",
-        '            self._run("UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner", values)\n',
-        "",
+        "UPDATE nsqext_outbox_relay SET until = :until WHERE owner = :owner RETURNING",
+        "UPDATE nsqext_outbox_relay SET until = until WHERE owner = :owner RETURNING",
     ),
     Mistake(
         "a renewal does not report a lost part",
         "transactions/store.py",
-        "return {*shards} <= {shard for (shard,) in held}",
-        "return bool(held)",
+        "return bool(known) and {*shards} <= {shard for (shard,) in held}",
+        "return bool(known and held)",
     ),
     Mistake(
         "a renewal compares the wrong way",
@@ -401,6 +401,60 @@ MISTAKES = (
         "SET error = '' WHERE sequence = :sequence",
     ),
     Mistake(
+        "a cancellation is too late for no message",
+        "transactions/store.py",
+        "return Cancellation.TOO_LATE if sequence in publishing else Cancellation.CANCELLED",
+        "return Cancellation.CANCELLED",
+    ),
+    Mistake(
+        "a cancellation does not wait for a read",
+        "transactions/store.py",
+        '            self._lock_shards({"s0": shard})\n',
+        "",
+    ),
+    Mistake(
+        "a read does not wait for a cancellation",
+        "transactions/store.py",
+        "            if owner is not None:\n                self._lock_shards(parts)\n",
+        "",
+    ),
+    Mistake(
+        "a message that is too late is published again after a failure",
+        "transactions/store.py",
+        '"DELETE FROM nsqext_outbox WHERE sequence = :n RETURNING sequence"',
+        '"SELECT sequence FROM nsqext_outbox WHERE sequence = :n"',
+    ),
+    Mistake(
+        "what a relay has published stays marked",
+        "transactions/store.py",
+        ", publishing = excluded.publishing",
+        "",
+    ),
+    Mistake(
+        "a relay that was killed publishes for ever",
+        "transactions/store.py",
+        "SELECT publishing FROM nsqext_outbox_relay WHERE until >= {clock}",
+        "SELECT publishing FROM nsqext_outbox_relay WHERE {clock} > 0",
+    ),
+    Mistake(
+        "a relay without a lease publishes",
+        "transactions/store.py",
+        'if not self._run(_PUBLISHING, {"publishing": publishing, "owner": owner}):',
+        'if self._run(_PUBLISHING, {"publishing": publishing, "owner": owner}) is None:',
+    ),
+    Mistake(
+        "messages of all topics are cancelled",
+        "transactions/store.py",
+        'f"{chosen} AND topic = :topic", {',
+        "chosen, {",
+    ),
+    Mistake(
+        "a relay does not say what it publishes",
+        "transactions/relay.py",
+        "self._batch, MOST_BYTES, self._owner)",
+        "self._batch, MOST_BYTES)",
+    ),
+    Mistake(
         "all messages are refused with the first",
         "transactions/store.py",
         "SET error = :error WHERE sequence = :sequence",
@@ -432,13 +486,13 @@ MISTAKES = (
     ),
     Mistake(
         "a listener does not listen",
-        "transactions/store.py",
+        "transactions/listener.py",
         '                self._connection.execute(f"LISTEN {CHANNEL}")\n',
         '                self._connection.execute("SELECT 1")\n',
     ),
     Mistake(
         "a listener keeps its lost connection",
-        "transactions/store.py",
+        "transactions/listener.py",
         "            for _ in self._connection.notifies(timeout=timeout, stop_after=1):\n"
         "                pass\n"
         "        except Exception:\n"

@@ -469,8 +469,8 @@ MISTAKES = (
     Mistake(
         "the summary counts relays that ended",
         "transactions/store.py",
-        "WHERE until >= {clock}",
-        "WHERE {clock} > 0",
+        "SELECT count(*) FROM nsqext_outbox_relay WHERE until >= {clock}",
+        "SELECT count(*) FROM nsqext_outbox_relay WHERE {clock} > 0",
     ),
     Mistake(
         "waiting messages are discarded with the refused",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
-from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.protocol.messages import IDENTITY_HEADER
 from tests.support.consumers import eventually
 from tests.support.machine_pauses import unless_paused
@@ -476,6 +477,35 @@ async def test_a_lease_is_longer_than_a_publish_may_take(tmp_path: Path, monkeyp
         async with scripted(store, producer):
             await eventually(lambda: bool(leases), DEADLINE)
     assert leases[0] > 70.0
+
+
+async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    producer, handlers = Scripted(), dict[str, Any]()
+    producer.may_end.set()
+    looks = 0
+    next_due = DelayStore.next_due
+
+    def counted(store: DelayStore, now: float) -> float | None:
+        nonlocal looks
+        looks += 1
+        return next_due(store, now)
+
+    def batch_handler(_: str, channel: str, **settings: object) -> Any:
+        return partial(handlers.__setitem__, channel)
+
+    monkeypatch.setattr(DelayStore, "next_due", counted)
+    with DelayStore(tmp_path / "store") as store:
+        delayed = DelayRelay(store)
+        delayed.attach(cast("Any", SimpleNamespace(lifespan=bool, batch_handler=batch_handler)))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(delayed.run, cast("Any", producer))
+            await eventually(lambda: looks == 1, DEADLINE)
+            await anyio.sleep(0.02)
+            record = encode_delay(DelayedMessage(identity="a", topic="t", due=1), b"a")
+            await handlers[delayed.channels[0]]([SimpleNamespace(body=record)])
+            await eventually(lambda: producer.published == [b"a"], DEADLINE)
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_message_that_another_process_adds_is_published_soon(

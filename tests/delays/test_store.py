@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -244,6 +245,25 @@ def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp
         assert store.count() == 0
         store.add([(message("b", 1.0), b"x")])
         assert store.count() == 1
+
+
+def test_a_call_waits_for_the_transaction_of_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with DelayStore(path) as store, closing(sqlite3.connect(path, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        end = threading.Timer(0.05, other.commit)
+        end.start()
+        store.add([(message("a", 1.0), b"x")])
+        end.join()
+        assert store.count() == 1
+
+
+def test_a_transaction_has_its_lock_before_it_reads(tmp_path: Path) -> None:
+    """SQLite ends a transaction that has read, and writes after another one, with an error at once."""
+    path = tmp_path / "store"
+    locked = pytest.raises(sqlite3.OperationalError, match="locked")
+    with DelayStore(path) as store, closing(sqlite3.connect(path, timeout=0)) as other, store._transaction(), locked:
+        other.execute("BEGIN IMMEDIATE")
 
 
 def test_a_store_that_has_to_exist_is_not_created(tmp_path: Path) -> None:

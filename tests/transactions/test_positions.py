@@ -12,11 +12,14 @@ from anyio.to_thread import run_sync
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from nsqext import Admin, Consumer, Message, Position, Producer
+from nsqext import Admin, Consumer, Message, Position, Producer, Requeue
 from nsqext.broker import Cluster
+from nsqext.client.middleware import Handling
 from nsqext.errors import DataLoss, InvalidSetting
+from nsqext.lookup.node_channels import LogBounds
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
+from tests.support.messages import RecordingOwner, make_message
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 25
@@ -203,3 +206,58 @@ async def test_a_consumer_that_does_not_receive_in_order_is_refused(
         await publish(cluster, name, "a")
         await eventually(lambda: "Positions needs a consumer that receives messages in order" in caplog.text, _SECONDS)
     assert await ledger.effects() == []
+
+
+async def handled(positions: Positions[AsyncSession], number: int, channel: str = "ch") -> RecordingOwner:
+    """Handle a message from byte 100 to 134; return its subscription."""
+    message = make_message(owner := RecordingOwner(in_order=True), number, offset=100, timestamp=1)
+    message.size = 34
+
+    async def handle(_: Handling) -> None:
+        """Do nothing."""
+
+    await positions.handle(Handling([message], channel), handle)
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("log", "start"),
+    [
+        (LogBounds(0, 134, 134), None),
+        (LogBounds(0, 200, 134), None),
+        (LogBounds(100, 200, 200), Position.offset(100)),
+        (LogBounds(0, 200, None), Position.offset(100)),
+        (LogBounds(120, 200, 0), Position.offset(120)),
+        (LogBounds(134, 200, 200), Position.offset(134)),
+        (LogBounds(0, 133, 133), "it ends at byte 133"),
+        (LogBounds(135, 200, 200), "from byte 134 to 135 were removed"),
+    ],
+)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_partition_is_read_from_the_last_message_or_the_next(
+    sessions: Sessions, log: LogBounds, start: Position | str | None
+) -> None:
+    positions: Positions[AsyncSession] = Positions(sessions.begin)
+    owner = await handled(positions, 1)
+    assert await positions.start_of("t", "other", 3, log) is None
+    if isinstance(start, str):
+        with pytest.raises(DataLoss, match=start):
+            await positions.start_of("t", "ch", 3, log)
+    else:
+        assert await positions.start_of("t", "ch", 3, log) == start
+    assert owner.commands == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_channel_that_is_forgotten_begins_where_it_is_and_others_end(sessions: Sessions) -> None:
+    positions: Positions[AsyncSession] = Positions(sessions.begin)
+    for channel in ("ch", "other"):
+        await handled(positions, 1, channel)
+        with pytest.raises(Requeue):  # another message at the same place
+            await handled(positions, 2, channel)
+    await positions.forget("t", "ch")
+    log = LogBounds(0, 200, 200)
+    assert await positions.start_of("t", "ch", 3, log) is None
+    with pytest.raises(DataLoss, match="byte 100 holds a newer message"):
+        await positions.start_of("t", "other", 3, log)
+    assert await positions.start_of("t", "other", 3, log) == Position.offset(100)

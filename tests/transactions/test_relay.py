@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
@@ -181,6 +182,24 @@ async def test_a_final_error_of_a_renewal_ends_the_relay(database: str, monkeypa
     with _Unrenewed(database, ZeroDivisionError()) as store, pytest.raises(ZeroDivisionError):
         with anyio.fail_after(_SECONDS):
             await OutboxRelay(store).run(cast("Any", Scripted(publish)))
+
+
+@one_database
+async def test_publishes_end_before_the_lease_that_was_renewed_last(database: str) -> None:
+    class Renewed(OutboxStore):
+        at = 0.0
+
+        def renew(self, *args: Any) -> bool:
+            self.at = anyio.from_thread.run_sync(anyio.current_time)
+            return True
+
+    lease, leased = 0.3, anyio.CancelScope()
+    with Renewed(database) as store:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(OutboxRelay(store)._renew, range(16), lease, leased, [])
+            await eventually(lambda: leased.deadline < math.inf, _SECONDS)
+            assert leased.deadline < store.at + lease - 0.5
+            tasks.cancel_scope.cancel()
 
 
 _ahead: ContextVar[float] = ContextVar("ahead", default=0.0)

@@ -223,6 +223,20 @@ async def test_each_channel_handles_a_message(sessions: async_sessionmaker[Async
     assert calls == ["ch", "other"]
 
 
+async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_middleware(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    inbox = Inbox(sessions.begin)
+
+    async def finish(handling: Handling) -> None:
+        await note(inbox.session(), handling.message)
+        raise Finish
+
+    with pytest.raises(Finish):
+        await inbox.handle(Handling([make_message(RecordingOwner())], "ch"), finish)
+    assert await effects(sessions) == ["body"]
+
+
 async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:
     async def handle(_: Any) -> None:
         """Do nothing."""

@@ -25,7 +25,7 @@ from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidS
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
 from nsqext.transactions.relay import Pace
-from nsqext.transactions.store import OutboxRow
+from nsqext.transactions.store import OutboxListener, OutboxRow
 from tests.support.consumers import eventually
 from tests.support.programs import ROOT
 from tests.support.tcp_relay import relaying
@@ -323,6 +323,7 @@ def test_messages_are_read_in_the_order_of_their_numbers_whatever_the_clock_was(
         connection.commit()
     with OutboxStore(database) as store:
         found = store.rows(range(16), [], 500)
+        assert store.summary(1000.0).age == found[-1].sequence
     assert [row.body.split()[0] for row in found] == [b"%d" % number for number in range(5)]
 
 
@@ -403,6 +404,16 @@ def test_a_commit_notifies_relays_and_a_rollback_does_not(database: str, way: st
         assert list(listener.notifies(timeout=0.1, stop_after=1)) == []
         add(database, "t", commit=True)
         assert len(list(listener.notifies(timeout=10, stop_after=1))) == 1
+
+
+@on_postgresql
+async def test_a_listener_waits_for_a_message_from_its_first_call_on(database: str) -> None:
+    with OutboxStore(database) as store, closing(OutboxListener(store)) as listener:
+        await listener.wait(0.0)
+        add_with_driver(database, "t", commit=True)
+        began = anyio.current_time()
+        await listener.wait(8.0)
+        assert anyio.current_time() - began < 6
 
 
 # Outages
@@ -756,6 +767,26 @@ async def test_a_topic_that_failed_rests_and_its_messages_are_not_refused(databa
         assert relay.statistics() == (5, 1, 0)
         assert store.summary(0.0).waiting == 3
     assert failed == 1
+
+
+@one_database
+async def test_a_batch_that_took_too_long_is_tried_again_at_once_in_smaller_parts(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._RETRY", 2.0 * _SECONDS)
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if len(messages) == 4:
+            await anyio.sleep(0.06)
+            raise PublishFailed("not stored within the timeout")
+
+    bodies, producer = fill(database, "t", 4, 1000), Scripted(publish)
+    producer.settings = {"timeout": "0.1"}
+    with OutboxStore(database) as store:
+        async with publishing(store, producer) as relay:
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+        assert relay.statistics() == (4, 1, 0)
+    assert producer.calls[:2] == [("t", bodies), ("t", bodies[:2])]
 
 
 @one_database

@@ -26,7 +26,7 @@ from nsqext.broker import Cluster
 from nsqext.errors import InvalidBody
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.transactions import Inbox, Outbox, OutboxRelay, OutboxStore, schema_sql
-from nsqext.transactions.trace_context import without_active_span
+from nsqext.transactions.trace_context import active_context, without_active_span
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -225,3 +225,10 @@ async def test_an_active_span_replaces_the_context_of_a_forwarded_message(cluste
         assert "a" * 32 in str((await sent(cluster, topic))["traceparent"])
     parents = {one.name: one.parent.span_id for one in process.spans() if one.parent is not None}
     assert parents[f"publish {topic}"] == int("b" * 16, 16)
+
+
+def test_no_context_is_stored_before_the_program_loads_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Process().span("request"):
+        assert active_context()
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+        assert active_context() == {}

@@ -330,4 +330,6 @@ def _name_of(module: str) -> str:
 
 def _suits(item: pytest.Item) -> bool:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return parameters.get("anyio_backend", _PLAIN) == _PLAIN and "spark" not in getattr(item, "fixturenames", ())
+    return parameters.get("anyio_backend", _PLAIN) in (_PLAIN, _PLAIN[0]) and "spark" not in getattr(
+        item, "fixturenames", ()
+    )

@@ -223,6 +223,18 @@ async def test_each_channel_handles_a_message(sessions: async_sessionmaker[Async
     assert calls == ["ch", "other"]
 
 
+async def test_an_identity_of_the_program_goes_before_the_header(sessions: async_sessionmaker[AsyncSession]) -> None:
+    inbox = Inbox(sessions.begin, identity=lambda message: "17")
+
+    async def handle(handling: Handling) -> None:
+        await note(inbox.session(), handling.message)
+
+    for number in range(2):
+        message = make_message(RecordingOwner(), number, headers={"nsqext_id": str(number)})
+        await inbox.handle(Handling([message], "ch"), handle)
+    assert (inbox.skipped, await effects(sessions)) == (1, ["body"])
+
+
 async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_middleware(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:

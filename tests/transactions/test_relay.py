@@ -23,9 +23,10 @@ from psycopg import sql
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, PublishFailed
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
 from nsqext.transactions.relay import Pace
-from nsqext.transactions.store import OutboxListener, OutboxRow
+from nsqext.transactions.store import OutboxRow
 from tests.support.consumers import eventually
 from tests.support.programs import ROOT
 from tests.support.tcp_relay import relaying
@@ -260,6 +261,24 @@ def test_leases_end_by_the_clock_of_the_database(database: str) -> None:
     assert len(ends) == 1
 
 
+def test_a_relay_that_leaves_returns_its_own_parts(database: str) -> None:
+    with OutboxStore(database) as store:
+        for owner in ("first", "second", "first", "second"):
+            held = store.lease(owner, 10, now=100.0)
+        store.leave("first")
+        assert store.renew("second", held, 10, now=101.0)
+        assert len(held) == 8
+        assert len(store.lease("second", 10, now=101.0)) == 16
+
+
+def test_no_part_is_left_without_a_relay(database: str) -> None:
+    with OutboxStore(database) as store:
+        for _ in range(2):
+            parts = [store.lease(owner, 10, now=100.0) for owner in ("first", "second", "third")]
+    assert sorted(map(len, parts)) == [4, 6, 6]
+    assert sorted(part for held in parts for part in held) == [*range(16)]
+
+
 def test_a_renewal_reports_one_lost_part_of_several(database: str) -> None:
     with OutboxStore(database) as store:
         held = store.lease("first", 10, now=100.0)
@@ -314,6 +333,16 @@ def test_a_read_is_bound_by_count_and_bytes(database: str) -> None:
             assert len(store.rows(range(16), [], count, size)) == expected
         found = store.rows(range(16), [], 500)
     assert [row.body.split()[0] for row in found] == [b"%d" % number for number in range(10)]
+
+
+def test_messages_of_other_parts_are_not_read_and_all_that_were_published_are_deleted(database: str) -> None:
+    fill(database, "t", 510, 10)
+    with OutboxStore(database) as store:
+        parts = [[row.sequence for row in store.rows([part], [], 1000)] for part in range(16)]
+        published = [sequence for part in parts for sequence in part]
+        assert len({*published}) == len(published) == 510
+        store.delete(published)
+        assert store.summary(0.0).waiting == 0
 
 
 def test_messages_are_read_in_the_order_of_their_numbers_whatever_the_clock_was(database: str) -> None:
@@ -414,6 +443,17 @@ async def test_a_listener_waits_for_a_message_from_its_first_call_on(database: s
         began = anyio.current_time()
         await listener.wait(8.0)
         assert anyio.current_time() - began < 6
+
+
+@on_postgresql
+async def test_a_listener_that_lost_its_connection_listens_again(database: str) -> None:
+    with OutboxStore(database) as store, closing(OutboxListener(store)) as listener:
+        await listener.wait(0.0)
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(_END_OTHERS)
+        with pytest.raises(psycopg.OperationalError):
+            await listener.wait(8.0)
+        await listener.wait(0.0)
 
 
 # Outages
@@ -787,6 +827,45 @@ async def test_a_batch_that_took_too_long_is_tried_again_at_once_in_smaller_part
             await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
         assert relay.statistics() == (4, 1, 0)
     assert producer.calls[:2] == [("t", bodies), ("t", bodies[:2])]
+
+
+@one_database
+async def test_publishes_that_take_longer_than_the_timeout_lease_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay._FIRST", 1)
+    leases: list[int] = []
+    lease = OutboxStore.lease
+
+    def note(self: OutboxStore, *arguments: Any) -> list[int]:
+        leases.append(len(producer.calls))
+        return lease(self, *arguments)
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        await anyio.sleep(0.06)
+
+    monkeypatch.setattr(OutboxStore, "lease", note)
+    fill(database, "t", 3, 10)
+    producer = Scripted(publish)
+    producer.settings = {"timeout": "0.05"}
+    with OutboxStore(database) as store:
+        async with publishing(store, producer):
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+    assert leases[:3] == [0, 1, 2]
+
+
+@one_database
+async def test_a_relay_ends_without_an_error_when_it_cannot_return_its_leases(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("locked")
+
+    monkeypatch.setattr(OutboxStore, "leave", fail)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(accept)):
+            await eventually(lambda: store.summary(0.0).relays == 1, _SECONDS)
+        assert store.summary(0.0).relays == 1
 
 
 @one_database

@@ -413,6 +413,24 @@ def test_a_session_of_two_databases_is_refused(database: str, once: Once, tmp_pa
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_session_of_two_databases_with_two_phase_commits_is_allowed(database: str, once: Once) -> None:
+    """The server of the tests has no prepared transactions: the commit is left out."""
+    first, second = [create_engine(url_of(database, "sync"), poolclass=NullPool) for _ in range(2)]
+    _Other.metadata.create_all(second)
+    middleware = once(sessionmaker(first, binds={_Other: second}, twophase=True).begin)
+    middleware._checked = True  # a check commits too
+
+    async def write(session: Session) -> None:
+        session.add(_Row(number=1))
+        session.flush()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        anyio.run(handle, middleware, write)
+    _Other.metadata.drop_all(second)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_server_that_only_reads_finishes_no_message(database: str, once: Once) -> None:
     """As a replica, and as a server after a failover."""
     options = f"{database} options='-c default_transaction_read_only=on'"

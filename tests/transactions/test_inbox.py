@@ -246,6 +246,8 @@ async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_mi
 
     with pytest.raises(Finish):
         await inbox.handle(Handling([make_message(RecordingOwner())], "ch"), finish)
+    with pytest.raises(InvalidState, match="no message is being handled"):
+        inbox.session()
     assert await effects(sessions) == ["body"]
 
 

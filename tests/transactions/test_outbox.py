@@ -256,6 +256,14 @@ async def test_bad_input_is_refused_before_anything_is_added(database: str) -> N
     await engine.dispose()
 
 
+def test_tables_that_exist_are_kept(database: str) -> None:
+    with closing(connect(database)) as connection:
+        Outbox().add(connection, "t", b"one")
+        connection.commit()
+    with OutboxStore(database, create=True) as store:
+        assert store.summary(0.0).waiting == 1
+
+
 def test_a_database_without_the_tables_says_how_to_create_them(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="nsqext outbox sql"):
         OutboxStore(f"sqlite:///{tmp_path / 'empty.db'}")

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from nsqext import Admin, Consumer, Message, Position, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.middleware import Handling
-from nsqext.errors import DataLoss, InvalidSetting
+from nsqext.errors import DataLoss, InvalidInput, InvalidSetting
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
@@ -206,6 +206,17 @@ async def test_a_consumer_that_does_not_receive_in_order_is_refused(
         await publish(cluster, name, "a")
         await eventually(lambda: "Positions needs a consumer that receives messages in order" in caplog.text, _SECONDS)
     assert await ledger.effects() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_message_that_was_not_received_in_order_is_refused(sessions: Sessions) -> None:
+    message = make_message(RecordingOwner(), offset=100)
+
+    async def refused(_: Handling) -> None:
+        raise AssertionError("it is not handled")
+
+    with pytest.raises(InvalidInput, match="in order"):
+        await Positions(sessions.begin).handle(Handling([message], "ch"), refused)
 
 
 async def handled(positions: Positions[AsyncSession], number: int, channel: str = "ch") -> RecordingOwner:

@@ -271,6 +271,13 @@ def test_a_relay_that_leaves_returns_its_own_parts(database: str) -> None:
         assert len(store.lease("second", 10, now=101.0)) == 16
 
 
+@on_postgresql
+def test_a_lease_does_not_wait_for_parts_that_another_relay_leases_now(database: str) -> None:
+    with OutboxStore(f"{database} options='-c lock_timeout=1000'") as store, psycopg.connect(database) as other:
+        other.execute("SELECT shard FROM nsqext_outbox_shard WHERE shard < 8 FOR UPDATE")
+        assert store.lease("first", 10) == [*range(8, 16)]
+
+
 def test_no_part_is_left_without_a_relay(database: str) -> None:
     with OutboxStore(database) as store:
         for _ in range(2):
@@ -645,6 +652,11 @@ def test_errors_of_sqlite_are_outages_or_final(tmp_path: Path) -> None:
     path.write_bytes(b"no database, but long enough for the header of a file" * 30)
     assert outage_of(error_of(lambda one: one.execute("SELECT * FROM nsqext_outbox"))) is None
     assert outage_of(ValueError("of another kind")) is None
+
+
+def test_an_error_of_psycopg_without_a_code_is_a_lost_connection_or_final() -> None:
+    assert outage_of(psycopg.OperationalError("the connection is closed")) == POSTGRESQL["08"]
+    assert outage_of(psycopg.ProgrammingError("the query has 1 placeholder")) is None
 
 
 def test_the_page_lists_every_outage() -> None:

@@ -77,12 +77,12 @@ def drawn(sources: dict[str, str], mutants: list[Mutant]) -> list[Bug]:
     ]
 
 
-def chosen(sources: dict[str, str], mistakes: tuple[Mistake, ...], text: str) -> list[Bug]:
-    """Return the bugs that some mistakes are."""
+def chosen(sources: dict[str, str], mistakes: tuple[Mistake, ...], named: list[str]) -> list[Bug]:
+    """Return the bugs that mistakes with one of some texts in their names are."""
     return [
         Bug(mistake.name, mistake.module, mistake.line(source), partial(mistake.tree, source))
         for mistake in mistakes
-        if text in mistake.name
+        if any(text in mistake.name for text in named)
         for source in [sources[mistake.module]]
     ]
 
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--room", action="append", choices=tuple(ROOMS), help="only this room; may be repeated")
     parser.add_argument("--at", action="append", help="every mutant of module:line, none drawn; may be repeated")
     parser.add_argument("--mistakes", action="store_true", help="those of the folder mistakes, no mutants")
-    parser.add_argument("--named", default="", help="only mistakes with this in their name")
+    parser.add_argument("--named", action="append", help="only mistakes with this in their name; may be repeated")
     parser.add_argument("--part", default="1/1", help="N/M: every M-th bug of a room, from the N-th")
     parser.add_argument("--tests", action="append", help="other tests than those of the room; may be repeated")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for the tests of a mutant")
@@ -171,7 +171,7 @@ def main() -> int:
         sources, random = sources_of(name), Random(f"{name} {given.seed}")
         tests = tuple(given.tests or ROOMS[name])
         if given.mistakes:
-            rooms.append(Room(name, tests, sources, chosen(sources, mistakes_of(name), given.named)[part]))
+            rooms.append(Room(name, tests, sources, chosen(sources, mistakes_of(name), given.named or [""])[part]))
             continue
         wanted = mutants_in(sources, given.at, -(-given.count // len(names)), random)[part]
         mutants = [mutant for mutant in wanted if not reason_of(mutant)]

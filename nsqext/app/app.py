@@ -12,8 +12,9 @@ import anyio
 from anyio.lowlevel import current_token
 from attrs import evolve
 
-from nsqext.app.health import Health, HealthEndpoint
+from nsqext.app.health import Health, HealthEndpoint, name_of, unready
 from nsqext.app.router import HandlerSpec, Router
+from nsqext.app.start_checks import refuse_loops, refuse_shared, warn_of_unwritable
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
@@ -25,7 +26,7 @@ from nsqext.client.producer.request import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
 from nsqext.client.signals import stop_on_signals, takes_signals
 from nsqext.client.tasks import BackgroundTasks, Runnable, first_error
-from nsqext.errors import InvalidSetting, InvalidState, NsqError, TopicNotFound, TopicNotReady
+from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.lookup.lookup import Lookup, share_lookup
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.settings import build
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
-
-_CHECK_TIMEOUT = 2.0  # most seconds of delay by the check of published topics
 
 
 class App(Router, Runnable):
@@ -91,7 +90,7 @@ class App(Router, Runnable):
     def __repr__(self) -> str:
         shared = self._shared
         place = repr(shared.lookupd) if isinstance(shared.lookupd, Lookup) else f"nsqd={shared.nsqd!r}"
-        handlers = " ".join(map(_name, self._consumers)) or "no handlers"
+        handlers = " ".join(map(name_of, self._consumers)) or "no handlers"
         state = ("stopping" if self._stopping.is_set() else "running") if self._running else "not running"
         return f"{type(self).__name__}({place}, {handlers}, {state})"
 
@@ -122,9 +121,7 @@ class App(Router, Runnable):
             value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
             options: the other arguments of `nsqext.Producer.publish`, such as ``key=``.
 
-        Raises:
-            InvalidBody: the value cannot be encoded.
-            NsqError: as for `nsqext.Producer.publish`.
+        Raises InvalidBody for a value that cannot be encoded; other errors as `nsqext.Producer.publish`.
         """
         from nsqext.client.consumer.typed.body import encode_body
 
@@ -205,7 +202,7 @@ class App(Router, Runnable):
 
     def gives_offsets(self, spec: HandlerSpec) -> bool:
         """Return whether a handler's messages certainly have offsets."""
-        options = self._consumer_options(spec.settings)
+        options = self.options_of(spec)
         return options.queue_position or bool(options.ordered)
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
@@ -220,9 +217,7 @@ class App(Router, Runnable):
         plan = spec.plan
         call: Handler = spec.call if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
         topics = self.publishers.get(spec.function)
-        if topics:
-            call = self._with_publishers(call, tuple(topics))
-        return call
+        return self._with_publishers(call, tuple(topics)) if topics else call
 
     def _batch_handler_of(self, spec: HandlerSpec) -> BatchFunction:
         return surround_batch_handler((*self._around(), *spec.middleware), spec.call, spec.channel)
@@ -253,22 +248,11 @@ class App(Router, Runnable):
 
     def _add(self, spec: HandlerSpec) -> None:
         for other in self.specs:
-            self._check_apart(spec, other)
+            own, others = (self._consumer_values(self._given.values, one.settings) for one in (spec, other))
+            if all(own.get(name) == others.get(name) for name in ("tag", "partitions")):
+                refuse_shared(spec, other)
         self._consumers.append(self._consumer_of(spec))  # raises for invalid options
         super()._add(spec)
-
-    def _check_apart(self, spec: HandlerSpec, other: HandlerSpec) -> None:
-        """Refuse two handlers that would each receive a part of the same messages."""
-        same = [name for name in spec.topics.names if other.topics.matches(name)]
-        same += [name for name in other.topics.names if spec.topics.matches(name)]
-        same += [pattern for pattern in spec.topics.patterns if pattern in other.topics.patterns]
-        own, others = (self._consumer_values(self._given.values, one.settings) for one in (spec, other))
-        apart = any(own.get(name) != others.get(name) for name in ("tag", "partitions"))
-        if same and spec.channel == other.channel and not apart:
-            raise InvalidSetting(
-                f"two handlers consume {same[0]}/{spec.channel}: each would receive a part of the messages",
-                hint="use another channel, or different tags or partitions; concurrency= runs one handler in parallel",
-            )
 
     @property
     def _running(self) -> bool:
@@ -375,7 +359,7 @@ class App(Router, Runnable):
         """Prepare a run."""
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
-        self._check_loops()
+        refuse_loops(self.specs, self.publishers)
         if self._test is not None and self._test.direct:
             raise InvalidState("the app is tested without a server", hint="give one: app.test(cluster.lookupd)")
         if self._running:
@@ -395,16 +379,6 @@ class App(Router, Runnable):
         self._tasks = None
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
 
-    def _check_loops(self) -> None:
-        """Check that no handler publishes to a topic of its own pattern."""
-        for spec in self.specs:
-            for topic in self.publishers.get(spec.function, ()):
-                if spec.topics.matches(topic) and topic not in spec.topics.names:
-                    raise InvalidSetting(
-                        f"the handler of {spec.topics} publishes to {topic}, which it consumes too",
-                        hint="use a topic that the pattern does not match",
-                    )
-
     async def _main(self) -> None:
         try:
             async with AsyncExitStack() as stack:
@@ -415,7 +389,8 @@ class App(Router, Runnable):
                 self._warn_of_drops()
                 self._check_dead_letters_once()
                 if not self._stopping.is_set():
-                    await self._check_published_topics()
+                    published = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
+                    await warn_of_unwritable(self._producer, published | {one.topic for one in self.published})
                     await self._consume()
             if self._error is not None:
                 raise self._error
@@ -437,7 +412,7 @@ class App(Router, Runnable):
         for consumer, spec in zip(self._consumers, self.specs, strict=True):
             if consumer.warns_of_drops:
                 consumer.warns_of_drops = False
-                by_options.setdefault(self._consumer_options(spec.settings).failure, []).append(_name(consumer))
+                by_options.setdefault(self._consumer_options(spec.settings).failure, []).append(name_of(consumer))
         for options, places in by_options.items():
             warn_of_drops(places, options)
 
@@ -448,19 +423,6 @@ class App(Router, Runnable):
             topic = self._consumer_options(spec.settings).failure.dead_letter
             consumer.warns_of_dead_letters = topic not in checked
             checked.add(topic)
-
-    async def _check_published_topics(self) -> None:
-        """Warn about unwritable topics of publishers and declarations."""
-        topics = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
-        topics |= {one.topic for one in self.published}
-        with anyio.move_on_after(_CHECK_TIMEOUT):
-            for topic in sorted(topics):
-                try:
-                    await self._producer.meta(topic)
-                except (TopicNotFound, TopicNotReady) as error:
-                    logger.warning("the app cannot publish: %s", error, extra={"topic": topic})
-                except NsqError:
-                    return  # the consumers report that lookup does not respond
 
     async def _consume(self) -> None:
         try:
@@ -506,7 +468,7 @@ class App(Router, Runnable):
             return Health(live=True, ready=False, reasons=("the app is not running",))
         if self._stopping.is_set():
             return Health(live=True, ready=False, reasons=("the app is stopping",))
-        reasons = [reason for consumer in self._consumers if (reason := _reason(consumer))]
+        reasons = [reason for consumer in self._consumers if (reason := unready(consumer))]
         return Health(live=True, ready=not reasons, reasons=tuple(reasons))
 
     def asgi(self) -> HealthEndpoint:
@@ -526,9 +488,7 @@ class App(Router, Runnable):
     def use_test(self, test: AppTest | None) -> None:
         """Create clients for a test. None uses the app's own clients.
 
-        Raises:
-            InvalidState: the app is running, or has a test already.
-            InvalidSetting: invalid addresses of the test.
+        Raises InvalidState while the app is running or has a test, and InvalidSetting for invalid addresses.
         """
         self._check_changeable()
         if test is not None and self._test is not None:
@@ -539,23 +499,3 @@ class App(Router, Runnable):
         except BaseException:
             self._test = before
             raise
-
-
-def _name(consumer: Consumer) -> str:
-    return f"{','.join(consumer.topics)}/{consumer.channel}"
-
-
-def _reason(consumer: Consumer) -> str | None:
-    """Return why a consumer is not ready."""
-    name = _name(consumer)
-    try:
-        statistics = consumer.statistics()
-    except InvalidState:
-        return f"{name}: not started"
-    if statistics.blocked:
-        return f"{name}: {statistics.blocked[0]}"
-    if statistics.connections and consumer.subscribed:
-        return None
-    state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"
-    failures = statistics.lookup_failures
-    return f"{name}: {state}" + (f", {failures} failed lookups" if failures else "")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from attrs import frozen
+
+from nsqext.errors import InvalidState
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.consumer import Consumer
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -22,6 +27,27 @@ class Health:
     #: message above ``max_frame_size`` blocks a partition
     ready: bool
     reasons: tuple[str, ...] = ()  #: why the app is not ready
+
+
+def name_of(consumer: Consumer) -> str:
+    """Return topics and channel of a consumer."""
+    return f"{','.join(consumer.topics)}/{consumer.channel}"
+
+
+def unready(consumer: Consumer) -> str | None:
+    """Return why a consumer is not ready."""
+    name = name_of(consumer)
+    try:
+        statistics = consumer.statistics()
+    except InvalidState:
+        return f"{name}: not started"
+    if statistics.blocked:
+        return f"{name}: {statistics.blocked[0]}"
+    if statistics.connections and consumer.subscribed:
+        return None
+    state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"
+    failures = statistics.lookup_failures
+    return f"{name}: {state}" + (f", {failures} failed lookups" if failures else "")
 
 
 class HealthEndpoint:

@@ -16,8 +16,8 @@ from nsqext.arguments import check_number, suggest
 from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
+from nsqext.client.producer.delayed_request import delayed
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import MessageRequest, Publishing
 from nsqext.errors import InvalidInput, InvalidState
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
@@ -28,7 +28,7 @@ from nsqext.waits import Waiters
 if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.request import OutgoingMessage, Publishing
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class _Recorder(Middleware):
             receipts = await send_next(publishing)
         else:
             for message in publishing.messages:
-                MessageRequest(_OPTIONS, publishing.topic, message, delay=publishing.delay).check()
+                delayed(_OPTIONS, publishing.topic, message, publishing.delay).check()
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
         for message in publishing.messages:
             own = message if message.key is not None else evolve(message, key=publishing.key)

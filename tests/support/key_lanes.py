@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.message import KeySharing, Message, key_reader
+from nsqext.client.consumer.handlers.message_keys import key_reader
+from nsqext.client.consumer.message import KeySharing, Message
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqext.arguments import is_delay
-from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
+from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG, KEY_HEADER, RESERVED_PREFIX, RawMessage, header_text, tag_of
 from nsqext.protocol.names import topic_and_partition
 
@@ -439,33 +439,3 @@ def requeue_unanswered(messages: Iterable[Message]) -> None:
     for message in messages:
         if not message.answered and not message.lost:
             message.requeue_now(0.0, backoff=False)
-
-
-def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
-    """Return a function that reads a message's key from a header, or by the user's function.
-
-    A message without a key has its id as key. If the user's function fails, `InvalidInput` is raised.
-    """
-
-    def read(message: Message) -> bytes:
-        try:
-            found: str | bytes | None
-            if isinstance(key, str):
-                found = message.header_value(key)
-            else:
-                found = key(message) if message.budget is None else message.budget.call_unpacked(key, message)
-            if found is None:
-                return message.id
-            # refuses numbers: ``bytes(n)`` would be n zeros
-            return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(memoryview(found))
-        except ProtocolError:  # a header that servers refuse to store
-            return message.id
-        except Exception as error:
-            raise InvalidInput(
-                f"the key function failed for {message!r}: {error!r}",
-                topic=message.topic,
-                partition=message.partition,
-                hint="the function key= must return str, bytes or None",
-            ) from error
-
-    return read

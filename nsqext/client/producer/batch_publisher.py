@@ -10,7 +10,8 @@ import anyio
 from attrs import define
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
-from nsqext.client.producer.request import check_choice, check_supported, key_bytes, keys_of
+from nsqext.client.producer.keys import keys_of
+from nsqext.client.producer.request import check_choice, check_supported, key_bytes
 from nsqext.errors import (
     BatchFailed,
     ExtendNotSupported,

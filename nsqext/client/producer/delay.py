@@ -6,7 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import check_choice, check_delay, due_after, encode_message, key_bytes
+from nsqext.client.producer.delayed_request import check_delay, due_after
+from nsqext.client.producer.request import check_choice, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
 from nsqext.protocol.names import check_identity, check_topic
 

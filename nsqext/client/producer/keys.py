@@ -16,6 +16,7 @@ import anyio
 from attrs import define, field
 
 from nsqext.client.producer.batch import Batch
+from nsqext.client.producer.request import OutgoingMessage, key_bytes
 from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
 
@@ -294,3 +295,16 @@ class KeyGroups:
                 member.settle((await (again or self._sender.publish(member)))[0])
             except NsqError as error:
                 member.settle(error)
+
+
+def keys_of(
+    messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
+) -> set[bytes]:
+    """Return the keys that decide partitions; empty if ``partition`` is chosen for all. Raises InvalidInput."""
+    if partition is not None:
+        return set()
+    own = [message.key if isinstance(message, OutgoingMessage) else None for message in messages]
+    keys = {key_bytes(each) for each in own if each is not None}
+    if key is not None and None in own:
+        keys.add(key_bytes(key))
+    return keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes, keys_of
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Publisher:
             for call in publishing.on_topic:
                 call(route.view.meta)
             return await self._send_prepared(publishing)
+        from nsqext.client.producer.keys import keys_of
+
         own = keys_of(publishing.given, publishing.key, publishing.partition)
         keys = {(topic, key) for key in own}.difference(publishing.entered)
         place = self.keys.lock.queue(keys)  # before the wait for lookup
@@ -134,7 +136,12 @@ class Publisher:
         """Publish one message to its topic, without middleware; ``delay`` is for its consumers."""
         self.check_open()
         options = self._routes.topic_options.of(topic)
-        request = MessageRequest(options, topic, message, key=key, partition=partition, delay=delay)
+        if delay is None:
+            request = MessageRequest(options, topic, message, key=key, partition=partition)
+        else:
+            from nsqext.client.producer.delayed_request import delayed
+
+            request = delayed(options, topic, message, delay, key=key, partition=partition)
         if key is None or topic not in self._routes.by_topic:
             request.check()
         turn = None if key is None else (topic, key)

@@ -6,15 +6,14 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attrs import define, field, frozen
 
-from nsqext.arguments import is_delay, is_whole
+from nsqext.arguments import is_whole
 from nsqext.client.events import tracing
 from nsqext.errors import (
-    DelayNotSupported,
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
@@ -29,9 +28,7 @@ from nsqext.protocol.client.commands import (
     TRACE_SIZE,
     check_body,
     publish_ext,
-    publish_line,
     publish_trace,
-    sized,
 )
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
@@ -151,9 +148,7 @@ class PublishOptions(TypedDict, total=False):
 def key_bytes(key: str | bytes | int) -> bytes:
     """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
 
-    Empty keys are refused: servers and consumers read a header with empty text as no key.
-
-    Raises InvalidInput.
+    Raises InvalidInput, also for an empty key: servers and consumers read it as no key.
     """
     if isinstance(key, (str, bytes)):
         if not key:
@@ -171,37 +166,12 @@ def key_bytes(key: str | bytes | int) -> bytes:
     raise InvalidInput(f"a key has to be str, bytes or int, not {type(key).__name__}")
 
 
-def keys_of(
-    messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
-) -> set[bytes]:
-    """Return the keys that decide partitions; empty if ``partition`` is chosen for all. Raises InvalidInput."""
-    if partition is not None:
-        return set()
-    own = [message.key if isinstance(message, OutgoingMessage) else None for message in messages]
-    keys = {key_bytes(each) for each in own if each is not None}
-    if key is not None and None in own:
-        keys.add(key_bytes(key))
-    return keys
-
-
 def check_choice(key: object, partition: object) -> None:
     """Raise for both key and partition, or an invalid partition number."""
     if partition is not None:
         if key is not None:
             raise InvalidPartition("key and partition were both given", hint="give one of them")
         check_partition(partition)  # type: ignore[arg-type]
-
-
-def check_delay(delay: float, topic: str) -> float:
-    """Return a publish's delay in seconds; raises InvalidInput."""
-    if not is_delay(delay):
-        raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
-    return delay
-
-
-def due_after(delay: float) -> int:
-    """Return the due time of a message published now with ``delay`` seconds, in milliseconds since 1970."""
-    return ceil((time.time() + delay) * 1000)
 
 
 def check_supported(target: Target, *, header: bool) -> None:
@@ -427,10 +397,7 @@ class PublishRequest:
         raise NotImplementedError
 
     def refined(self, error: NsqError) -> NsqError:
-        """Return an attempt's error as it counts for this request.
-
-        The too large message may be another client's.
-        """
+        """Return an attempt's error as it counts for this request: another client's message may be too large."""
         if isinstance(error, RecordTooLarge) and error.size > self.largest + _RECORD_PARTS:
             return PubRefused(error.code, error.description, node=error.node)
         return error
@@ -447,10 +414,10 @@ class PublishRequest:
 class MessageRequest(PublishRequest):
     """One message with its publish, in its own command or waiting for a `Batch`.
 
-    ``message.key`` is ignored for ``key``. ``delay`` is in seconds. Raises InvalidInput.
+    ``message.key`` is ignored for ``key``. Raises InvalidInput.
     """
 
-    __slots__ = ("_default_trace", "_delay", "_due", "_options", "_trace_id", "message", "on_outcome", "outcome")
+    __slots__ = ("_default_trace", "_options", "_trace_id", "message", "on_outcome", "outcome")
 
     def __init__(
         self,
@@ -460,7 +427,6 @@ class MessageRequest(PublishRequest):
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        delay: float | None = None,
         started: float | None = None,
     ) -> None:
         super().__init__(topic, partition, key, started)
@@ -469,10 +435,13 @@ class MessageRequest(PublishRequest):
         self.outcome: Outcome | None = None
         self.on_outcome: Callable[[], object] | None = None
         self._options = options
-        self._delay = None if delay is None or not check_delay(delay, topic) else delay
-        self._due: int | None = None if self._delay is None else due_after(self._delay)
         self._trace_id: int | None = None
         self._default_trace: int | None = None
+
+    @property
+    def due(self) -> int | None:
+        """When a delayed message is due, in milliseconds since 1970."""
+        return None
 
     def check(self) -> None:
         """Raise InvalidInput for an invalid topic or message, whatever the topic supports."""
@@ -499,14 +468,14 @@ class MessageRequest(PublishRequest):
         """Return whether a batch can replace the command: its response has neither position nor trace id."""
         message = self.message
         traced = isinstance(message, OutgoingMessage) and (message.trace_id is not None or message.header is not None)
-        return not traced and self._delay is None and not logs_traces(self.topic, meta)
+        return not traced and not logs_traces(self.topic, meta)
 
     def encoded(self, meta: TopicMeta) -> Encoded:
         """Return body, extend header and trace id for a topic; see `encode_message`. Raises InvalidInput."""
         if not self._default_trace:  # the same for all attempts, which are settled by it
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace
-        return encode_message(self._options, meta, self.message, self.key, default_trace=default, due=self._due)
+        return encode_message(self._options, meta, self.message, self.key, default_trace=default, due=self.due)
 
     def refined(self, error: NsqError) -> NsqError:
         if type(error) is NotLeader:
@@ -514,11 +483,6 @@ class MessageRequest(PublishRequest):
         return super().refined(error)
 
     def command(self, target: Target) -> Command:
-        if self._delay is not None:
-            if not (target.meta.partition_num or target.node.redesigned):
-                default_trace_id(self._options, self.topic, target.meta)  # refuses to settle it
-                return self._deferred_command(target, self._delay)
-            self._check_consumers_can_delay(target.meta)
         body, header, self._trace_id = self.encoded(target.meta)
         return message_command(target, body, header, self._trace_id)
 
@@ -530,34 +494,6 @@ class MessageRequest(PublishRequest):
     def largest(self) -> int:
         body, header, _ = self.encoded(_EXTEND)
         return len(body) + len(header)
-
-    def _deferred_command(self, target: Target, delay: float) -> Command:
-        """Return the delayed publish of the original NSQ.
-
-        A refused delay would end the connection, and leave other publishes' outcomes unknown.
-        """
-        if delay > self._options.max_delay:
-            raise DelayNotSupported(
-                f"the original NSQ delays a message for {self._options.max_delay:g} s at most, not {delay:g}",
-                topic=self.topic,
-                hint='let a relay delay it: via="relay"; or set max_delay, if the servers accept more',
-            )
-        body, header, trace_id = encode_message(self._options, target.meta, self.message)
-        if header or trace_id is not None:
-            raise DelayNotSupported(
-                "a delayed message of the original NSQ has neither headers nor tag nor trace id", topic=self.topic
-            )
-        return sized(publish_line("DPUB", self.topic, delay=delay), body)
-
-    def _check_consumers_can_delay(self, meta: TopicMeta) -> None:
-        """Raise where consumers of the redesigned NSQ cannot requeue a message until it is due."""
-        if meta.ordered or not meta.extend_support:
-            reason = "is ordered" if meta.ordered else "does not support extend headers"
-            raise DelayNotSupported(
-                f"consumers cannot delay messages of a topic that {reason}",
-                topic=self.topic,
-                hint='let a relay delay it: via="relay"',
-            )
 
     def receipts(self, target: Target, response: bytes) -> list[Receipt]:
         return [read_receipt(target, response, self._trace_id)]

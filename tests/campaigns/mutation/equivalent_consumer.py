@@ -108,7 +108,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
         "found.size = max(mean, found.size + (mean - found.size) / 16)",
     ): "the weight of a message in the average is chosen",
     (
-        "client/consumer/handlers/key_lanes.py",
+        "client/consumer/handlers/message_keys.py",
         "number + 1",
         "return (crc32(key) * 0x9E3779B1 >> 8) % count",
     ): "which lane a key has is chosen",

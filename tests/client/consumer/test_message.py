@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext.client.consumer.message import key_reader
+from nsqext.client.consumer.handlers.message_keys import key_reader
 from nsqext.client.consumer.unpacking import UnpackBudget, unpack
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight, ProtocolError
 from nsqext.protocol.client.body_compression import compress_body

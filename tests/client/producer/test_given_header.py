@@ -13,6 +13,7 @@ from nsqext import OutgoingMessage
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.delayed_request import delayed as delayed_request
 from nsqext.client.producer.given_header import trace_id_of
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, encode_message
@@ -92,7 +93,7 @@ def test_the_largest_messages_fit() -> None:
 
 def test_delays_key_tags_and_http_would_change_a_header() -> None:
     message = OutgoingMessage(b"x", header=b'{"a":"b"}')
-    delayed = MessageRequest(_OPTIONS, "t", message, delay=5.0)
+    delayed = delayed_request(_OPTIONS, "t", message, 5.0)
     with pytest.raises(InvalidInput, match="header and delay were both given"):
         delayed.encoded(_EXTEND)
     with pytest.raises(InvalidInput, match="header and key_tags were both given"):

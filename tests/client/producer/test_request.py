@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
 from nsqext.client.producer.connection_pool import ConnectionPool
+from nsqext.client.producer.delayed_request import delayed as delayed_request
+from nsqext.client.producer.keys import keys_of
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import (
     MessageRequest,
@@ -22,7 +24,6 @@ from nsqext.client.producer.request import (
     default_trace_id,
     encode_message,
     key_bytes,
-    keys_of,
 )
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
@@ -219,7 +220,7 @@ def test_traced_publishes_are_logged(tracing: None, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("delay", [-1, "1", True, float("nan"), 1e12])
 def test_a_delay_is_a_time(delay: float) -> None:
     with pytest.raises(InvalidInput):
-        MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), delay=delay).check()
+        delayed_request(_OPTIONS, "t", OutgoingMessage(b"x"), delay).check()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,7 @@ def test_the_topic_of_a_relay_has_a_valid_name() -> None:
 )
 def test_consumers_delay_messages_of_unordered_topics_with_headers(meta: TopicMeta, refused: str | None) -> None:
     target = Target("t", 0, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x"), delay=5.0)
+    request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x"), 5.0)
     if refused is None:
         assert b"##due" in bytes(request.command(target))
         return
@@ -380,7 +381,7 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
     assert default_trace_id(options, "t", TopicMeta(1)) == 1, "0 is no trace id"
     with pytest.raises(OperationNotSupported):
         default_trace_id(options, "t", TopicMeta())
-    delayed = MessageRequest(options, "t", OutgoingMessage(b"x"), delay=5.0)
+    delayed = delayed_request(options, "t", OutgoingMessage(b"x"), 5.0)
     with pytest.raises(OperationNotSupported):
         delayed.command(_target(TopicMeta()))
 
@@ -408,7 +409,7 @@ def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
 def test_who_delays_a_message(
     delay: float, members: dict[str, Any], meta: TopicMeta, version: str, expected: bytes | str
 ) -> None:
-    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay=delay)
+    request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay)
     if isinstance(expected, bytes):
         assert bytes(request.command(_target(meta, version))).startswith(expected)
         return
@@ -430,7 +431,7 @@ def test_the_keys_of_a_call(key: str | None, partition: int | None, keys: set[by
     ("members", "delay", "joins"), [({}, None, True), ({}, 5, False), ({"trace_id": 0}, None, False)]
 )
 def test_what_a_batch_can_replace(members: dict[str, Any], delay: float | None, joins: bool) -> None:
-    request = MessageRequest(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay=delay)
+    request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay)
     assert request.joinable(TopicMeta(1, extend_support=True)) is joins
 
 

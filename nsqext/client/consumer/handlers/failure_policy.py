@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import define
 
-from nsqext.client.consumer.message import Finish, HandlerSignal, Message, Reject, Requeue, key_reader
+from nsqext.client.consumer.message import Finish, HandlerSignal, Message, Reject, Requeue
 from nsqext.protocol.messages import KEY_HEADER
 from nsqext.waits import chance
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
-_LETTERS_AT_ONCE = 32  # dead letters of a batch that are published at the same time
-
-_key_of = key_reader(KEY_HEADER)
+_AT_ONCE = 32  # dead letters of a batch that are published at the same time
 
 
 @define(eq=False)
@@ -136,9 +134,12 @@ class FailurePolicy:
             for message in messages:
                 await self.dead_letter(message, error)
             return
+        from nsqext.client.consumer.handlers.message_keys import key_reader
+
+        key_of = key_reader(KEY_HEADER)
         by_key: dict[bytes, list[Message]] = {}
         for message in messages:
-            by_key.setdefault(_key_of(message), []).append(message)
+            by_key.setdefault(key_of(message), []).append(message)
         left = iter(by_key.values())
 
         async def publish() -> None:
@@ -147,7 +148,7 @@ class FailurePolicy:
                     await self.dead_letter(message, error)
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(min(_LETTERS_AT_ONCE, len(by_key))):
+            for _ in range(min(_AT_ONCE, len(by_key))):
                 tasks.start_soon(publish)
 
     def _may_reject(self, message: Message) -> bool:

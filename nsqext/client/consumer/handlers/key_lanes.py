@@ -11,9 +11,17 @@ from __future__ import annotations
 import logging
 from math import inf
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-from nsqext.client.consumer.handlers.partition_order import KeyLaneOwner, PartitionOrder, Wait, owner_of
+from nsqext.client.consumer.handlers.message_keys import lane_number
+from nsqext.client.consumer.handlers.partition_order import (
+    KeyLaneOwner,
+    PartitionOrder,
+    Wait,
+    is_gone,
+    name_of,
+    owner_of,
+    take_where,
+)
 from nsqext.client.consumer.handlers.workers import MessageQueue
 from nsqext.client.consumer.message import KeySharing, touch_due
 from nsqext.errors import InvalidInput
@@ -120,7 +128,7 @@ class KeyLanes:
                 raise
 
     def _owner(self, owner: Owner) -> KeyLaneOwner:
-        name = _name_of(owner)
+        name = name_of(owner)
         order = self._orders.get(name)
         if order is None:
             sharing = owner.key_sharing
@@ -178,7 +186,7 @@ class KeyLanes:
 
         The server redelivers them to any consumer, from the first unfinished message on.
         """
-        order = self._orders.pop(_name_of(owner), None)
+        order = self._orders.pop(name_of(owner), None)
         if order is not None:
             self._owners.pop(order, None)
             self._forget_lost(order)
@@ -202,7 +210,7 @@ class KeyLanes:
         if not kept:
             return
         first, *behind = kept
-        behind += _take(lane, lambda other: self.key(other) == key)
+        behind += take_where(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
         if before is not None:  # of another partition: messages wait only within their partition
             behind += before.messages()
@@ -218,7 +226,7 @@ class KeyLanes:
         """Keep the place of a message that was lost before its handler was called."""
         key, order = self.key(message), owner_of(message).order
         lane = self._lane(key)
-        behind = _take(lane, lambda other: owner_of(other).order is order and self.key(other) == key)
+        behind = take_where(lane, lambda other: owner_of(other).order is order and self.key(other) == key)
         order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
 
     def tick(self, now: float) -> None:
@@ -251,8 +259,8 @@ class KeyLanes:
         if not order.can_receive():
             wait.due = order.redelivery_due(now)
             return
-        lost = [message for message in wait.messages() if message is wait.message or _is_gone(message)]
-        wait.behind = [message for message in wait.behind if not _is_gone(message)]
+        lost = [message for message in wait.messages() if message is wait.message or is_gone(message)]
+        wait.behind = [message for message in wait.behind if not is_gone(message)]
         for message in lost:
             owner_of(message).order.unfinished.pop(message.id, None)
         logger.warning(
@@ -282,9 +290,8 @@ class KeyLanes:
     def _end_failover_wait(self, wait: Wait) -> None:
         """End the connection if messages wait for a message that was not redelivered.
 
-        Another consumer may have the key, but this consumer cannot know: the server may have sent the waiting messages,
-        and messages not yet received, before it noticed the timeout. On a new connection it starts with the first
-        unfinished message of each key. While no message waits, the place is kept.
+        Another consumer may have the key: the server may have sent the waiting messages before it noticed the timeout.
+        On a new connection it starts with the first unfinished message of each key.
         """
         wait.due = inf
         if not all(message.lost for message in wait.behind):
@@ -325,7 +332,7 @@ class KeyLanes:
         self._forget_lost(order)
 
     def _bound_lost(self, order: PartitionOrder) -> None:
-        """End the connection when more messages were lost to other consumers than could be in flight."""
+        """End the connection when more messages were lost than could be in flight."""
         owner, lost = order.owner, sum(1 + len(wait.behind) for wait in order.lost.values())
         if owner is not None and lost > 2 * order.most_ready:
             owner.reset("messages of many keys timed out and were not redelivered")
@@ -357,8 +364,7 @@ class KeyLanes:
     def _return(self, message: Message) -> None:
         """Requeue a message that waits for another message.
 
-        The original NSQ redelivers a lost message after its timeout, behind its whole queue. The messages that wait for
-        it are requeued with a delay until then, so that the server can deliver the queue.
+        The original NSQ redelivers the other behind its whole queue: a delay until then lets it deliver the queue.
         """
         owner = owner_of(message)
         times, delay = owner.order.note_returned(message), 0.0
@@ -383,7 +389,7 @@ class KeyLanes:
         def gone(message: Message) -> bool:
             return owner_of(message).order is order and message.lost and message.offset >= offset
 
-        removed = [message for lane in self.lanes for message in _take(lane, gone)]
+        removed = [message for lane in self.lanes for message in take_where(lane, gone)]
         for waits in (self._delayed, order.lost):
             for key, wait in list(waits.items()):
                 removed += filter(gone, wait.messages())
@@ -494,35 +500,3 @@ class KeyLanes:
         """Return the messages in the lanes, without waiting messages."""
         for lane in self.lanes:
             yield from lane.messages
-
-
-def _name_of(owner: Owner) -> tuple[str, int | str] | Owner:
-    """Return what an order belongs to: a partition, or a connection that has all messages of its keys."""
-    if owner.key_sharing is KeySharing.TAGS:
-        return owner
-    return (owner.topic, owner.node if owner.partition is None else owner.partition)
-
-
-def _is_gone(message: Message) -> bool:
-    """Return whether a message is lost, and does not return by a requeue."""
-    return message.lost and message.id not in owner_of(message).order.returned
-
-
-def _take(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:
-    """Remove messages from a lane and return them."""
-    taken: list[Message] = []
-    others: list[Message] = []
-    for message in lane.messages:
-        (taken if wanted(message) else others).append(message)
-    lane.messages.clear()
-    lane.messages.extend(others)
-    return taken
-
-
-def lane_number(key: bytes, count: int) -> int:
-    """Return the lane of a key.
-
-    The hash is independent of the hash that divides keys among consumers (MurmurHash3): otherwise a consumer with a
-    range of hashes would use only some of its lanes.
-    """
-    return (crc32(key) * 0x9E3779B1 >> 8) % count

@@ -322,3 +322,26 @@ class KeyLaneOwner:
 def owner_of(message: Message) -> KeyLaneOwner:
     """Return the owner of a message in lanes."""
     return cast("KeyLaneOwner", message.owner)
+
+
+def name_of(owner: Owner) -> tuple[str, int | str] | Owner:
+    """Return what an order belongs to: a partition, or a connection that has all messages of its keys."""
+    if owner.key_sharing is KeySharing.TAGS:
+        return owner
+    return (owner.topic, owner.node if owner.partition is None else owner.partition)
+
+
+def is_gone(message: Message) -> bool:
+    """Return whether a message is lost, and does not return by a requeue."""
+    return message.lost and message.id not in owner_of(message).order.returned
+
+
+def take_where(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:
+    """Remove messages from a lane and return them."""
+    taken: list[Message] = []
+    others: list[Message] = []
+    for message in lane.messages:
+        (taken if wanted(message) else others).append(message)
+    lane.messages.clear()
+    lane.messages.extend(others)
+    return taken

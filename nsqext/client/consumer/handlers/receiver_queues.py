@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from nsqext.client.consumer.handlers.workers import MessageHandler, MessageQueue, StallWatch, Workers
-from nsqext.client.consumer.message import TOUCHES, key_reader, touch_due
+from nsqext.client.consumer.message import TOUCHES, touch_due
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class ReceiverQueues:
         if key is None:
             return [self.queue] * concurrency
         from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+        from nsqext.client.consumer.handlers.message_keys import key_reader
 
         self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock, self._options.delivery)
         received = list(self.queue.messages)

@@ -22,7 +22,8 @@ from nsqext.broker.engine.partition import Partition
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.message import KeySharing, Message, key_reader, touch_due
+from nsqext.client.consumer.handlers.message_keys import key_reader
+from nsqext.client.consumer.message import KeySharing, Message, touch_due
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 from nsqext.protocol.identify import KEY_FAILOVER

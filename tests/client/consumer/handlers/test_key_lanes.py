@@ -8,8 +8,9 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext.client.consumer.handlers.key_lanes import KeyLanes, lane_number
-from nsqext.client.consumer.message import KeySharing, key_reader
+from nsqext.client.consumer.handlers.key_lanes import KeyLanes
+from nsqext.client.consumer.handlers.message_keys import key_reader, lane_number
+from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidInput

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.key_lanes import KeyLanes
-from nsqext.client.consumer.message import KeySharing, Message, key_reader
+from nsqext.client.consumer.handlers.message_keys import key_reader
+from nsqext.client.consumer.message import KeySharing, Message
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
 

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from nsqext.client.consumer.handlers.key_lanes import lane_number
-from nsqext.client.consumer.message import Message, key_reader
+from nsqext.client.consumer.handlers.message_keys import key_reader, lane_number
+from nsqext.client.consumer.message import Message
 from nsqext.key_ranges import position_of
 from nsqext.protocol.messages import EXT_JSON
 

@@ -1,0 +1,52 @@
+"""The keys of messages, and the lanes of keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from nsqext.errors import InvalidInput, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqext.client.consumer.message import KeyOf, Message
+
+
+def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
+    """Return a function that reads a message's key from a header, or by the user's function.
+
+    A message without a key has its id as key. If the user's function fails, `InvalidInput` is raised.
+    """
+
+    def read(message: Message) -> bytes:
+        try:
+            found: str | bytes | None
+            if isinstance(key, str):
+                found = message.header_value(key)
+            else:
+                found = key(message) if message.budget is None else message.budget.call_unpacked(key, message)
+            if found is None:
+                return message.id
+            # refuses numbers: ``bytes(n)`` would be n zeros
+            return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else bytes(memoryview(found))
+        except ProtocolError:  # a header that servers refuse to store
+            return message.id
+        except Exception as error:
+            raise InvalidInput(
+                f"the key function failed for {message!r}: {error!r}",
+                topic=message.topic,
+                partition=message.partition,
+                hint="the function key= must return str, bytes or None",
+            ) from error
+
+    return read
+
+
+def lane_number(key: bytes, count: int) -> int:
+    """Return the lane of a key.
+
+    The hash is independent of the hash that divides keys among consumers (MurmurHash3): otherwise a consumer with a
+    range of hashes would use only some of its lanes.
+    """
+    return (crc32(key) * 0x9E3779B1 >> 8) % count

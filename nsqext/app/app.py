@@ -486,10 +486,7 @@ class App(Router, Runnable):
         return AppTest(self, lookupd)
 
     def use_test(self, test: AppTest | None) -> None:
-        """Create clients for a test. None uses the app's own clients.
-
-        Raises InvalidState while the app is running or has a test, and InvalidSetting for invalid addresses.
-        """
+        """Create clients for a test; None for the app's own. Raises InvalidState while it runs, or InvalidSetting."""
         self._check_changeable()
         if test is not None and self._test is not None:
             raise InvalidState("the app is being tested already", hint="end the other test first")

@@ -1,9 +1,8 @@
 """Handle messages in parallel lanes that keep the order of each key (Key_Failover note).
 
-A message that its handler requeues stays in this process: its key waits until it is handled again; other keys continue.
-A *lost* message (it timed out, or its connection ended) keeps its place: newer messages of its key and partition wait
-until the server has redelivered it. So the order holds with any server, if the channel has no other consumer or is of
-type key_failover.
+A requeued message stays in this process: its key waits until it is handled again; other keys continue. A *lost* message
+(it timed out, or its connection ended) keeps its place: newer messages of its key and partition wait for its redelivery.
+So the order holds with any server, if the channel has no other consumer or is of type key_failover.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ class KeyLanes:
     def forget(self, owner: Owner) -> None:
         """Forget the messages of a connection that ended, unless their handlers run.
 
-        The server redelivers them to any consumer, from the first unfinished message on.
+        The server redelivers them to any consumer.
         """
         order = self._orders.pop(name_of(owner), None)
         if order is not None:

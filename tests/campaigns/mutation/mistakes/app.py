@@ -75,10 +75,10 @@ MISTAKES = (
     ),
     Mistake(
         "unwritable topics are reported once for all",
-        "app/app.py",
-        '                    logger.warning("the app cannot publish: %s", error, extra={"topic": topic})\n',
-        '                    logger.warning("the app cannot publish: %s", error, extra={"topic":'
+        "app/start_checks.py",
+        '                logger.warning("the app cannot publish: %s", error, extra={"topic": topic})\n',
+        '                logger.warning("the app cannot publish: %s", error, extra={"topic":'
         " topic})\n"
-        "                    return\n",
+        "                return\n",
     ),
 )

@@ -1,8 +1,8 @@
 """Handle messages in parallel lanes that keep the order of each key (Key_Failover note).
 
-A requeued message stays in this process: its key waits until it is handled again; other keys continue. A *lost* message
-(it timed out, or its connection ended) keeps its place: newer messages of its key and partition wait for its redelivery.
-So the order holds with any server, if the channel has no other consumer or is of type key_failover.
+A requeued message stays in this process, and its key waits until it is handled again. A *lost* message (timed out, or
+its connection ended) keeps its place: later messages of its key and partition wait for its redelivery. This holds with
+any server, if the channel has no other consumer or is of type key_failover.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_FULL = 1.0  # seconds for which waiting messages may use up RDY before some of them are requeued
+_FULL = 1.0  # seconds for which waiting messages may use up RDY before some are requeued
 _SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
 _SETTLE_OWNED = 0.8  # the same, for a key bucket that another consumer may have left with many messages in flight
 _RETURN = 0.5  # seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only

@@ -20,9 +20,8 @@ from enum import Enum
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
-import orjson
 from attrs import define
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,7 +29,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsqext.http.go_protocol import BROKEN_BODY
+from nsqext.golang.http_heads import BROKEN_BODY
+from nsqext.golang.http_redirects import redirect
+from nsqext.golang.texts import dump
 from nsqext.protocol.names import is_valid_channel, is_valid_topic
 from nsqext.protocol.server.go_format import parse_int
 
@@ -43,7 +44,6 @@ _TEXT = "text/plain; charset=utf-8"
 _V1 = {"X-NSQ-Content-Type": "nsq; version=1.0"}
 _ACCEPT_V1 = "application/vnd.nsq; version=1.0"
 _BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
-_ESCAPES = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
 
 
 class Form(Enum):
@@ -181,15 +181,6 @@ Handler = Callable[[Call], Any]
 """Takes a `Call`; returns the result, an awaitable of it, or a whole Starlette response."""
 
 
-def dump(value: object) -> bytes:
-    """Return JSON as the servers write it, with ``<``, ``>`` and ``&`` escaped."""
-    data = orjson.dumps(value)
-    for plain, escaped in _ESCAPES:
-        if plain in data:
-            data = data.replace(plain, escaped)
-    return data
-
-
 def _raw(value: str | bytes, headers: Mapping[str, str] | None = None) -> Response:
     return Response(value, media_type=_TEXT if value else None, headers=dict(headers or {}))
 
@@ -252,46 +243,6 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
     return made
 
 
-_UNQUOTED = "/$&+,:;=@"
-_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'": "&#39;"})
-
-
-def _clean(path: str) -> str:
-    """Return a path without empty parts, ``.``, ``..`` and final slash."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            del parts[-1:]
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
-
-
-def _canonical(table: list[Route], method: str, path: str) -> str | None:
-    """Return this method's path that differs from the given path only in case, slashes and dots."""
-    wanted = _clean(path)
-    for known in table:
-        fixed, _, variable = known.path.partition("{")
-        rest = wanted[len(fixed) :]
-        same = wanted.lower().startswith(fixed) and bool(rest) == bool(variable) and "/" not in rest
-        if same and method in (known.methods or ()):
-            return fixed + rest
-    return None
-
-
-def _redirect(table: list[Route], request: Request) -> Response | None:
-    """Redirect a path that is wrong only in case, slashes or dots, as the real servers do."""
-    path = _canonical(table, request.method, request.scope["path"])
-    if path is None:
-        return None
-    query = request.scope["query_string"].decode("latin-1")
-    target = quote(path, safe=_UNQUOTED) + (f"?{query}" if query else "")
-    if request.method != "GET":
-        return Response(status_code=307, headers={"Location": target})
-    text = f'<a href="{target.translate(_HTML)}">Moved Permanently</a>.\n\n'
-    return Response(text, 301, {"Location": target}, "text/html; charset=utf-8")
-
-
 def application(routes: Iterable[Route], *, original: bool = False) -> Starlette:
     """Return the application of one server; answers unknown paths and wrong methods as captured (wrong_routes).
 
@@ -305,7 +256,7 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
         if request.method == "OPTIONS" and request.scope["path"] == "*":
             return Response()  # OPTIONS of the whole server
         if status == 404:
-            return _redirect(table, request) or _answer_v1(404, "NOT_FOUND")
+            return redirect(table, request) or _answer_v1(404, "NOT_FOUND")
         if status != 405:
             return _answer_v1(500, "INTERNAL_ERROR")
         fitting = [known for known in table if known.path_regex.match(request.scope["path"])]

@@ -20,7 +20,7 @@ from anyio.lowlevel import current_token
 from starlette.responses import Response
 
 from nsqext.errors import InvalidSetting
-from nsqext.http.go_protocol import MAX_HEAD, GoProtocol, closing_after_unread_body
+from nsqext.golang.http_heads import MAX_HEAD, GoProtocol, closing_after_unread_body
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urljoin
 from attrs import field, frozen
 
 from nsqext.broker.engine.header_filter import InvalidExpression, compile_regexp
-from nsqext.http.api import dump
+from nsqext.golang.texts import dump
 from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
 from nsqext.protocol.json_fields import Schema, UnreadableFields, read_fields
 from nsqext.protocol.server.go_format import decode

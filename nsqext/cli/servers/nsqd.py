@@ -9,9 +9,9 @@ from typing import Any
 
 from nsqext.broker.listeners import listen_early
 from nsqext.cli.servers import redesigned_flags
-from nsqext.cli.servers.flags import FlagError, parse_value
 from nsqext.cli.servers.program import check_nsqlookupd, read_program, run_program
 from nsqext.errors import InvalidSetting
+from nsqext.golang.flags import FlagError, parse_value
 
 _LIMIT, _REPORTED = "limit", "reported"
 # kind of each flag, whether it is a limit for clients, whether ``/config`` has it

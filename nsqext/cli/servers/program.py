@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from nsqext.cli.servers.flags import FlagError, read_flags, with_config_file
 from nsqext.cli.servers.redesigned_flags import check_alone, given_without_effect, with_new_names, without_old_names
+from nsqext.golang.flags import FlagError, read_flags, with_config_file
 
 _LEVELS = {"debug": 10, "info": 20, "warn": 30, "error": 40, "fatal": 50}
 _NAMES = {logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nsqext.cli.servers.flags import FlagError
+from nsqext.golang.flags import FlagError
 
 _BOTH = {
     "alsologtostderr": "bool",
@@ -36,7 +36,7 @@ NSQLOOKUPD = _BOTH | {
     "balance-interval": "list",
     "nsqd-ping-timeout": "duration",
 }
-"""Flags of the redesigned nsqlookupd; see `nsqext.cli.servers.flags.parse_flags`."""
+"""Flags of the redesigned nsqlookupd; see `nsqext.golang.flags.parse_flags`."""
 
 NSQD = _BOTH | {
     "ack-old-than-time": "duration",

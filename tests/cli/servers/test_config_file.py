@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nsqext.cli.servers import nsqd, nsqlookupd
-from nsqext.cli.servers.flags import FlagError, with_config_file
 from nsqext.cli.servers.nsqd import check_nsqd, check_values, reported
 from nsqext.cli.servers.program import check_nsqlookupd, read_program
 from nsqext.errors import InvalidSetting
+from nsqext.golang.flags import FlagError, with_config_file
 
 FILE = """
 log_level = "info"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict
 
 from nsqext.broker.nsqd.http.common import RequestArgs
+from nsqext.golang.texts import (
+    NO_LATENCY,
+    channel_line,
+    connected_text,
+    consumer_text,
+    go_time,
+    heading,
+    positions_text,
+    topic_line,
+)
 from nsqext.http.api import Call, Form, HttpFault, route
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.command_parser import State
-from nsqext.protocol.server.go_format import NANOSECONDS, build, parse_bool
+from nsqext.protocol.server.go_format import NANOSECONDS, parse_bool
 from nsqext.protocol.tls_layer import TlsLayer
 
 if TYPE_CHECKING:
@@ -24,26 +33,9 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.channel.cursor import ChannelCounters
     from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.engine.options import ChannelKind
-    from nsqext.broker.nsqd.node import ConnectedClient, Hosted, Node, PublishStats
+    from nsqext.broker.nsqd.node import ConnectedClient, Hosted, PublishStats
 
-NO_LATENCY: dict[str, int | None] = {"count": 0, "percentiles": None}
 _STATES = {State.INIT: 0, State.SUBSCRIBED: 3, State.CLOSING: 4}
-
-
-def go_time(nanoseconds: int) -> str:
-    """Return a time as ``1970-01-01 00:00:00 +0000 UTC``, with the shortest exact fraction."""
-    seconds, fraction = divmod(nanoseconds, NANOSECONDS)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    digits = f".{fraction:09d}".rstrip("0") if fraction else ""
-    return f"{text}{digits} +0000 UTC"
-
-
-def go_duration(nanoseconds: int) -> str:
-    """Return a duration as ``1h2m3.5s``."""
-    hours, rest = divmod(nanoseconds, 3600 * NANOSECONDS)
-    minutes, rest = divmod(rest, 60 * NANOSECONDS)
-    seconds = f"{rest / NANOSECONDS:.9f}".rstrip("0").rstrip(".")
-    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"
 
 
 def _filter(wanted: Any) -> dict[str, Any]:
@@ -125,12 +117,6 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
         }
         for publisher in traffic.publishers.values()
     ]
-
-
-def heading(node: Node, now: int) -> list[str]:
-    """Return the first lines of /stats as text; ``now`` in nanoseconds since 1970."""
-    started = datetime.fromtimestamp(node.started // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return [f"nsqd v{build(node.limits.version)}", f"start_time {started}", f"uptime {go_duration(now - node.started)}"]
 
 
 class StatsRoutes(RequestArgs):
@@ -233,7 +219,7 @@ class StatsRoutes(RequestArgs):
 
     def _text(self, topics: list[dict[str, Any]]) -> str:
         now = self.node.options.wall()
-        lines = heading(self.node, now)
+        lines = heading(self.node.limits.version, self.node.started, now)
         if not topics:
             return "\n".join([*lines, "", "NO_TOPICS", ""])
         lines += ["", "Health: OK"]
@@ -250,9 +236,8 @@ class StatsRoutes(RequestArgs):
         if channel is None:
             return ""
         stats, partition, acked = channel.stats(), hosted.partition, channel.acked
-        end, read, confirmed = (
-            f"&{{{{{{0 {offset}}} {offset}}} {count}}}"
-            for offset, count in (
+        end, read, confirmed = positions_text(
+            (
                 (partition.readable_offset, partition.readable),
                 (channel.cursor.offset, channel.cursor.count),
                 (acked.offset, acked.count),
@@ -295,39 +280,6 @@ class StatsRoutes(RequestArgs):
         ]
 
 
-def topic_line(topic: dict[str, Any]) -> str:
-    """Return a topic line of /stats; the redesigned generation does not pause topics."""
-    return (
-        f"{'*P ' if topic.get('paused') else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
-        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
-    )
-
-
-def channel_line(channel: dict[str, Any]) -> str:
-    """Return a channel line of /stats."""
-    return (
-        f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
-        f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
-        f"inflt: {channel['in_flight_count']:<4} def: {channel['deferred_count']:<4} "
-        f"re-q: {channel['requeue_count']:<5} timeout: {channel['timeout_count']:<5} "
-        f"msgs: {channel['message_count']:<8} e2e%: "
-    )
-
-
 def _client_line(client: dict[str, Any], now: int) -> str:
     name = f"{client['name']}:{client['remote_address'].rpartition(':')[2]}"
     return f"        [V2 {name:<21}] {consumer_text(client)} {connected_text(client, now)}"
-
-
-def consumer_text(client: dict[str, Any]) -> str:
-    """Return a consumer's state and counters in the text of /stats."""
-    return (
-        f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
-        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
-        f"msgs: {client['message_count']:<8}"
-    )
-
-
-def connected_text(client: dict[str, Any], now: int) -> str:
-    """Return the duration of a connection; ``now`` in nanoseconds since 1970."""
-    return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"

@@ -15,16 +15,17 @@ from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
 from nsqext.broker.listeners import split_address
 from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.broker.nsqd.http.publish import read_batch
-from nsqext.broker.nsqd.http.stats import (
+from nsqext.broker.nsqd.http.stats import client_members
+from nsqext.broker.nsqd.publish_commands import store_in_parts
+from nsqext.golang.texts import (
+    MEMORY,
     NO_LATENCY,
     channel_line,
-    client_members,
     connected_text,
     consumer_text,
     heading,
     topic_line,
 )
-from nsqext.broker.nsqd.publish_commands import store_in_parts
 from nsqext.http.api import Call, Form, HttpFault, route, valid_channel, valid_topic
 from nsqext.protocol.server.command_parser import PublishItem
 from nsqext.protocol.server.go_format import NANOSECONDS, wrap
@@ -40,17 +41,6 @@ if TYPE_CHECKING:
 _MS = 1_000_000
 _FALSE = ("false", "0")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_MEMORY = (
-    "heap_objects",
-    "heap_idle_bytes",
-    "heap_in_use_bytes",
-    "heap_released_bytes",
-    "gc_pause_usec_100",
-    "gc_pause_usec_99",
-    "gc_pause_usec_95",
-    "next_gc_bytes",
-    "gc_total_runs",
-)
 
 
 class OriginalRoutes(RequestArgs):
@@ -158,7 +148,7 @@ class OriginalRoutes(RequestArgs):
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
         memory = None
         if _BOOLEANS.get(call.arg("include_mem"), True):  # the real server's values that Python knows
-            memory = dict.fromkeys(_MEMORY, 0) | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
+            memory = MEMORY | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
         topics, producers = self._topics(topic, channel, clients=clients), None
         if clients and topics is not None:
             producers = [
@@ -228,7 +218,7 @@ class OriginalRoutes(RequestArgs):
         self, topics: list[dict[str, Any]], producers: list[dict[str, Any]], memory: dict[str, int] | None
     ) -> str:
         now = self.node.options.wall()
-        lines = [*heading(self.node, now), "", "Health: OK"]
+        lines = [*heading(self.node.limits.version, self.node.started, now), "", "Health: OK"]
         if memory is not None:
             lines += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in memory.items())]
         lines += ["", "Topics:"] if topics else ["", "Topics: None"]

@@ -12,7 +12,7 @@ import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
-from nsqext.http.go_protocol import BAD_REQUEST
+from nsqext.golang.http_heads import BAD_REQUEST
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.types import Address
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsqext.broker import Cluster
-from nsqext.http.go_protocol import BAD_REQUEST, MAX_HEAD, HeadRefused, check_first_line, checked_head, end_of_head
+from nsqext.golang.http_heads import BAD_REQUEST, MAX_HEAD, HeadRefused, check_first_line, checked_head, end_of_head
 
 RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "heads.json").read_text())
 _DATE = re.compile(rb"\r\nDate: [^\r]*", re.IGNORECASE)

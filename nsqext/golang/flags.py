@@ -135,7 +135,7 @@ def read_flags(
         found = parse_flags(arguments, kinds)
         check(found)
     except FlagError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         _usage(program, kinds)
         raise SystemExit(2) from None
     return found
@@ -145,10 +145,10 @@ _SHOWN = {"bool": "", "switch": "", "str": " string", "list": " value", "minutes
 
 
 def _usage(program: str, kinds: Mapping[str, str]) -> None:
-    print(f"Usage of {program}:", file=sys.stderr)
+    sys.stderr.write(f"Usage of {program}:\n")
     for name, kind in sorted(kinds.items()):
         shown = _SHOWN.get(kind, f" {kind}")
-        print(f"  -{name}{shown}", file=sys.stderr)
+        sys.stderr.write(f"  -{name}{shown}\n")
 
 
 _NAMES = {

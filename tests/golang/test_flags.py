@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsqext.cli.servers.flags import FlagError, parse_flags, read_flags
+from nsqext.golang.flags import FlagError, parse_flags, read_flags
 from tests.support.tables import table
 
 KINDS = {"f": "float", "m": "minutes", "v": "fives"} | {

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 from anyio import to_thread
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from nsqext import MessageBatch, Producer
     from nsqext.app import App
 
+
+T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS store (name TEXT NOT NULL);
@@ -171,10 +173,11 @@ class DelayStore:
                 raise InvalidState("the store of delayed messages is closed") from error
             try:
                 yield self._database
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # a full disk has rolled back already
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def add(self, records: Iterable[tuple[DelayRecord, bytes]]) -> None:
         """Store delayed messages with their bodies, and cancellations; skip known identities.
@@ -326,6 +329,7 @@ _AT_ONCE = 200  # messages taken from the store and published together
 _IN_FLIGHT = 2000
 _RETRY = 15.0  # seconds until another attempt to publish a message
 _POLL = 1.0  # seconds between two checks of a store to which another process adds messages
+_REOPEN = 1.0  # seconds until another attempt to use a store that failed
 _FORGET = 600.0  # seconds between two removals of old identities
 
 
@@ -334,7 +338,8 @@ class DelayRelay(Relay):
 
     It consumes the topic of delayed messages, and finishes them when they are stored in a file. A message is published
     at least once: twice if the process is killed between the publish and its record. Any number of relays may run:
-    relays of a machine share a store, relays of other machines have their own.
+    relays of a machine share a store, relays of other machines have their own. While the store cannot be used, as on a
+    full disk, received messages are requeued, a warning is logged, and the relay tries again every second.
 
     Args:
         store: the store, which the caller closes after the app.
@@ -386,7 +391,19 @@ class DelayRelay(Relay):
                 tasks.start_soon(self._forget_old)
         finally:
             published, self._published = self._published, []
-            self._store.take(published, 0, 0.0, 0.0)
+            try:
+                self._store.take(published, 0, 0.0, 0.0)
+            except sqlite3.OperationalError as error:
+                logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
+
+    async def _in_store(self, call: Callable[..., T], *arguments: object) -> T:
+        """Call the store in a thread, and again while it cannot be used, as on a full disk."""
+        while True:
+            try:
+                return await to_thread.run_sync(partial(call, *arguments))
+            except sqlite3.OperationalError as error:
+                logger.warning("the store of delayed messages cannot be used: %s", error)
+                await anyio.sleep(_REOPEN)
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []
@@ -415,13 +432,13 @@ class DelayRelay(Relay):
             while True:
                 count = len(published)
                 free = _AT_ONCE - self._publishing
-                taken = await to_thread.run_sync(store.take, published[:count], free, time.time(), lease)
+                taken = await self._in_store(store.take, published[:count], free, time.time(), lease)
                 del published[:count]
                 self._publishing += len(taken)
                 for identity, data in taken:
                     tasks.start_soon(self._publish, producer, identity, data)
                 if not taken:
-                    await self._wait(await to_thread.run_sync(store.next_due, time.time()))
+                    await self._wait(await self._in_store(store.next_due, time.time()))
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
@@ -436,14 +453,14 @@ class DelayRelay(Relay):
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
             failed = partial(self._store.failed, alone=isinstance(error, InvalidInput))
-            await to_thread.run_sync(failed, identity, str(error), time.time(), _RETRY)
+            await self._in_store(failed, identity, str(error), time.time(), _RETRY)
         finally:
             self._publishing -= 1
             self._changed.wake()
 
     async def _forget_old(self) -> None:
         while True:
-            await to_thread.run_sync(self._store.forget, time.time() - self._keep)
+            await self._in_store(self._store.forget, time.time() - self._keep)
             await anyio.sleep(_FORGET)
 
 

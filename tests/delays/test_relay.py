@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -520,3 +521,46 @@ async def test_a_message_that_another_process_adds_is_published_soon(
             await anyio.sleep(0.1)  # it waits for the message that is due in an hour
             other.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
             await eventually(lambda: producer.published == [b"a"], DEADLINE)
+
+
+async def test_a_full_disk_ends_no_relay_and_loses_no_message(
+    redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is received is requeued, and what is published is recorded later."""
+    monkeypatch.setattr(relay, "_REOPEN", 0.01)
+    topic = make_topic(redesigned)
+    with DelayStore(tmp_path / "store") as store:
+        run = store._database.execute
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                await producer.publish(topic, b"before", delay=0.01)
+                await count(received, 1)
+                run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+                for number in range(3):
+                    await producer.publish(topic, b"%d " % number + bytes(30_000), delay=0.01)
+                await eventually(lambda: "database or disk is full" in caplog.text, DEADLINE)
+                run("PRAGMA max_page_count = 1000000")
+            await count(received, 4)
+            await eventually(lambda: store.count() == 0, DEADLINE)
+    assert sorted(message.body[:2] for message, _ in received) == [b"0 ", b"1 ", b"2 ", b"be"]
+
+
+async def test_a_store_that_fails_while_it_is_read_is_used_again(
+    redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(relay, "_REOPEN", 0.01)
+    topic = make_topic(redesigned)
+    with DelayStore(tmp_path / "store") as store:
+        take, failures = store.take, iter([sqlite3.OperationalError("database or disk is full")] * 3)
+
+        def fail_first(*arguments: Any) -> list[tuple[str, bytes]]:
+            for error in failures:
+                raise error
+            return take(*arguments)
+
+        monkeypatch.setattr(store, "take", fail_first)
+        async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
+            async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
+                await producer.publish(topic, b"x", delay=0.01)
+            await count(received, 1)
+    assert caplog.text.count("the store of delayed messages cannot be used") == 3

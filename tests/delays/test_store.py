@@ -379,3 +379,19 @@ class Stores(RuleBasedStateMachine):
 
 TestStores = Stores.TestCase
 TestStores.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_a_store_is_used_again_after_a_failed_commit(tmp_path: Path) -> None:
+    """A full disk may fail there."""
+
+    def refuse_commits(action: int, name: str | None, *_: object) -> int:
+        refused = action == sqlite3.SQLITE_TRANSACTION and name == "COMMIT"
+        return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+
+    with DelayStore(tmp_path / "store") as store:
+        store._database.set_authorizer(refuse_commits)
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            store.cancel("one")
+        store._database.set_authorizer(None)
+        assert store.cancel("one") is Cancellation.UNKNOWN
+        assert store.count() == 0

@@ -129,18 +129,28 @@ MISTAKES = (
     Mistake(
         "an error leaves the transaction open",
         "delays/relay.py",
-        "            except BaseException:\n"
-        '                self._database.execute("ROLLBACK")\n'
-        "                raise\n",
-        "            except ZeroDivisionError:\n"
-        '                self._database.execute("ROLLBACK")\n'
-        "                raise\n",
+        "            except BaseException:\n                if self._database.in_transaction:",
+        "            except ZeroDivisionError:\n                if self._database.in_transaction:",
+    ),
+    Mistake(
+        "a failed commit leaves the transaction open",
+        "delays/relay.py",
+        '                self._database.execute("COMMIT")\n            except',
+        "                commit = self._database.execute\n            except",
+    ),
+    Mistake(
+        "a full disk ends the relay",
+        "delays/relay.py",
+        "            except sqlite3.OperationalError as error:\n"
+        '                logger.warning("the store of delayed messages cannot',
+        "            except ZeroDivisionError as error:\n"
+        '                logger.warning("the store of delayed messages cannot',
     ),
     Mistake(
         "an error commits the transaction",
         "delays/relay.py",
-        '                self._database.execute("ROLLBACK")\n',
-        '                self._database.execute("COMMIT")\n',
+        '                    self._database.execute("ROLLBACK")\n',
+        '                    self._database.execute("COMMIT")\n',
     ),
     Mistake(
         "threads share a transaction",
@@ -375,7 +385,7 @@ MISTAKES = (
     Mistake(
         "failed messages are not recorded",
         "delays/relay.py",
-        "            await to_thread.run_sync(failed, identity, str(error), time.time(), _RETRY)\n",
+        "            await self._in_store(failed, identity, str(error), time.time(), _RETRY)\n",
         "",
     ),
     Mistake(
@@ -387,7 +397,7 @@ MISTAKES = (
     Mistake(
         "a relay that ends forgets what it published",
         "delays/relay.py",
-        "            self._store.take(published, 0, 0.0, 0.0)\n",
+        "                self._store.take(published, 0, 0.0, 0.0)\n",
         "            pass\n",
     ),
     Mistake(

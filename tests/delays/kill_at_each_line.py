@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -57,13 +58,15 @@ def lines() -> list[tuple[str, int]]:
     return list(found)
 
 
-def kill_at(place: tuple[str, int]) -> None:
-    """Kill this process before it executes a line."""
+def kill_at(place: tuple[str, int], times: int = 1) -> None:
+    """Kill this process before it executes a line for the n-th time."""
+    reached = count(1)
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename not in _FILES:
             return None
-        if event == "line" and (frame.f_code.co_filename, frame.f_lineno) == place:
+        here = event == "line" and (frame.f_code.co_filename, frame.f_lineno) == place
+        if here and next(reached) == times:
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
 

@@ -181,10 +181,7 @@ class KeyLanes:
             self._end(key, order.lost)
 
     def forget(self, owner: Owner) -> None:
-        """Forget the messages of a connection that ended, unless their handlers run.
-
-        The server redelivers them to any consumer.
-        """
+        """Forget the messages of a connection that ended, unless their handlers run: any consumer receives them."""
         order = self._orders.pop(name_of(owner), None)
         if order is not None:
             self._owners.pop(order, None)

@@ -180,7 +180,7 @@ class RecordingOwner:
 def iteration() -> MessageIteration:
     """Return the iteration over a consumer without connections, which holds messages."""
     parts = {"backoff": SimpleNamespace(state="running"), "flow": SimpleNamespace(paused=False), "subscriptions": []}
-    group = cast("SubscriptionGroup", SimpleNamespace(tasks=None, grow=list, flush=list, **parts))
+    group = cast("SubscriptionGroup", SimpleNamespace(tasks=None, fit_windows=list, flush=list, **parts))
     return MessageIteration(ConsumerState(opened=True), MessageQueue(), group, lambda: 0)
 
 

@@ -40,6 +40,7 @@ class Connection:
         self.silence_due = inf
         self.ticks: list[float] = []
         self.unrecorded = (0, 0)
+        self.waited, self.excess = 0.0, inf
 
     def set_ready(self, count: int) -> None:
         """Record a RDY count."""

@@ -117,8 +117,8 @@ class FakeMonitor:
     def earliest_receipt(self, now: float) -> float:
         return self.receipt
 
-    def grow(self) -> None:
-        self.calls.append("grow")
+    def make_room(self, subscription: Subscription) -> None:
+        self.calls.append("make_room")
 
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         self.calls.append("needs_flush")

@@ -80,8 +80,9 @@ class HandlerSettings(TypedDict, total=False):
     dispatch too; 0 never uses tags: a server without this dispatch is an error.
     """
     initial_ready: int
-    """The RDY count of a connection that is new or was idle for 10 s. It doubles, up to its share of ``max_in_flight``,
-    while handlers wait for messages, so that consumers of a channel share its messages when handlers are slow.
+    """The least RDY count of a connection. It doubles, up to its share of ``max_in_flight``, while messages wait at the
+    server and handlers wait for them, and shrinks again: consumers of a channel share its messages when handlers are
+    slow, and the server sends a message at once, because the RDY count is used up.
     """
     max_in_flight_bytes: int
     """Bytes of messages in flight over all connections, estimated from the sizes received so far. With large messages,

@@ -179,13 +179,13 @@ class MessageIteration:
         return not scope.cancelled_caught
 
     def request_more(self) -> float:
-        """Send answers, raise RDY, and return for how many seconds a batch should wait for more messages.
+        """Send answers, fit RDY, and return for how many seconds a batch should wait for more messages.
 
         A connection that has used up its RDY receives nothing before messages are answered, so a batch waits only
         briefly for the other connections.
         """
         group = self._group
-        group.grow()
+        group.fit_windows()
         group.flush()
         subscriptions = group.subscriptions
         full = any(subscription.ready <= subscription.in_flight > 0 for subscription in subscriptions)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from attrs import define
@@ -23,9 +25,60 @@ IDLE_TURN = 0.25
 """Seconds after which a connection that receives nothing ends its turn."""
 SETTLED = 0.25
 """Seconds within which a server has read a sent command, such as a lower RDY count or an answer."""
+_LATE = 0.05  # seconds of a wait that shows a backlog, even if the client itself was late
+_TIMER = 0.005  # seconds without a message after which a server sends what it collects, although RDY is not used up
 _TURNOVER = 0.05  # seconds in which a window counts as exhausted if as many messages were received
 _PROBE = 0.25  # seconds without a message after which a backoff asks further connections
 _PROBES = 8  # factor by which it then asks more connections
+TOLERANCE = 0.002
+"""Seconds by which messages may be late without a backlog."""
+_PERIOD = 5.0  # seconds of a minimum; the latest two are compared with, so that clocks may drift
+_STALE = 60.0  # seconds after which an earlier period says nothing about the present
+_TREND = 0.1  # seconds between two lags whose difference shows that a backlog shrinks
+_READS = 8  # reads of such a time that make it comparable
+_OLD = 1.0  # age in seconds of a first message that shows a backlog, by the clocks of both machines
+
+
+@define(eq=False)
+class Backlog:
+    """Compares when messages were published with when they were read.
+
+    Without a backlog the difference is constant: that of the two clocks, and the time on the way. It grows while
+    messages wait, and falls while a backlog shrinks. The clocks need not agree.
+    """
+
+    _least: float = inf  # smallest difference of this period
+    _least_before: float = inf  # of the period before
+    _began: float = -inf
+    _trend: float = inf  # smallest difference of this trend
+    _trend_before: float = inf
+    _trend_began: float = -inf
+    _reads: int = 0
+    _shrinks: bool = False
+
+    def excess(self, published: float, now: float) -> float:
+        """Return for how many seconds the newest message of a read has waited; infinity while a backlog shrinks.
+
+        Args:
+            published: its timestamp in seconds, by the server's clock.
+            now: the time of the read.
+        """
+        lag = now - published
+        first = self._least == self._least_before == inf
+        if now - self._began > _PERIOD:
+            self._least_before = self._least if now - self._began < _STALE else inf
+            self._least, self._began = inf, now
+        if now - self._trend_began > _TREND:
+            self._shrinks = self._reads >= _READS and self._trend < self._trend_before - TOLERANCE
+            self._trend_before = self._trend if self._reads >= _READS else inf
+            self._trend, self._trend_began, self._reads = inf, now, 0
+        self._trend = min(self._trend, lag)
+        self._reads += 1
+        reference = min(self._least, self._least_before)
+        self._least = min(self._least, lag)
+        if first:
+            return inf if time.time() - published > _OLD else 0.0
+        return inf if self._shrinks else max(0.0, lag - reference)
 
 
 @define(eq=False)
@@ -46,6 +99,7 @@ class _Member:
     size: float = 0.0  #: bytes of a message, a moving average, raised at once by a larger message
     recent: int = 0  #: messages received since ``recent_since``
     recent_since: float = 0.0
+    fresh: bool = False  #: whether its last messages had not waited at the server
     turn: float | None = None  #: begin of its turn; None without a turn
     order: int = 0  #: number of its last turn; the lowest has waited longest
     paused: bool = False  #: while True, its RDY count is 0
@@ -91,8 +145,13 @@ class RdyDistributor(Generic[K]):
     count.
 
     The window of a connection starts at ``initial_ready`` (seed 004: 1) and doubles while it limits the consumer: it
-    was exhausted, and a handler or the caller waits for messages. So a consumer with slow handlers keeps few messages
-    that others could handle, and a consumer with fast handlers reaches its share within milliseconds.
+    was exhausted, messages had waited at the server, and a handler or the caller waits. So a consumer with slow
+    handlers keeps few messages that others could handle, and a consumer with fast handlers reaches its share within
+    milliseconds.
+
+    A server collects messages until the RDY count is used up, or for ``output_buffer_timeout``. So a window shrinks
+    while messages do not wait for it, to the messages in flight and one for a handler that waits: the next message is
+    sent at once.
 
     Connections that have received nothing for a while give way to busier connections. With more connections than
     messages that may be in flight they take turns, longest waiting first, so that none starves; an idle connection ends
@@ -113,7 +172,8 @@ class RdyDistributor(Generic[K]):
         self._max_bytes = max_bytes
         self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
-        self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `grow` doubles it
+        self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `fit` doubles it
+        self._unanswered: dict[K, _Member] = {}  #: connections with messages in flight
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
@@ -161,25 +221,40 @@ class RdyDistributor(Generic[K]):
         found = self._members.get(member)
         if found is not None:
             found.retired = True
-            self.exhausted.pop(found, None)
+            self._forget(member, found)
 
     def remove(self, member: K) -> None:
         """Remove a connection; an unknown connection is ignored."""
         found = self._members.pop(member, None)
         if found is not None:
-            self.exhausted.pop(found, None)
+            self._forget(member, found)
             self._sole -= found.sole
+
+    def _forget(self, key: K, member: _Member) -> None:
+        self.exhausted.pop(member, None)
+        self._unanswered.pop(key, None)
 
     def widen(self, held: int) -> None:
         """Raise the total by messages that wait for their key or time, by ``max_in_flight`` at most."""
         self._extra = min(held, self.max_in_flight)
 
-    def received(self, member: K, count: int, size: int, in_flight: int, now: float) -> bool:
+    def received(
+        self,
+        member: K,
+        count: int,
+        size: int,
+        in_flight: int,
+        now: float,
+        waited: float = 0.0,
+        excess: float = inf,
+    ) -> bool:
         """Record messages since the last call, at least 1, and their bytes; return whether the counts change.
 
         Args:
             in_flight: unanswered messages of this connection, with these.
             now: time of the last read.
+            waited: seconds without a message or an answer of this connection before it.
+            excess: seconds for which its newest message had waited at the server, see `Backlog`.
         """
         found = self._members.get(member)
         if found is None:
@@ -188,35 +263,70 @@ class RdyDistributor(Generic[K]):
         found.received = now
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
-        if not self._limits(found):
+        if self._backoff.level or found.backoff.level:
             return changed
+        self._unanswered[member] = found
+        before = found.window
         if now - found.recent_since > _TURNOVER:
             found.recent, found.recent_since = 0, now
         found.recent += count
-        if in_flight < found.share and found.recent < found.share:
-            return changed
-        if found.window < self.concurrency:
-            _grow(found)
-            return True
-        self.exhausted[found] = None
-        return changed
+        exhausted = in_flight >= found.share or found.recent >= found.share
+        if exhausted and (excess > _LATE or (excess > TOLERANCE and waited < _TIMER)):
+            self._note_backlog(found)
+        elif waited > (TOLERANCE if exhausted else _TIMER):
+            self._note_fresh(found, in_flight)
+        elif exhausted and in_flight < self.concurrency:
+            found.window = min(max(found.window, in_flight + 1), found.limit)
+        return changed or found.window != before
+
+    def _note_backlog(self, member: _Member) -> None:
+        """Let a window grow that is smaller than the backlog, as soon as a handler waits."""
+        member.fresh = False
+        if member.share >= member.window < member.limit:
+            if member.window < self.concurrency:
+                _grow(member)
+            else:
+                self.exhausted[member] = None
+
+    def _note_fresh(self, member: _Member, in_flight: int) -> None:
+        """Shrink a window that is wider than the backlog: with room for a message while a handler waits."""
+        fits = in_flight + 1 if in_flight < self.concurrency else min(in_flight, member.window, member.share) // 2
+        member.window = min(max(member.initial, fits), member.limit)
+        member.recent, member.fresh = 0, True
+        self.exhausted.pop(member, None)
 
     def limits(self, member: K) -> bool:
-        """Return whether each read of a connection has to be recorded: the backoff asks it, or its window limits the
-        consumer.
+        """Return whether each read of a connection has to be recorded: the backoff asks it, or its window adapts."""
+        found = self._members[member]
+        return self._probing_since is not None or not (self._backoff.level or found.backoff.level or found.sole)
+
+    def fit(self, in_flight: Callable[[K], int]) -> bool:
+        """Fit windows to what handlers can take, because a handler or the caller waits; return whether any changed.
+
+        Exhausted windows double, and messages in flight leave room for a message. The window of a server without a
+        backlog is not larger: the server would collect messages instead of sending the next at once.
+
+        Args:
+            in_flight: returns the unanswered messages of a connection.
         """
-        return self._probing_since is not None or self._limits(self._members[member])
-
-    def _limits(self, member: _Member) -> bool:
-        if self._backoff.level or member.backoff.level:
-            return False
-        return member.share >= member.window < member.limit
-
-    def grow(self) -> None:
-        """Double exhausted windows: a handler or the caller waits."""
+        changed = bool(self.exhausted)
         for member in self.exhausted:
             _grow(member)
         self.exhausted.clear()
+        for key, member in list(self._unanswered.items()):
+            unanswered = in_flight(key)
+            room = min(max(member.initial, unanswered + 1), member.limit)
+            if room > member.window or (member.fresh and room < member.window):
+                member.window, changed = room, True
+            if not unanswered:
+                del self._unanswered[key]
+        return changed
+
+    def widen_window(self, member: K) -> None:
+        """Double the window of a connection; an unknown connection is ignored."""
+        found = self._members.get(member)
+        if found is not None:
+            _grow(found)
 
     def shares(self, now: float, in_flight: Mapping[K, int] = _NOTHING) -> Mapping[K, int]:
         """Return the RDY count of each connection.

@@ -13,6 +13,7 @@ import anyio
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, KeySharing, Message
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
+from nsqext.client.consumer.subscriptions.rdy_distributor import Backlog
 from nsqext.client.events import tracing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.errors.server import TouchFailed
@@ -63,8 +64,8 @@ class SubscriptionMonitor(Protocol):
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes read at a time may have been in the socket."""
 
-    def grow(self) -> None:
-        """Raise RDY counts that limit the consumer: received messages wait in flight until they are due."""
+    def make_room(self, subscription: Subscription) -> None:
+        """Raise the RDY count of a subscription: its messages wait in flight until they are due."""
 
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         """Record that commands are pending; return whether an ``answer`` is sent at once instead of with others."""
@@ -100,6 +101,10 @@ class Subscription(PartitionReader):
         self.received_bytes: int = 0
         self.received_at: float = _clock()  #: time of the last read; initially of the opening
         self._opened_at = self.received_at
+        self.waited: float = 0.0  #: seconds without a message or an answer before the last read
+        self._backlog = Backlog()
+        self.excess: float = 0.0  #: seconds for which the newest message had waited at the server
+        self._active_at = self.received_at  # time of the last read or answer
         self.limited: bool = True  #: whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
@@ -197,6 +202,11 @@ class Subscription(PartitionReader):
         self.received += count
         self.received_bytes += sum(map(len, frames))
         self.received_at = now
+        self.waited, self._active_at = now - self._active_at, now
+        if messages:
+            newest = messages[-1]
+            first = newest.attempts == 1  # its timestamp is that of the publish
+            self.excess = self._backlog.excess(newest.timestamp / 1e9, now) if first else inf
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if (log := tracing.log) is not None and log.wants(self.topic):
@@ -216,7 +226,7 @@ class Subscription(PartitionReader):
         if self.limited or monitor.idle:
             monitor.received(self)
         if keep and not messages:
-            monitor.grow()
+            monitor.make_room(self)
 
     def _flooded(self) -> None:
         """End the connection: more than ``most_in_flight`` messages are neither answered nor timed out."""
@@ -261,6 +271,11 @@ class Subscription(PartitionReader):
             self.timed_out += count
 
     # Answers
+
+    def flush(self) -> None:
+        if self.pending:
+            self._active_at = _clock()
+        super().flush()
 
     def _answer(self, message: Message, command: bytes) -> None:
         """Send an answer with the next flush; the message leaves flight, or is in flight from now on."""

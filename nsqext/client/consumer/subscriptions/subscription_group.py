@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
@@ -51,6 +52,8 @@ _AFTER_BURST = 0.1  # seconds after a burst within which answers are sent togeth
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
 _clock = time.monotonic
+
+_in_flight: Callable[[Subscription], int] = attrgetter("in_flight")
 
 
 class SubscriptionGroup:
@@ -195,18 +198,23 @@ class SubscriptionGroup:
             return False
         now = subscription.received_at
         self._received_at = max(self._received_at, now)
-        return self.flow.received(subscription, count, size, subscription.in_flight, now)
+        waited, excess = subscription.waited, subscription.excess
+        return self.flow.received(subscription, count, size, subscription.in_flight, now, waited, excess)
 
-    def grow(self) -> None:
-        """Raise RDY counts that limit the consumer: a handler or the caller waits for messages."""
-        if self.flow.exhausted:
-            self.flow.grow()
+    def fit_windows(self) -> None:
+        """Fit RDY counts to what handlers can take: a handler or the caller waits for messages."""
+        if self.flow.fit(_in_flight):
             self.rebalance()
 
+    def make_room(self, subscription: Subscription) -> None:
+        """Raise the RDY count of a subscription: its messages wait in flight until they are due."""
+        self.flow.widen_window(subscription)
+        self.rebalance()
+
     def flush_before_wait(self, waiting: Sized) -> None:
-        """Send pending answers; raise RDY first if no received message waits for a handler or the caller."""
+        """Send pending answers; fit RDY first if no received message waits for a handler or the caller."""
         if not waiting:
-            self.grow()
+            self.fit_windows()
         self.flush()
 
     def rebalance(self) -> None:

@@ -59,9 +59,9 @@ class Bench:
         assert waiting is self.queue.messages
         self.calls.append("flush")
 
-    def grow(self) -> None:
+    def fit_windows(self) -> None:
         """Record that RDY counts may be raised."""
-        self.calls.append("grow")
+        self.calls.append("fit")
 
     def flush(self) -> None:
         """Record that answers are sent."""
@@ -218,4 +218,4 @@ async def test_a_batch_waits_briefly_where_a_connection_has_used_up_its_rdy(
         bench.backoff.failed(0.0)
     bench.put(bench.message(1))
     assert bench.subject.request_more() == patience
-    assert bench.calls == ["grow", "send"], "the answers make room for further messages"
+    assert bench.calls == ["fit", "send"], "the answers make room for further messages"

@@ -90,11 +90,11 @@ def test_reads_are_recorded_where_they_change_something(now: list[float]) -> Non
     assert ready(connection) == [2]
     group.received(one)
     assert group._due_at == inf, "it is awake"
-    group.grow()
+    group.fit_windows()
     assert ready(connection) == [2], "the window was not exhausted"
     connection.unrecorded, connection.in_flight = (2, 20), 2
     group.rebalance()
-    group.grow()
+    group.fit_windows()
     assert ready(connection) == [4]
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,7 +285,7 @@ def test_a_window_starts_at_one_and_doubles_while_a_handler_waits() -> None:
         seen.append(flow.shares(step)[0])
         fill(flow, 0, step)
         assert bool(flow.exhausted) == (step < 7)
-        flow.grow()
+        flow.fit(lambda _: 1)
     assert seen == [1, 2, 4, 8, 16, 32, 64, 100, 100]
 
 
@@ -293,7 +294,7 @@ def test_a_window_that_is_not_exhausted_does_not_grow() -> None:
     flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
     fill(flow, 0, 0.0)
     assert flow.exhausted
-    flow.grow()
+    flow.fit(lambda _: 1)
     for step in range(1, 20):
         assert flow.shares(step)[0] == 2
         flow.received(0, 1, 1, 1, step)
@@ -306,7 +307,7 @@ def test_messages_that_are_answered_at_once_exhaust_a_window_too() -> None:
     for number in range(8):
         flow.shares(0.0)
         flow.received(0, 1, 1, 1, 0.001 * number)
-        flow.grow()
+        flow.fit(lambda _: 1)
     assert flow.shares(0.01)[0] >= 4
 
 
@@ -316,6 +317,98 @@ def test_up_to_the_concurrency_no_handler_has_to_wait() -> None:
     flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
     assert [fill(flow, 0, 0.0) for _ in range(4)] == [True, True, True, False]
     assert flow.shares(0.0) == {0: 8}
+
+
+def read(flow: RdyDistributor[int], in_flight: int, *, count: int = 1, waited: float = 0.5, excess: float = 0.0) -> int:
+    """Receive messages of a server without a backlog, if nothing else is given; return the RDY count after the read."""
+    now = flow._members[0].received + 0.1
+    flow.shares(now)
+    flow.received(0, count, count, in_flight, now, waited, excess)
+    return flow.shares(now)[0]
+
+
+def one_connection(window: int = 1, concurrency: int = 1) -> RdyDistributor[int]:
+    """Return a distributor with a connection that handlers share."""
+    flow = RdyDistributor[int](200, Backoff(BackoffOptions()))
+    flow.concurrency = concurrency
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    flow._members[0].window = window
+    return flow
+
+
+def test_messages_that_were_sent_at_once_do_not_widen_a_window() -> None:
+    flow = one_connection()
+    for _ in range(5):
+        assert read(flow, 1) == 1
+        assert not flow.fit(lambda _: 0)
+
+
+@pytest.mark.parametrize(
+    ("waited", "excess", "widens"),
+    [
+        (0.0, 0.0021, True),
+        (0.0, 0.0019, False),
+        (0.0049, 0.0021, True),
+        (0.0051, 0.0021, False),
+        (0.0051, 0.051, True),
+        (30.0, inf, True),
+    ],
+)
+def test_messages_that_waited_at_the_server_widen_a_window(waited: float, excess: float, widens: bool) -> None:
+    """A client that is late itself, on a busy machine, needs more to be sure."""
+    flow = one_connection(4)
+    read(flow, 4, count=4, waited=waited, excess=excess)
+    flow.fit(lambda _: 0)
+    assert (flow.shares(1.0)[0] == 8) is widens
+
+
+def test_a_window_wider_than_the_backlog_shrinks_within_a_few_reads() -> None:
+    """A server that collects messages until RDY is used up sends them when its timer fires, here after 25 ms."""
+    flow, widths = one_connection(200), []
+    for _ in range(9):
+        width = flow.shares(1.0)[0]
+        widths.append(read(flow, min(25, width), count=min(25, width), waited=0.025, excess=0.02))
+    assert widths == [12, 6, 3, 1, 1, 1, 1, 1, 1]
+
+
+def test_parts_of_a_burst_do_not_shrink_a_window() -> None:
+    flow = one_connection(200)
+    assert read(flow, 70, count=70, waited=0.0004, excess=0.01) == 200
+    assert read(flow, 60, count=60, waited=0.004, excess=0.01) == 200
+
+
+def test_each_handler_that_waits_has_room_for_a_message() -> None:
+    flow = one_connection(concurrency=3)
+    assert [read(flow, in_flight) for in_flight in (1, 2, 3)] == [2, 3, 1]
+    flow = one_connection(concurrency=3)
+    assert [read(flow, in_flight, waited=0.0) for in_flight in (1, 2, 3)] == [2, 3, 3], "it did not wait for the server"
+
+
+def test_after_an_answer_the_next_message_is_sent_at_once_again() -> None:
+    flow = one_connection(concurrency=3)
+    assert [read(flow, in_flight) for in_flight in (1, 2)] == [2, 3]
+    for unanswered, room in ((1, 2), (0, 1)):
+        assert flow.fit(lambda _, count=unanswered: count)  # type: ignore[misc]
+        assert flow.shares(1.0)[0] == room
+    assert not flow.fit(lambda _: 0)
+
+
+def test_a_handler_that_waits_behind_messages_in_flight_has_room() -> None:
+    """As a batch that is not full."""
+    flow = one_connection()
+    read(flow, 1, waited=0.0)
+    assert flow.fit(lambda _: 1)
+    assert flow.shares(1.0)[0] == 2
+
+
+def test_a_connection_that_was_removed_or_retired_has_no_window() -> None:
+    flow = one_connection()
+    read(flow, 1, excess=inf)
+    flow.retire(0)
+    assert not flow.fit(lambda _: 1)
+    flow.remove(0)
+    flow.widen_window(0)
+    assert flow.shares(1.0) == {}
 
 
 def test_large_messages_lower_the_counts() -> None:
@@ -502,7 +595,7 @@ class Servers:
         self.received[key] += 1
         if self.flow.received(key, 1, 1, self.received[key], self.now):
             self.rebalance()
-        self.flow.grow()
+        self.flow.fit(self.in_flight.__getitem__)
         self.at(self.now + self.chance.random() * self.handling, partial(self.answer, key))
 
     def answer(self, key: int) -> None:

@@ -306,7 +306,7 @@ def test_messages_that_are_due_soon_stay_in_flight_while_they_leave_room(
         assert made.messages[before:] == []
         assert bool(made.monitor.kept) is kept
         assert (b"REQ " in made.flushed()) is not kept
-        assert ("grow" in made.monitor.calls) is (2 * in_flight <= share)
+        assert ("make_room" in made.monitor.calls) is (2 * in_flight <= share)
 
 
 def test_a_read_with_messages_that_are_due_does_not_grow_rdy() -> None:

@@ -173,7 +173,7 @@ class RdyDistributor(Generic[K]):
         self._initial = initial_ready  # the first window
         self._members: dict[K, _Member] = {}
         self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `fit` doubles it
-        self._unanswered: dict[K, _Member] = {}  #: connections with messages in flight
+        self._unanswered: dict[K, _Member] = {}  # connections with messages in flight
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle

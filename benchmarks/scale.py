@@ -179,7 +179,7 @@ class ClientProcess:
         self.name = f"client{number}"
         self._topics = topics
         self._lookup = Lookup(nodes)
-        self._lookup._metadata = MetadataCache(
+        self._lookup.metadata = MetadataCache(
             nodes, options=LookupOptions(), transport=LookupTransport(world, nodes, loop)
         )
         self.producer = Producer(self._lookup, timeout=30.0)

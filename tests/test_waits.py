@@ -40,7 +40,7 @@ def test_forked_workers_draw_different_pauses() -> None:
 import os
 from nsqext.waits import chance
 child = os.fork()
-print(chance.random(), flush=True)
+os.write(1, b"%.17f\\n" % chance.random())
 if child and os.waitpid(child, 0)[1]:
     raise SystemExit("the forked process failed")
 """

@@ -23,8 +23,8 @@ _LAYERS = (
     ("middleware",),
     ("client",),
     ("lookup", "transport"),
-    ("protocol", "key_ranges", "http"),
-    ("arguments", "settings", "waits", "errors", "types"),
+    ("protocol", "key_ranges", "http", "golang"),
+    ("arguments", "settings", "settings_text", "waits", "errors", "types"),
 )
 """The layers, highest first; a package that is not listed belongs to the highest."""
 _ROLES = {
@@ -37,6 +37,7 @@ _ROLES = {
     "client": "producer, consumer",
     "delays": "relay, store",
     "errors": "one tree, with flags",
+    "golang": "as Go programs do",
     "http": "servers, requests",
     "integrations": "Celery, Taskiq",
     "key_ranges": "keys of consumers",
@@ -45,7 +46,8 @@ _ROLES = {
     "observability": "logs, spans, metrics",
     "partitions": "leaders, logs",
     "protocol": "bytes, without I/O",
-    "settings": "keywords, URL, environment",
+    "settings": "keywords",
+    "settings_text": "URL, environment",
     "spark": "source and sink",
     "sync": "blocking code",
     "testing": "pytest plugin",

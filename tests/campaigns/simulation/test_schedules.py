@@ -105,7 +105,7 @@ def test_faults_of_three_kinds_are_drawn_for_the_same_time(size: Size) -> None:
 @pytest.mark.parametrize(
     ("name", "seed", "checker"),
     [
-        ("a message whose handler raised is finished", 2, "lost"),
+        ("a message whose handler raised is finished", 1, "lost"),
         ("a reset connection raises in the event loop", 8, "no event loop"),
         ("messages of a key go to any lane", 3, "broken_promises"),
     ],

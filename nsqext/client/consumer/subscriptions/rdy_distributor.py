@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from attrs import define
+from attrs import define, field
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -47,14 +47,15 @@ class Backlog:
     messages wait, and falls while a backlog shrinks. The clocks need not agree.
     """
 
-    _least: float = inf  # smallest difference of this period
-    _least_before: float = inf  # of the period before
-    _began: float = -inf
-    _trend: float = inf  # smallest difference of this trend
-    _trend_before: float = inf
-    _trend_began: float = -inf
-    _reads: int = 0
-    _shrinks: bool = False
+    # smallest differences of a period and the one before, and of the present trend and the one before
+    _least: float = field(default=inf, init=False)
+    _least_before: float = field(default=inf, init=False)
+    _began: float = field(default=-inf, init=False)
+    _trend: float = field(default=inf, init=False)
+    _trend_before: float = field(default=inf, init=False)
+    _trend_began: float = field(default=-inf, init=False)
+    _reads: int = field(default=0, init=False)  # of this trend
+    _shrinks: bool = field(default=False, init=False)
 
     def excess(self, published: float, now: float) -> float:
         """Return for how many seconds the newest message of a read has waited; infinity while a backlog shrinks.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nsqext.app.relay import Cancellation
 from nsqext.transactions.inbox import Inbox
 from nsqext.transactions.outbox import Outbox
 from nsqext.transactions.positions import Positions
@@ -11,7 +10,6 @@ from nsqext.transactions.schema import create_tables, drop_tables, schema_sql
 from nsqext.transactions.store import OutboxMessage, OutboxStore
 
 __all__ = (
-    "Cancellation",
     "Inbox",
     "Outbox",
     "OutboxMessage",

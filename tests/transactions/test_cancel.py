@@ -15,8 +15,9 @@ import pytest
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer
 from nsqext.broker import Cluster
+from nsqext.delays import Cancellation
 from nsqext.errors import PublishFailed
-from nsqext.transactions import Cancellation, Outbox, OutboxRelay, OutboxStore, relay
+from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, relay
 from nsqext.transactions.store import MOST_BYTES, OutboxRow
 from tests.support.command_line import run
 from tests.support.consumers import eventually

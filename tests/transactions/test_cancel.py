@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from secrets import token_hex
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import anyio
@@ -178,9 +178,11 @@ def test_each_message_is_either_read_or_cancelled(database: str) -> None:
     add(database, *names)
     published: list[str] = []
     results: dict[str, Cancellation] = {}
+    cancelling = Event()  # a relay that is alone would read all messages first
 
     def publish() -> None:
         with OutboxStore(database) as store:
+            cancelling.wait()
             while store.waiting(count=1):
                 shards = store.lease("relay", _LONG)
                 rows: Sequence[OutboxRow] = store.rows(shards, [], 5, MOST_BYTES, "relay")
@@ -192,6 +194,7 @@ def test_each_message_is_either_read_or_cancelled(database: str) -> None:
     with OutboxStore(database) as store:
         for name in reversed(names):
             results[name] = store.cancel(name)
+            cancelling.set()
     relaying.join()
     assert sorted(published) == sorted(name for name in names if results[name] is not CANCELLED)
     assert CANCELLED in results.values()

@@ -113,6 +113,10 @@ class _Member:
         state = self.backoff.state
         return min(self.limit, self.window) if state == "running" else 0 if state == "waiting" else 1
 
+    def set_window(self, count: int) -> None:
+        """Set the window, from its first value to the largest RDY count."""
+        self.window = min(max(self.initial, count), self.limit)
+
     def set_share(self, count: int, now: float) -> None:
         """Set the RDY count."""
         if count < self.share:
@@ -277,7 +281,7 @@ class RdyDistributor(Generic[K]):
         elif waited > (TOLERANCE if exhausted else _TIMER):
             self._note_fresh(found, in_flight)
         elif exhausted and in_flight < self.concurrency:
-            found.window = min(max(found.window, in_flight + 1), found.limit)
+            found.set_window(max(found.window, in_flight + 1))
         return changed or found.window != before
 
     def _note_backlog(self, member: _Member) -> None:
@@ -292,7 +296,7 @@ class RdyDistributor(Generic[K]):
     def _note_fresh(self, member: _Member, in_flight: int) -> None:
         """Shrink a window that is wider than the backlog: with room for a message while a handler waits."""
         fits = in_flight + 1 if in_flight < self.concurrency else min(in_flight, member.window, member.share) // 2
-        member.window = min(max(member.initial, fits), member.limit)
+        member.set_window(fits)
         member.recent, member.fresh = 0, True
         self.exhausted.pop(member, None)
 
@@ -316,9 +320,9 @@ class RdyDistributor(Generic[K]):
         self.exhausted.clear()
         for key, member in list(self._unanswered.items()):
             unanswered = in_flight(key)
-            room = min(max(member.initial, unanswered + 1), member.limit)
-            if room > member.window or (member.fresh and room < member.window):
-                member.window, changed = room, True
+            before, room = member.window, unanswered + 1
+            member.set_window(room if member.fresh else max(before, room))
+            changed = changed or member.window != before
             if not unanswered:
                 del self._unanswered[key]
         return changed

@@ -1,4 +1,4 @@
-"""The relay of delayed messages: stores what ``publish(delay=…, via="relay")`` publishes, and publishes it when due."""
+"""The relay of delayed messages: stores messages of ``publish(delay=…, via="relay")``, and publishes them when due."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS delayed (
     error TEXT NOT NULL DEFAULT '',
     state INTEGER NOT NULL DEFAULT 0,
     until REAL,  -- end of a lease or of a pause after a failure, in seconds of the machine's monotonic clock, and
-    span REAL    -- how long it is: NULL without; an end that is farther away is of a time before the machine started
+    span REAL    -- its length: NULL without; an end that is farther away is from before the machine started
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS refused (
     number INTEGER PRIMARY KEY,
@@ -83,10 +83,9 @@ SELECT min(next) FROM (
     FROM delayed WHERE until IS NOT NULL
 )
 """  # noqa: S608
-# states of an unpublished message. In the last two a relay publishes it now; in the last it was cancelled meanwhile,
-# and is not published again after a failure.
+# states of an unpublished message; ending: it was cancelled while a relay publishes it, and a failure is not repeated
 _WAITING, _PUBLISHING, _ENDING = 0, 1, 2
-_MOST_REFUSED = 1000  # records that were set aside; older records are deleted
+_MOST_REFUSED = 1000  # refused records; older records are deleted
 _BUSY = 30.0  # seconds that a transaction waits for other processes
 
 
@@ -94,35 +93,35 @@ _BUSY = 30.0  # seconds that a transaction waits for other processes
 class WaitingMessage:
     """A waiting delayed message."""
 
-    identity: str  #: identifies it among all delayed messages
+    identity: str  #: unique among all delayed messages
     topic: str  #: where it is published
     due: float  #: seconds since 1970
-    error: str = ""  #: why it could not be published when it was due; empty otherwise
+    error: str = ""  #: why it could not be published when it was due
     publishing: bool = False  #: whether a relay publishes it now
 
 
 @frozen
 class RefusedRecord:
-    """A record of the topic of delayed messages that is no delayed message."""
+    """A record of the topic of delayed messages that cannot be read."""
 
     received: float  #: seconds since 1970
-    record: bytes  #: the body of the record
-    reason: str  #: reason of the refusal
+    record: bytes  #: its body
+    reason: str  #: why it was refused
 
 
 class DelayStore:
     """Delayed messages in a SQLite file; thread-safe, shared by any number of processes of a machine.
 
     Data is on disk when a call returns. Identities of published and cancelled messages are kept for a time, so that a
-    message received again is not published again. Leases of relays do not depend on the time of day.
+    redelivered message is not published again. Leases of relays do not depend on the time of day.
 
     Args:
-        path: the file. Its folder must keep files when a machine restarts.
-        create: create the file if it does not exist.
+        path: the file; its folder must survive a restart of the machine.
+        create: create a missing file.
         clock: monotonic seconds, the same for all processes of the machine.
 
     Raises:
-        InvalidSetting: the file does not exist, cannot be opened, or is no such store.
+        InvalidSetting: the file does not exist, cannot be opened, or is no store of delayed messages.
 
     Attributes:
         name: name of this store among the stores of other machines.
@@ -180,10 +179,7 @@ class DelayStore:
                 raise
 
     def add(self, records: Iterable[tuple[DelayRecord, bytes]]) -> None:
-        """Store delayed messages with their bodies, and cancellations; skip known identities.
-
-        A cancellation received before its message is kept.
-        """
+        """Store delayed messages with bodies, and cancellations, also of unknown messages; skip known identities."""
         with self._transaction() as run:
             for record, body in records:
                 if isinstance(record, DelayCancel):
@@ -216,7 +212,7 @@ class DelayStore:
         return Cancellation.CANCELLED
 
     def refuse(self, records: Sequence[tuple[bytes, str]]) -> None:
-        """Set aside records that are no delayed messages, with reasons; the newest are kept."""
+        """Keep the newest records that cannot be read, with reasons."""
         with self._transaction() as run:
             now = round(time.time() * 1000)
             values = [(now, record, reason) for record, reason in records]
@@ -224,11 +220,7 @@ class DelayStore:
             run.execute("DELETE FROM refused WHERE number <= (SELECT max(number) FROM refused) - ?", (_MOST_REFUSED,))
 
     def refused(self, count: int = 1000) -> list[RefusedRecord]:
-        """Return records that were set aside, newest first.
-
-        Args:
-            count: how many, at most.
-        """
+        """Return refused records, newest first; ``count`` at most."""
         with self._transaction() as run:
             found = run.execute(
                 "SELECT received, record, reason FROM refused ORDER BY number DESC LIMIT ?", (count,)
@@ -240,12 +232,12 @@ class DelayStore:
 
         Args:
             published: identities of the published messages.
-            count: how many are returned, at most.
+            count: how many messages are returned, at most.
             now: seconds since 1970.
             lease: seconds until they are returned again, unless they are recorded as published or failed before.
         """
         with self._transaction() as run:
-            ended = [(one,) for one in published]
+            ended = [(identity,) for identity in published]
             run.executemany(f"UPDATE delayed SET {_END}, error='' WHERE identity=?", ended)  # noqa: S608
             values = {
                 "clock": self._clock(),
@@ -263,12 +255,11 @@ class DelayStore:
         """Record why a message was not published, and when to try again.
 
         Args:
-            identity: identity of the message.
+            identity: the message.
             error: the reason.
             now: seconds since 1970.
             pause: seconds until another attempt.
-            alone: whether the message is the reason; otherwise other messages of its topic that are due until then wait
-                too.
+            alone: whether the message is the reason; otherwise messages of its topic that are due until then wait too.
         """
         with self._transaction() as run:
             run.execute(f"UPDATE delayed SET {_END} WHERE identity=? AND state=?", (identity, _ENDING))  # noqa: S608
@@ -289,11 +280,7 @@ class DelayStore:
             return run.execute("DELETE FROM delayed WHERE next IS NULL AND due<?", (int(before * 1000),)).rowcount
 
     def next_due(self, now: float) -> float | None:
-        """Return when to publish the next message, in seconds since 1970; None if no message waits.
-
-        Args:
-            now: seconds since 1970.
-        """
+        """Return when to publish the next message, in seconds since 1970 as ``now``; None if no message waits."""
         with self._transaction() as run:
             values = {"now": now * 1000, "clock": self._clock()}
             found: float | None = run.execute(_NEXT, values).fetchone()[0]
@@ -309,7 +296,7 @@ class DelayStore:
 
         Args:
             topic: only messages of this topic.
-            count: how many, at most.
+            count: messages at most.
         """
         with self._transaction() as run:
             found = run.execute(
@@ -336,10 +323,10 @@ _FORGET = 600.0  # seconds between two removals of old identities
 class DelayRelay(Relay):
     """Publishes the messages of ``publish(delay=…, via="relay")`` when they are due.
 
-    It consumes the topic of delayed messages, and finishes them when they are stored in a file. A message is published
-    at least once: twice if the process is killed between the publish and its record. Any number of relays may run:
-    relays of a machine share a store, relays of other machines have their own. While the store cannot be used, as on a
-    full disk, received messages are requeued, a warning is logged, and the relay tries again every second.
+    It consumes the topic of delayed messages, and finishes them when they are stored. A message is published at least
+    once: twice if the process is killed between the publish and its record. Any number of relays may run: relays of a
+    machine share a store, relays of other machines have their own. While the store cannot be used, as on a full disk,
+    received messages are requeued, a warning is logged, and the relay tries again every second.
 
     Args:
         store: the store, which the caller closes after the app.
@@ -380,11 +367,7 @@ class DelayRelay(Relay):
             register(partial(self._add, kind=kind))
 
     async def run(self, producer: Producer) -> None:
-        """Publish the messages of the store until cancelled; then record what was published.
-
-        Args:
-            producer: an open producer.
-        """
+        """Publish the messages of the store until cancelled; then record what was published."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._publish_due, producer)
@@ -397,7 +380,7 @@ class DelayRelay(Relay):
                 logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
 
     async def _in_store(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call the store in a thread, and again while it cannot be used, as on a full disk."""
+        """Call the store in a thread, again while it cannot be used."""
         while True:
             try:
                 return await to_thread.run_sync(partial(call, *arguments))
@@ -416,7 +399,7 @@ class DelayRelay(Relay):
                 continue
             if isinstance(record[0], kind):
                 records.append(record)
-        if refused and kind is DelayedMessage:  # each channel receives them
+        if refused and kind is DelayedMessage:  # both channels receive each record
             await to_thread.run_sync(self._store.refuse, refused)
             logger.error(
                 "%d records of the topic are set aside: %s", len(refused), refused[-1][1], extra={"topic": self.topic}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _HINT = "write postgresql://user:password@host/name, or sqlite:///path"
 _URL = re.compile(r"(?P<kind>[A-Za-z0-9]+)(\+\w+)?:(?P<rest>.*)", re.DOTALL)
 _PARTS = re.compile(r"[\s:/?#@&=,;%'\"]+")
-_SHORTEST = 3  # characters of the shortest part of a secret that is hidden: shorter ones stand in words of each error
+_SHORTEST = 3  # characters of the shortest part of a secret that is hidden: shorter parts occur in the words of errors
 
 
 class DatabaseAddress(NamedTuple):
@@ -23,7 +23,7 @@ class DatabaseAddress(NamedTuple):
 
     Attributes:
         dialect: kind of the database.
-        target: path of the file, or what libpq connects to.
+        target: path of the file, or connection string of libpq.
     """
 
     dialect: Dialect
@@ -40,12 +40,10 @@ class DatabaseAddress(NamedTuple):
 
 
 def parse_address(database: str) -> DatabaseAddress:
-    """Return the address of a database.
-
-    URLs of SQLAlchemy are read too: ``postgresql+psycopg://…``, ``sqlite+aiosqlite:///…``.
+    """Return the address of a database; URLs of SQLAlchemy are read too, such as ``sqlite+aiosqlite:///…``.
 
     Raises:
-        InvalidSetting: it is of another kind, or cannot be read; without the password.
+        InvalidSetting: it is of another kind, or cannot be read; the text does not contain the password.
     """
     if not isinstance(database, str):
         raise InvalidSetting(f"the address of the database is a {type(database).__name__}, not text", hint=_HINT)
@@ -65,7 +63,7 @@ def parse_address(database: str) -> DatabaseAddress:
 
 
 def _checked(target: str) -> str:
-    """Return what libpq connects to if libpq can read it; its own error would show the password."""
+    """Return a connection string if libpq can read it; its own error would show the password."""
     shown = redact_url(target, ()) if "://" in target else "the text of words NAME=VALUE"
     userinfo = target.partition("://")[2].rpartition("@")[0]
     if re.search(r"[/?#@]|%(?![0-9A-Fa-f]{2})", userinfo):

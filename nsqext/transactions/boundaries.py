@@ -1,4 +1,4 @@
-"""Find out whether what was written first in a transaction is committed together with what is written last."""
+"""Find out whether the first write of a transaction is committed together with its last write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsqext.transactions.schema import SqlConnection, driver_of, execute, fetche
 _SAVEPOINT: Final = "nsqext_handler"
 _XID: Final = "SELECT txid_current_if_assigned()"
 _FLAG: Final = "default_transaction_read_only"
-# marks a transaction, without an effect in it: PostgreSQL reports to the client when the end of the transaction removes
+# marks a transaction, without an effect in it: PostgreSQL reports to the client that the end of the transaction removes
 # the mark, so that no statement has to ask
 _MARK: Final = f"SELECT set_config('{_FLAG}', '{{flag}}', true), txid_current_if_assigned()"
 _GUARDED: Final = "nsqext_transaction"  # key in ``Session.info`` of SQLAlchemy: the transaction of the handler
@@ -26,11 +26,11 @@ class End(Enum):
 
     OPEN = "open"
     ENDED = "ended"
-    FAILED = "failed"  #: a statement has failed; PostgreSQL refuses others, and a commit is a rollback without an error
+    FAILED = "failed"  #: after a failed statement PostgreSQL refuses others, and a commit rolls back without an error
 
 
 def check_outermost(connection: SqlConnection) -> None:
-    """Raise `InvalidSetting` for a session of a thread, and for a transaction that is part of a longer one."""
+    """Raise `InvalidSetting` for a session of a thread, and for a transaction within a longer transaction."""
     if package_of(connection) != "sqlalchemy":
         return
     if hasattr(connection, "registry") and not hasattr(connection, "run_sync"):
@@ -50,11 +50,7 @@ def check_outermost(connection: SqlConnection) -> None:
 
 
 class OpenTransaction:
-    """The transaction of a handler, recognized before and after the handler.
-
-    Attributes:
-        connection: its connection.
-    """
+    """The transaction of a handler, recognized before and after the handler."""
 
     def __init__(self, connection: SqlConnection) -> None:
         self.connection = connection
@@ -64,17 +60,14 @@ class OpenTransaction:
         self._flag: str | None = None
 
     async def begin(self, write: str, values: Mapping[str, object]) -> bool:
-        """Begin the transaction with a write; return whether a row was written.
-
-        BEGIN and the write are one round trip of psycopg.
-        """
+        """Begin the transaction with a write, one round trip of psycopg; return whether a row was written."""
         if not is_on_psycopg(self.connection):
             return bool((await execute(self.connection, write, values)).rowcount)
         written, *_ = await self._begin_at_once((write,), values)
         return bool(written.command_tuples)
 
     async def begin_and_read(self, write: str, read: str, values: Mapping[str, object]) -> tuple[int | None] | None:
-        """Begin the transaction with a write, and read a number then; all is one round trip of psycopg.
+        """Begin the transaction with a write, then read a number, in one round trip of psycopg.
 
         Returns:
             The number; None if no row was written.
@@ -89,7 +82,7 @@ class OpenTransaction:
         return (number,)
 
     async def _begin_at_once(self, statements: Sequence[str], values: Mapping[str, object]) -> list[Any]:
-        """Begin with statements of psycopg, and mark its transaction: that of SQLAlchemy is an object."""
+        """Begin with statements of psycopg, and mark its transaction; SQLAlchemy has an object for a transaction."""
         if self._package == "sqlalchemy":
             self._driver, results = await execute_at_once(self.connection, statements, values)
             return results
@@ -105,7 +98,7 @@ class OpenTransaction:
         """Recognize the transaction from now on.
 
         Raises:
-            InvalidSetting: there is none: the first write was committed at once.
+            InvalidSetting: no transaction is open: the first write was committed at once.
         """
         if self._driver is None:
             self._driver = driver_of(_blocking(self.connection))
@@ -118,7 +111,7 @@ class OpenTransaction:
             await execute(self.connection, f"SAVEPOINT {_SAVEPOINT}", {})
 
     async def _is_marked(self) -> bool:
-        """Return whether psycopg's transaction is still the one of `begin`."""
+        """Return whether psycopg's transaction is still the transaction of `begin`."""
         flag, number = self._mark
         reported = self._driver.pgconn.parameter_status(_FLAG.encode())  # from PostgreSQL 14
         return reported == flag.encode() or await fetched(await execute(self.connection, _XID, {})) == [(number,)]
@@ -191,7 +184,7 @@ def end_error(end: End, topic: str) -> InvalidState:
     )
 
 
-_IDLE, _IN_ERROR = 0, 3  # what libpq calls no transaction, and a transaction of which a statement has failed
+_IDLE, _IN_ERROR = 0, 3  # libpq's numbers for no transaction, and for a transaction with a failed statement
 
 
 def _is_idle(driver: Any) -> bool:
@@ -204,12 +197,12 @@ def _is_idle(driver: Any) -> bool:
 
 
 def _status(driver: Any) -> int | None:
-    """Return libpq's number for the state of a transaction; None with other drivers than psycopg and psycopg2."""
+    """Return libpq's number for the state of a transaction; None with drivers that do not use libpq."""
     return getattr(getattr(driver, "info", None), "transaction_status", None)
 
 
 def _blocking(connection: Any) -> Any:
-    """Return the blocking session or connection of SQLAlchemy below an asynchronous or scoped one."""
+    """Return the blocking session or connection of SQLAlchemy below an asynchronous or scoped session."""
     if hasattr(connection, "registry"):
         connection = connection.registry()
     for name in ("sync_session", "sync_connection"):
@@ -221,7 +214,7 @@ _listening: WeakSet[type] = WeakSet()  # classes of sessions: each `sessionmaker
 
 
 def _guard(session: Any, transaction: object) -> None:
-    """Refuse other transactions of a session, until `OpenTransaction.end`."""
+    """Refuse other transactions of a session, until `OpenTransaction.release`."""
     if not hasattr(session, "get_bind"):
         return
     if type(session) not in _listening:
@@ -233,7 +226,7 @@ def _guard(session: Any, transaction: object) -> None:
 
 
 def _refuse_other(session: Any, transaction: Any, _: object) -> None:
-    """Refuse a second database, whose commit may fail alone, and what follows a commit or rollback in the handler."""
+    """Refuse a second database, whose commit may fail alone, and statements after the handler's commit or rollback."""
     own = session.info.get(_GUARDED)
     if own is None or transaction.nested or (session.twophase and transaction is own):
         return

@@ -1,4 +1,4 @@
-"""What a channel has handled of partitions, kept as ranges of their logs: few rows, however many messages."""
+"""Handled messages of a channel, kept as ranges of the logs of partitions: few rows, however many messages."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ _REMOVE_RANGE = f"""
 DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND first = :first AND stored = :stored AND handled = :handled
 """  # noqa: S608
 _FORGET_RANGES = "DELETE FROM nsqext_inbox_range WHERE handled < :before"
-# nanoseconds by which the clocks of leaders may differ: a later message may have an earlier time by so much
-_CLOCKS = 5_000_000_000
+_CLOCKS = 5_000_000_000  # nanoseconds by which the clocks of leaders may differ
 
 _IDLE = 1_000_000_000  # nanoseconds without a message after which ranges are kept apart
-_APART = 3600.0  # seconds for which they are
+_APART = 3600.0  # seconds for which ranges are kept apart
 
 
 class HandledRange(NamedTuple):
@@ -50,8 +49,8 @@ class HandledRange(NamedTuple):
     Attributes:
         first: offset of its first message.
         next: offset behind its last message.
-        stored: when the newest of its messages was stored, in nanoseconds since 1970.
-        handled: when a message of it was handled last, in seconds since 1970.
+        stored: when its newest message was stored, in nanoseconds since 1970.
+        handled: when a message was handled last, in seconds since 1970.
     """
 
     first: int
@@ -61,52 +60,53 @@ class HandledRange(NamedTuple):
 
 
 def merged(ranges: Iterable[HandledRange], now: float) -> list[HandledRange]:
-    """Return ranges as few as possible: one is joined with that behind it, unless they may be of different logs.
+    """Join ranges of a partition that touch each other, unless they may be of different logs.
 
-    When a log begins again, a message of it may touch a range of the older one, while messages before it are in flight.
-    Joined, the range would seem to contain these. So ranges between which the partition was idle are kept apart for a
-    time.
+    When a log begins again, its message may touch a range of the older log, while messages before it are in flight:
+    the joined range would contain them. So ranges between which the partition was idle are kept apart for a time.
 
     Args:
-        ranges: of one partition.
+        ranges: ranges of one partition.
         now: seconds since 1970.
     """
     found: list[HandledRange] = []
-    for one in sorted(ranges):
+    for part in sorted(ranges):
         last = found[-1] if found else None
-        if last is not None and one.next <= last.next and one.stored <= last.stored:
-            one = HandledRange(last.first, last.next, last.stored, max(last.handled, one.handled))
+        if last is not None and part.next <= last.next and part.stored <= last.stored:
+            part = HandledRange(last.first, last.next, last.stored, max(last.handled, part.handled))
             found.pop()
-        elif last is not None and one.first == last.next and _are_of_one_log(last, one, now):
-            one = HandledRange(last.first, one.next, max(last.stored, one.stored), max(last.handled, one.handled))
+        elif last is not None and part.first == last.next and _are_of_one_log(last, part, now):
+            part = HandledRange(last.first, part.next, max(last.stored, part.stored), max(last.handled, part.handled))
             found.pop()
-        found.append(one)
+        found.append(part)
     return found
 
 
-def _are_of_one_log(one: HandledRange, behind: HandledRange, now: float) -> bool:
-    pause = behind.stored - one.stored
+def _are_of_one_log(before: HandledRange, behind: HandledRange, now: float) -> bool:
+    pause = behind.stored - before.stored
     return -_CLOCKS <= pause <= _IDLE or (pause > 0 and behind.handled < now - _APART)
 
 
 class HandledRanges:
     """The ranges in the table ``nsqext_inbox_range``.
 
-    A message is recorded as a range of its own, in the transaction of its handler; `merge` joins those that touch each
-    other. So the table has as many rows as there are messages since the last merge, times without messages in the last
-    hour, and gaps: messages in flight, and those that the channel does not handle. Nothing is concluded from a gap: a
-    message in it was not handled.
+    A message is recorded as its own range, in the transaction of its handler; `merge` joins ranges. The table has a row
+    for each message since the last merge, each time without messages in the last hour, and each gap: messages in flight
+    or not handled by the channel.
 
-    A log whose offsets begin again (a topic that was created again, a leader that lost its last messages) is known by
-    the time of its messages: one that is newer than the range around it is not in it. What was handled of the older
-    log is deleted then.
+    When the offsets of a log begin again (a topic that was created again, a leader that lost its last messages), a
+    message is newer than the range around it, and was not handled. The ranges of the older log are deleted then.
     """
 
     def __init__(self) -> None:
         self._checked = False
 
     async def add(self, opened: OpenTransaction, channel: str, message: Message, now: float) -> Statement | None:
-        """Begin a transaction with the record of a message; return what removes it, None if it was handled before."""
+        """Begin a transaction with the record of a message; return what removes it, None if it was handled before.
+
+        Raises:
+            InvalidSetting: the isolation level is repeatable read.
+        """
         await self._check(opened.connection)
         values = {
             **ChannelPartition(message.topic, channel, message.partition)._asdict(),
@@ -115,7 +115,7 @@ class HandledRanges:
             "stored": message.timestamp,
             "handled": now,
         }
-        # first: it waits for a transaction that handles the message, or that merges the range of it
+        # the insert waits for a transaction that handles the message, or that merges its range
         found = await opened.begin_and_read(_INSERT_RANGE, _COVERING, values)
         if found is None:
             return None
@@ -134,7 +134,7 @@ class HandledRanges:
         return _REMOVE_RANGE, values
 
     async def merge(self, session: SqlConnection, key: ChannelPartition) -> None:
-        """Join the ranges of a partition, in a transaction of its own, unless another process does it now."""
+        """Join the ranges of a partition, in a transaction of its own, unless another process joins them now."""
         values = key._asdict()
         if is_postgresql(session):
             lock = "SELECT pg_try_advisory_xact_lock(:number)"
@@ -143,8 +143,8 @@ class HandledRanges:
             if not free:
                 return
         rows = await fetched(await execute(session, _TAKE, values))
-        for one in merged((HandledRange(*row) for row in rows), time.time()):
-            await execute(session, _INSERT_RANGE, {**values, **one._asdict()})
+        for part in merged((HandledRange(*row) for row in rows), time.time()):
+            await execute(session, _INSERT_RANGE, {**values, **part._asdict()})
 
     async def forget(self, session: SqlConnection, before: float) -> None:
         """Delete ranges of which no message was handled since a time in seconds since 1970."""

@@ -1,4 +1,4 @@
-"""A transaction around each call of a handler, in which the message is recorded: what inbox and positions share."""
+"""A transaction around each call of a handler, in which the message is recorded: shared by inbox and positions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,7 @@ class _RolledBack(Exception):
 
 
 class HandlerTransaction(Middleware, Generic[S]):
-    """What `Inbox` and `Positions` share.
-
-    Args:
-        begin: see there.
-    """
+    """What `Inbox` and `Positions` share."""
 
     _tables: ClassVar[tuple[str, ...]]
 
@@ -69,7 +65,7 @@ class HandlerTransaction(Middleware, Generic[S]):
         return found
 
     async def start(self) -> None:
-        """Check the tables and ``begin``, see `check`; a warning is logged if the database does not respond.
+        """Call `check`; a warning is logged if the database does not respond.
 
         Raises:
             InvalidSetting: as for `check`.
@@ -99,11 +95,12 @@ class HandlerTransaction(Middleware, Generic[S]):
     async def check(self) -> None:
         """Check that the tables exist, and that ``begin`` commits at its end and rolls back after an exception.
 
-        The start of an app or consumer does so too. A row is written in three transactions and removed.
+        Called at the start of an app or consumer. A row is written and removed in three transactions.
 
         Raises:
-            InvalidSetting: a table is missing, or ``begin`` does not, or opens a savepoint in a longer transaction.
-            Exception: those of the database.
+            InvalidSetting: a table is missing, or ``begin`` does not commit or roll back, or opens a savepoint in a
+                longer transaction.
+            Exception: an error of the database.
         """
         await self._check_tables()
         name = token_hex(8)
@@ -130,7 +127,7 @@ class HandlerTransaction(Middleware, Generic[S]):
             InvalidInput: the handler receives batches.
             InvalidSetting: ``begin`` opens no transaction that is committed or rolled back at its end.
             InvalidState: the handler has ended its transaction; the message is handled again.
-            Exception: that of the handler, or of the database; nothing is committed then.
+            Exception: an error of the handler or database; nothing is committed then.
         """
         if handling.batch:
             raise InvalidInput(
@@ -146,7 +143,7 @@ class HandlerTransaction(Middleware, Generic[S]):
                 await self._undo(undo[0])
 
     async def _handle(self, handling: Handling, call_next: CallNext, undo: list[Statement]) -> object:
-        """Call the handler in a transaction; add what removes the record of a message that may be committed alone."""
+        """Call the handler in a transaction; add to ``undo`` what removes a record that may be committed alone."""
         finish: Finish | None = None
         result: object = None
         async with self._transaction() as session:
@@ -198,7 +195,7 @@ class HandlerTransaction(Middleware, Generic[S]):
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[S]:
-        """Open a transaction; one of a blocking connection begins and ends in a thread."""
+        """Open a transaction; a blocking connection begins and ends it in a thread."""
         manager = self._begin()
         if isinstance(manager, AbstractAsyncContextManager):
             async with manager as session:

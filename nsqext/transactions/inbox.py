@@ -1,4 +1,4 @@
-"""Handle each message once: its identity and the effects of its handler are committed together."""
+"""Handle each message once: its identity is committed with the effects of its handler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger: logging.Logger = logging.getLogger("nsqext.transactions")
 _INSERT = """
 INSERT INTO nsqext_inbox (channel, identity, handled) VALUES (:channel, :identity, :handled) ON CONFLICT DO NOTHING
 """
-_DIGEST = "sha256:"  # begins identities that stand for those that a database cannot store
+_DIGEST = "sha256:"  # begins the digest of an identity that a database cannot store
 _REMOVE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity AND handled = :handled"
 _FORGET = "DELETE FROM nsqext_inbox WHERE handled < :before"
 _PROBE = "#probe"  # in place of a channel: no channel has this name
@@ -41,32 +41,32 @@ _MERGE_EVERY = 200  # messages of a partition between two merges of its ranges, 
 class Inbox(HandlerTransaction[S]):
     """A middleware that opens a transaction around each call of a handler, and skips messages that were handled before.
 
-    The identity of the message is written in the transaction of the handler: both are committed, or neither is. A
-    message whose identity is there is finished without a call. The handler takes the session of the transaction from
-    `session`, and must neither commit it nor finish the message; the middleware commits before the message is finished.
+    The transaction of the handler contains the identity of the message: both are committed, or neither is. A message
+    whose identity is known is finished without a call. The handler takes the session of the transaction from `session`,
+    and must neither commit it nor finish the message; the middleware commits before the message is finished.
 
-    The identity is the header ``nsqext_id`` (that of an outbox, of a relay of delayed messages, or of the Spark sink).
-    On topics without headers, ``identity`` reads it from the body. Without one, it is the place in the log of the
-    partition where the consumer receives offsets (``queue_position``, or an ordered topic), and otherwise the id of the
-    message; a message that was published twice has two of these.
+    The identity is the header ``nsqext_id``, which outbox, relay of delayed messages and Spark sink send. On topics
+    without headers, ``identity`` reads it from the body. Otherwise it is the offset in the log where the consumer
+    receives offsets (``queue_position``, or an ordered topic), or else the id of the message; both differ for a message
+    that was published twice.
 
-    Identities are kept for a time. Places in a log are joined to ranges: what the table contains of a partition depends
-    on the messages in flight, and on those that the channel does not handle, and not on how many were handled.
+    Identities are kept for a time. Offsets are joined to ranges: the rows of a partition depend on the messages in
+    flight or not handled by the channel, not on the number of handled messages.
 
-    The tables are those of `nsqext.transactions.schema_sql`. They are in the database of the effects: an effect
-    elsewhere is not undone by a rollback.
+    The tables of `nsqext.transactions.schema_sql` have to be in the database of the effects: a rollback does not undo
+    effects elsewhere.
 
     Args:
         begin: opens a transaction, and commits it at the end or rolls it back after an exception:
             ``async_sessionmaker(engine).begin`` or ``sessionmaker(engine).begin`` of SQLAlchemy, ``pool.connection`` of
             psycopg's pools, or another function that returns a context manager. Blocking connections are used in
             threads.
-        keep: seconds for which identities are kept; longer than any message is delivered again after it was handled.
+        keep: seconds for which identities are kept: longer than a handled message may be redelivered.
         identity: returns the identity of a message within its topic, for example the number of an order in its body;
             None for the identity above.
 
     Raises:
-        InvalidSetting: a time that is not valid.
+        InvalidSetting: ``keep`` is not valid.
     """
 
     _tables = ("nsqext_inbox", "nsqext_inbox_range")
@@ -83,12 +83,7 @@ class Inbox(HandlerTransaction[S]):
         self._unmerged: Counter[ChannelPartition] = Counter()
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler in a transaction, unless the message was handled before.
-
-        Raises:
-            InvalidInput: the handler receives batches.
-            Exception: that of the handler, or of the database; nothing is committed then.
-        """
+        """Call the handler as `HandlerTransaction.handle`; merge ranges now and then."""
         try:
             return await super().handle(handling, call_next)
         finally:
@@ -134,7 +129,7 @@ class Inbox(HandlerTransaction[S]):
 def _storable(identity: str) -> str:
     """Return an identity, or its digest where it is too long for an index, or has characters that are not stored.
 
-    An identity that begins as a digest does is replaced too, so that no other message has its digest.
+    An identity that begins like a digest is replaced too, so that no identity equals the digest of another.
     """
     if len(identity) <= MAX_IDENTITY and is_storable(identity) and not identity.startswith(_DIGEST):
         return identity

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OutboxListener:
-    """Waits until a message was added; for one task at a time."""
+    """Waits until a message was added; not for concurrent calls."""
 
     def __init__(self, store: OutboxStore) -> None:
         self._store = store

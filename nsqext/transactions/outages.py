@@ -36,13 +36,13 @@ SQLITE: Final = {
     sqlite3.SQLITE_PROTOCOL: "another process locks the file",
     sqlite3.SQLITE_SCHEMA: "the tables were changed",
 }
-"""Primary result codes of SQLite for such errors."""
+"""Primary result codes of SQLite for errors after which a relay tries again."""
 
 _PRIMARY = 0xFF  # bits of a result code of SQLite that are its primary one
 
 
 def outage_of(error: BaseException) -> str | None:
-    """Return why a database cannot be used now; None for an error that is final, or is no error of a database."""
+    """Return why a database cannot be used now; None for a final error, and for an error of no database."""
     if isinstance(error, sqlite3.Error):
         return _outage_of_sqlite(error)
     if type(error).__module__.partition(".")[0] != "psycopg":

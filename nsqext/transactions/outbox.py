@@ -1,4 +1,4 @@
-"""The outbox as programs use it: a message is added in the transaction of their effects."""
+"""The outbox for programs, which add messages in the transactions of their effects."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _INSERT_AND_NOTIFY = f"WITH added AS ({_INSERT.strip()} RETURNING 1) SELECT pg_n
 class Outbox:
     """Messages that are published if, and only if, a database transaction is committed.
 
-    `add` writes a message to a table of the user's database; an `OutboxRelay` publishes it after the commit. The tables
-    are those of `schema_sql`. The trace context of OpenTelemetry's active span is stored with the message, and sent
-    where the topic supports extend headers.
+    `add` writes a message to a table of `schema_sql` in the user's database; an `OutboxRelay` publishes it after the
+    commit. The trace context of OpenTelemetry's active span is stored with the message, and sent where the topic
+    supports extend headers.
     """
 
     def add(
@@ -59,8 +59,8 @@ class Outbox:
     ) -> str:
         """Add a message in the transaction of a blocking connection.
 
-        Messages of one key are published in the order in which they were added, if each transaction began after the one
-        before it was committed.
+        Messages of one key are published in the order in which they were added, if each transaction began after the
+        previous commit.
 
         Args:
             connection: a session or connection of SQLAlchemy, or a connection of psycopg or sqlite3.
@@ -71,16 +71,16 @@ class Outbox:
             key: see `nsqext.Producer.publish`.
             tag: tag for dispatch; the topic has to support extend headers.
             identity: identity of the message within the topic, such as the number of an order, 200 characters at most;
-                None for a random one.
+                random if None.
 
         Returns:
-            The identity of the message. On topics with extend support it travels in the header ``nsqext_id``, by which
-            an `Inbox` knows a message that was published twice. On others, put your own into the body, and let
-            ``Inbox(identity=…)`` read it there.
+            The identity of the message. On topics with extend support the header ``nsqext_id`` carries it, by which an
+            `Inbox` recognizes a message that was published twice. On other topics, put an identity into the body, and
+            let ``Inbox(identity=…)`` read it.
 
         Raises:
             InvalidInput: an argument is not valid, or the connection is asynchronous; nothing was added.
-            Exception: those of the database.
+            Exception: an error of the database.
         """
         if unknown:
             refuse_unknown(Outbox.add, unknown)
@@ -119,7 +119,7 @@ class Outbox:
 
 
 def _statement(connection: SqlConnection) -> str:
-    """Return what a connection executes to add a row: one round trip, with the notification."""
+    """Return the statement that adds a row, and notifies relays in the same round trip."""
     return _INSERT_AND_NOTIFY if is_postgresql(connection) else _INSERT
 
 
@@ -136,7 +136,7 @@ def _row(
     body = _body(topic, value)
     identity = os.urandom(16).hex() if identity is None else check_identity(identity)
     if headers and IDENTITY_HEADER in headers:
-        raise InvalidHeader(f"the header {IDENTITY_HEADER} is that of the outbox", topic=topic, hint="give identity=")
+        raise InvalidHeader(f"the outbox sets the header {IDENTITY_HEADER}", topic=topic, hint="give identity=")
     data = None if key is None else key_bytes(key)
     _check_headers(headers, identity, tag, data)
     trace_context = active_context()
@@ -170,7 +170,7 @@ def _body(topic: str, value: object) -> bytes:
 
 
 def _check_headers(headers: Mapping[str, str] | None, identity: str, tag: str | None, key: bytes | None) -> None:
-    """Check what a relay sends."""
+    """Check the headers that a relay will send."""
     header = encode_headers({**(headers or {}), IDENTITY_HEADER: identity}, tag=tag)
     if key is not None:
         add_key(header, key)

@@ -30,7 +30,7 @@ VALUES (:topic, :channel, :partition, :last, :next, :identity, :stored) ON CONFL
 _STEP_BACK = f"UPDATE nsqext_position SET next = last WHERE {OF_PARTITION} AND last = :last AND identity = :identity"  # noqa: S608
 _SELECT = f"SELECT last, next, identity, stored FROM nsqext_position WHERE {OF_PARTITION}"  # noqa: S608
 _FORGET = "DELETE FROM nsqext_position WHERE topic = :topic AND channel = :channel"
-# settings with other values than these leave messages out, which look like lost ones
+# with other values of these settings messages are left out, which look like lost messages
 _ALLOWED = {
     "tag": (None,),
     "ext_filter": (None,),
@@ -39,7 +39,7 @@ _ALLOWED = {
     "dispatch": (None, SHARED),
 }
 
-_MOVES = 3  # how often a channel is moved to a message until that message is missing
+_MOVES = 3  # moves of a channel to a message until that message counts as missing
 
 
 class _Row(NamedTuple):
@@ -49,7 +49,7 @@ class _Row(NamedTuple):
         last: offset of the message that was handled last.
         next: offset of the message behind it.
         identity: id of the last message, in hexadecimal digits.
-        stored: when the last message was stored, in nanoseconds since 1970.
+        stored: when it was stored, in nanoseconds since 1970.
     """
 
     last: int
@@ -62,9 +62,9 @@ class Positions(HandlerTransaction[S]):
     """A middleware that opens a transaction around each call of a handler, and commits the position with it.
 
     The consumer begins behind that position, whatever the server remembers of its channel: each message has its effect
-    once, also after a change of the leader, and after the channel was emptied, skipped or deleted. One row for each
-    partition is kept. The consumer has to consume in order (an ordered topic, or ``ordered=True``), and be the only one
-    of its channel at a partition. It is given to it twice, as middleware and as start::
+    once, also after a change of the leader, and after the channel was emptied, skipped or deleted. Each partition has
+    one row. The consumer has to consume in order (an ordered topic, or ``ordered=True``), and be the only consumer of
+    its channel at a partition. It takes the positions twice, as middleware and as start::
 
         positions = Positions(sessions.begin)
         consumer = Consumer("orders", "billing", lookupd, ordered=True, start=positions, middleware=[positions])
@@ -76,22 +76,19 @@ class Positions(HandlerTransaction[S]):
     Messages that the log does not contain any more, and a topic that was created again, end the consumer with
     `DataLoss`; after `forget` it begins where the channel is.
 
-    The table is `nsqext.transactions.schema_sql`'s. It is in the database of the effects.
+    The tables of `nsqext.transactions.schema_sql` have to be in the database of the effects.
 
     Args:
-        begin: opens a transaction, and commits it at the end or rolls it back after an exception:
-            ``async_sessionmaker(engine).begin`` or ``sessionmaker(engine).begin`` of SQLAlchemy, ``pool.connection`` of
-            psycopg's pools, or another function that returns a context manager. Blocking connections are used in
-            threads.
+        begin: opens a transaction; see `Inbox`.
     """
 
     _tables = ("nsqext_position",)
 
     def __init__(self, begin: Begin[S]) -> None:
         super().__init__(begin)
-        # rows from whose last message partitions are read again, until their first message
+        # positions of moved channels until their first message
         self._sought: dict[ChannelPartition, _Row] = {}
-        # how often in succession another message came first: servers send what they had read before the move
+        # how often in succession another message was received first: servers send what they had read before the move
         self._misses: Counter[ChannelPartition] = Counter()
         self._lost: dict[ChannelPartition, DataLoss] = {}
 
@@ -99,7 +96,7 @@ class Positions(HandlerTransaction[S]):
         """Check the settings of a consumer.
 
         Raises:
-            InvalidSetting: a setting that leaves messages out, or ``start`` is not this object.
+            InvalidSetting: a setting leaves messages out, or ``start`` is not this object.
         """
         settings = client.settings
         if "start" not in settings:
@@ -116,19 +113,13 @@ class Positions(HandlerTransaction[S]):
             )
 
     async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
-        """Return where a partition has to be read from; None for the position of the channel.
+        """Return the start of a partition; None for the position of the channel.
 
-        Called before each subscription. A channel that is elsewhere is moved to the message that was handled last: that
-        it is delivered once more shows that the log is the same.
-
-        Args:
-            topic: name of the topic.
-            channel: name of the channel.
-            partition: the partition.
-            log: where the log begins and ends, and where the channel is.
+        Called before each subscription. A channel that is elsewhere is moved to the message that was handled last: its
+        redelivery shows that the log is the same.
 
         Raises:
-            DataLoss: the log does not contain the message behind the last one that was handled.
+            DataLoss: the log does not contain the message behind the message that was handled last.
             PartitionUnavailable: the database does not respond.
         """
         key = ChannelPartition(topic, channel, partition)
@@ -163,7 +154,7 @@ class Positions(HandlerTransaction[S]):
         """Forget the positions of a channel: its consumer, opened again, begins where the channel is.
 
         Raises:
-            Exception: those of the database.
+            Exception: an error of the database.
         """
         async with self._transaction() as session:
             await execute(session, _FORGET, {"topic": topic, "channel": channel})
@@ -211,7 +202,7 @@ class Positions(HandlerTransaction[S]):
         return bool(found.rowcount)
 
     def _check_first(self, key: ChannelPartition, message: Message, sought: _Row) -> None:
-        """Check that the first message after a move is the one that was handled last."""
+        """Check that the first message after a move is the message that was handled last."""
         if message.offset == sought.last:
             del self._misses[key]
             return
@@ -227,7 +218,7 @@ class Positions(HandlerTransaction[S]):
         return _Row(*rows[0]) if rows else None
 
     def _give_up(self, key: ChannelPartition, message: Message, error: DataLoss) -> Requeue:
-        """End the consumer with an error: it is raised by the next `start_of`."""
+        """End the consumer with an error, which the next `start_of` raises."""
         self._lost[key] = error
         message.owner.reset(error.message)
         return Requeue(0, backoff=False)

@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
-_FIRST = 1 << 17  # bytes that are published at once at first
-_MARGIN = 1.0  # seconds before the end of a lease at which publishes end that could not renew it
-_RETRY = 5.0  # seconds until a topic is tried again that could not be published to
-_RECONNECT = 1.0  # seconds until a database that could not be reached is tried again
+_FIRST = 1 << 17  # bytes of the first publish
+_MARGIN = 1.0  # seconds before the end of a lease that could not be renewed at which publishes end
+_RETRY = 5.0  # seconds until another publish to a topic that failed
+_RECONNECT = 1.0  # seconds until another attempt to reach the database
 
 
 class Pace:
-    """How much of a topic is published at once: what takes a fraction of the timeout."""
+    """How many bytes of a topic are published at once, to take a fraction of the timeout."""
 
     def __init__(self) -> None:
         self._size = _FIRST
 
     def part(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Return the first messages that are published together; at least one."""
+        """Return the first messages, at least one, that are published together."""
         found: list[OutboxRow] = []
         size = 0
         for row in rows:
@@ -53,7 +53,7 @@ class Pace:
         return found
 
     def took(self, rows: Sequence[OutboxRow], seconds: float, timeout: float, *, failed: bool) -> bool:
-        """Adapt the size to a publish; return whether it took so long that fewer messages have to be tried."""
+        """Adapt the size to a publish; return whether fewer messages have to be tried, because it was slow."""
         size = sum(len(row.body) for row in rows)
         slow = seconds > timeout / 2
         if slow:
@@ -67,8 +67,8 @@ class RelayStatistics(NamedTuple):
     """What a relay has done.
 
     Attributes:
-        published: messages that are stored, and deleted from the outbox.
-        failed: attempts that failed; the message is tried again.
+        published: messages that were stored, and deleted from the outbox.
+        failed: failed attempts, which are repeated.
         refused: messages that cannot be published, and were set aside.
     """
 
@@ -81,16 +81,16 @@ class OutboxRelay(Relay):
     """Publishes what transactions added to an outbox, at least once, and in the order of each key.
 
     Any number of relays may run, in any processes: each leases an equal share of the keys. A message is published twice
-    if the relay ends between the publish and the deletion, or if a publish received no response. Its identity in the
-    header ``nsqext_id`` is the same then, so that an `Inbox` handles it once; topics without extend support have none.
+    if the relay ends between the publish and the deletion, or if a publish received no response. Its header
+    ``nsqext_id`` is the same then, so that an `Inbox` handles it once; topics without extend support have no headers.
 
-    A message that can never be published, such as one that is too large, is set aside: its row keeps the error, and
-    later messages of its key are published. Other errors delay the messages of their topic.
+    A message that can never be published, for example because it is too large, is set aside: its row keeps the error,
+    and later messages of its key are published. Other errors delay the messages of their topic.
 
     Args:
         store: the outbox, which the caller closes when the relay has ended.
         batch: messages that are read and published together, at most.
-        poll: seconds between two looks at an empty outbox; PostgreSQL notifies the relay earlier.
+        poll: seconds between two reads of an empty outbox; PostgreSQL notifies the relay earlier.
 
     Raises:
         InvalidSetting: a number that is not valid.
@@ -103,9 +103,9 @@ class OutboxRelay(Relay):
         self._batch = batch
         self._poll = poll
         self._owner = os.urandom(8).hex()
-        # topics that could not be published to, and when they are tried again, by the clock of the event loop
+        # topics to which publishes failed, and when they are tried again, by the clock of the event loop
         self._resting: dict[str, float] = {}
-        self._alone: set[str] = set()  # topics whose messages are published one by one, because one of them was refused
+        self._alone: set[str] = set()  # topics whose messages are published one by one, to find a refused message
         self._paces: dict[str, Pace] = {}
         self._published = self._failed = self._refused = 0
 
@@ -127,12 +127,12 @@ class OutboxRelay(Relay):
             raise InvalidState(f"the outbox cannot be read: {self._store.shown(error)}") from None
 
     async def run(self, producer: Producer) -> None:
-        """Publish until cancelled, and return the leases then; cancellation takes effect within ``poll`` seconds.
+        """Publish until cancelled, then return the leases; cancellation takes effect within ``poll`` seconds.
 
-        While the database cannot be used, a warning is logged, and it is tried again every second.
+        While the database cannot be used, the relay logs a warning and tries again every second.
 
         Args:
-            producer: an open producer; without ``middleware`` that drops messages.
+            producer: an open producer, without middleware that drops messages.
 
         Raises:
             InvalidState: the store was closed.
@@ -159,7 +159,7 @@ class OutboxRelay(Relay):
                 await anyio.sleep(_RECONNECT)
 
     def _leave(self, listener: OutboxListener) -> None:
-        """Return the leases; without the database they end by themselves."""
+        """Return the leases; they end by themselves while the database cannot be used."""
         try:
             listener.close()
             self._store.leave(self._owner)
@@ -168,7 +168,7 @@ class OutboxRelay(Relay):
                 raise
 
     async def _publish_next(self, producer: Producer, timeout: float) -> bool:
-        """Publish the next messages, as long as their lease can be renewed; return whether there may be more."""
+        """Publish the next messages while their lease can be renewed; return whether more messages may wait."""
         lease = lease_time(timeout)
         began = anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, lease)
@@ -197,7 +197,7 @@ class OutboxRelay(Relay):
     async def _renew(
         self, shards: Sequence[int], lease: float, leased: anyio.CancelScope, errors: list[Exception]
     ) -> None:
-        """Renew the lease until cancelled; without it, the publishes end before another relay begins them."""
+        """Renew the lease until cancelled; without a lease, the publishes end before another relay begins them."""
         pause = lease / 3
         while True:
             await anyio.sleep(pause)
@@ -223,10 +223,7 @@ class OutboxRelay(Relay):
         timeout: float,
         errors: list[Exception],
     ) -> None:
-        """Publish messages of a topic until a time, and delete them from the outbox.
-
-        After an error that a message causes, the messages are published one by one, to find that message.
-        """
+        """Publish messages of a topic until a time, and delete them from the outbox."""
         pace = self._paces.setdefault(topic, Pace())
         left = list(rows)
         alone = topic in self._alone
@@ -243,7 +240,7 @@ class OutboxRelay(Relay):
     async def _publish_part(
         self, producer: Producer, topic: str, rows: Sequence[OutboxRow], timeout: float, pace: Pace
     ) -> bool:
-        """Publish messages at once; return whether those behind them may follow now."""
+        """Publish messages at once; return whether the messages behind them may follow now."""
         began = anyio.current_time()
         failure: NsqError | None = None
         stored: list[int] = []
@@ -257,7 +254,7 @@ class OutboxRelay(Relay):
                 for row, outcome in zip(rows, error.outcomes, strict=True)
                 if not isinstance(outcome, NsqError)
             ]
-            failure = next(one for one in error.outcomes if isinstance(one, NsqError))
+            failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
         except NsqError as error:
             failure = error
         slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
@@ -311,7 +308,7 @@ class OutboxRelay(Relay):
 
 
 def _is_final(error: NsqError) -> bool:
-    """Return whether an error says that a message can never be stored, and is not."""
+    """Return whether an error says that a message can never be stored."""
     about_message = isinstance(error, (InvalidInput, BadMessage, RecordTooLarge))
     return about_message and not isinstance(error, InvalidPartition | ExtendNotSupported)
 

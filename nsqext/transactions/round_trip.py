@@ -1,4 +1,4 @@
-"""Statements of psycopg that travel with the BEGIN of their transaction, in one round trip."""
+"""Statements of psycopg in one round trip with the BEGIN of their transaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsqext.transactions.schema import (
     psycopg_sql,
 )
 
-# numbers of libpq for no pipeline mode, no transaction, and the results of statements that have not failed
+# libpq's numbers for no pipeline mode, no transaction, and two kinds of results
 _OFF, _IDLE, _COMMAND, _ROWS = 0, 0, 1, 2
 
 
@@ -30,9 +30,7 @@ def is_on_psycopg(connection: SqlConnection) -> bool:
 async def execute_at_once(
     connection: SqlConnection, statements: Sequence[str], values: Mapping[str, object]
 ) -> tuple[Any, list[Any]]:
-    """Execute statements after the BEGIN of a transaction, unless it has begun.
-
-    Each statement has a snapshot of its own.
+    """Execute statements, each with its own snapshot, behind the BEGIN of a transaction that has not begun.
 
     Args:
         connection: see `is_on_psycopg`.
@@ -52,7 +50,7 @@ async def execute_at_once(
         return await to_thread.run_sync(_execute_blocking, connection, statements, values)
     if driver.pgconn.pipeline_status != _OFF:
         async with driver.pipeline():
-            cursors = [await driver.execute(*prepared(driver, one, values)) for one in statements]
+            cursors = [await driver.execute(*prepared(driver, sql, values)) for sql in statements]
         return driver, [cursor.pgresult for cursor in cursors]
     from psycopg import AsyncClientCursor, generators
 
@@ -69,7 +67,7 @@ def _execute_blocking(
     driver = driver_of(connection) if package_of(connection) == "sqlalchemy" else connection
     if driver.pgconn.pipeline_status != _OFF:
         with driver.pipeline():
-            cursors = [driver.execute(*prepared(driver, one, values)) for one in statements]
+            cursors = [driver.execute(*prepared(driver, sql, values)) for sql in statements]
         return driver, [cursor.pgresult for cursor in cursors]
     from psycopg import ClientCursor, generators
 
@@ -81,7 +79,7 @@ def _execute_blocking(
 
 
 def _query(driver: Any, cursor: Any, statements: Sequence[str], values: Mapping[str, object]) -> bytes:
-    """Return the text of statements with their values, and with BEGIN where psycopg would send it."""
+    """Return the text of statements with their values, behind BEGIN where psycopg would send it."""
     begin = "" if driver.autocommit or driver.pgconn.transaction_status != _IDLE else f"{_begin(driver)};"
     text: str = begin + cursor.mogrify(psycopg_sql(";".join(statements)), values)
     return text.encode(driver.info.encoding)
@@ -100,7 +98,7 @@ def _begin(driver: Any) -> str:
 
 
 def _checked(driver: Any, results: Sequence[Any], count: int) -> list[Any]:
-    """Return the results of the statements, without that of BEGIN."""
+    """Return the results of the statements, without the result of BEGIN."""
     for result in results:
         if result.status not in (_COMMAND, _ROWS):
             from psycopg.errors import error_from_result

@@ -1,4 +1,4 @@
-"""The tables of outbox, inbox and positions, for PostgreSQL and SQLite, and SQL on the connections of programs."""
+"""The tables of outbox, inbox and positions for PostgreSQL and SQLite; SQL on the connections of programs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ DIALECTS: Final = {
         "now": "(julianday('now') - 2440587.5) * 86400.0",
     },
 }
-"""Types, the begin of a transaction that writes, rows that no other transaction has, and seconds since 1970, as each
-database writes them."""
+"""SQL that differs: types, the start of a writing transaction, locked and unlocked rows, and seconds since 1970."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nsqext_outbox (
@@ -122,7 +121,7 @@ def missing_table(user: str, table: str, error: Exception) -> InvalidSetting:
     Args:
         user: name of the class.
         table: name of the table.
-        error: that of the database.
+        error: error of the database.
     """
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return InvalidSetting(
@@ -138,7 +137,7 @@ def statements_of(dialect: Dialect) -> list[str]:
 
 
 class _Operations(Protocol):
-    """What is used of ``alembic.op``."""
+    """The used part of ``alembic.op``."""
 
     def execute(self, sqltext: Any, /) -> Any:
         """Execute a statement, or print it."""
@@ -148,9 +147,7 @@ class _Operations(Protocol):
 
 
 def create_tables(op: _Operations) -> None:
-    """Create the tables of outbox, inbox and positions in a migration of Alembic, also offline (``--sql``).
-
-    Existing tables are kept.
+    """Create missing tables of outbox, inbox and positions in a migration of Alembic, also offline (``--sql``).
 
     Args:
         op: ``alembic.op``.
@@ -163,7 +160,7 @@ def create_tables(op: _Operations) -> None:
 
 
 def drop_tables(op: _Operations) -> None:
-    """Drop the tables that `create_tables` creates, with all that is in them, in a migration of Alembic.
+    """Drop the tables of `create_tables` with their rows, in a migration of Alembic.
 
     Args:
         op: ``alembic.op``.
@@ -176,11 +173,11 @@ _PARAMETER = re.compile(r":([a-z_]+\d*)")
 _PACKAGES = ("sqlalchemy", "psycopg", "sqlite3", "aiosqlite")
 
 OF_PARTITION = "topic = :topic AND channel = :channel AND partition = :partition"
-"""Condition of the rows of a `ChannelPartition`, whose members are the values."""
+"""Condition of the rows of a `ChannelPartition`, whose fields are the values."""
 
 
 class ChannelPartition(NamedTuple):
-    """A partition, as a channel reads it."""
+    """A partition that a channel reads."""
 
     topic: str
     channel: str
@@ -218,7 +215,7 @@ def psycopg_sql(sql: str) -> str:
 
 
 async def execute(connection: SqlConnection, sql: str, values: Mapping[str, object]) -> Any:
-    """Execute a statement on a connection of any kind, in a thread if it is a blocking one; return the result.
+    """Execute a statement on a connection, in a thread if the connection is blocking; return the result.
 
     Psycopg below SQLAlchemy is called directly: SQLAlchemy takes as long for a statement as the database.
     """
@@ -241,12 +238,12 @@ def driver_of(connection: Any) -> Any:
 
 
 def core_of(connection: Any) -> Any:
-    """Return the connection of a blocking session, whose statements need no mapper; other connections as they are."""
+    """Return the connection of a blocking session, whose statements need no mapper; a connection as it is."""
     return connection.connection() if hasattr(connection, "get_bind") else connection
 
 
 def is_psycopg(driver: object) -> bool:
-    """Return whether a driver's connection is one of psycopg."""
+    """Return whether a driver's connection is psycopg's."""
     return type(driver).__module__.partition(".")[0] == "psycopg"
 
 
@@ -276,7 +273,7 @@ async def fetched(result: Any) -> list[tuple[Any, ...]]:
 
 
 def is_postgresql(connection: SqlConnection) -> bool:
-    """Return whether a connection is one to PostgreSQL."""
+    """Return whether a connection leads to PostgreSQL."""
     package = package_of(connection)
     if package != "sqlalchemy":
         return package == "psycopg"
@@ -292,7 +289,7 @@ def package_of(connection: SqlConnection) -> str:
     """Return the package of a connection: ``sqlalchemy``, ``psycopg``, ``sqlite3`` or ``aiosqlite``.
 
     Raises:
-        InvalidInput: it is of another one.
+        InvalidInput: it is of another package.
     """
     return _package_of(type(connection))
 
@@ -310,7 +307,7 @@ def _package_of(kind: type) -> str:
 
 
 def is_asynchronous(connection: Any) -> bool:
-    """Return whether what a connection executes has to be awaited."""
+    """Return whether the calls of a connection have to be awaited."""
     return hasattr(connection, "run_sync") or _is_asynchronous(package_of(connection), type(connection).execute)
 
 

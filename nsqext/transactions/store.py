@@ -1,4 +1,4 @@
-"""The outbox as relays use it: they lease parts of it, read and delete."""
+"""The outbox for relays, which lease its parts, read and delete; and for operators."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, prepared, statements_of
 
-_BUSY = 30.0  # seconds that a transaction of SQLite waits for those of other processes
+_BUSY = 30.0  # seconds that a transaction of SQLite waits for other processes
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
 MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
-_READ_ONLY = "25006"  # SQLSTATE of a server that only reads
+_READ_ONLY = "25006"  # SQLSTATE of a read-only server
 _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
 
@@ -44,10 +44,10 @@ class OutboxRow:
 
 @frozen
 class OutboxMessage:
-    """A message that is in an outbox.
+    """A message in an outbox.
 
     Attributes:
-        identity: identifies it among the messages of its topic.
+        identity: unique among the messages of its topic.
         topic: name of its topic.
         added: when it was added, in seconds since 1970.
         error: why it was set aside; empty otherwise.
@@ -63,13 +63,13 @@ class OutboxMessage:
 
 @frozen
 class OutboxSummary:
-    """What is in an outbox.
+    """Numbers of an outbox.
 
     Attributes:
         waiting: messages that will be published.
         refused: messages that cannot be published, and wait for an operator.
-        age: seconds for which the oldest waiting message waits; None without any.
-        relays: relays that run.
+        age: seconds for which the oldest message waits; None without waiting messages.
+        relays: running relays.
     """
 
     waiting: int
@@ -87,7 +87,7 @@ class OutboxStore:
     Args:
         database: ``postgresql://user@host/name`` (or another text that libpq accepts), or ``sqlite:///path``. The URLs
             of SQLAlchemy are accepted too.
-        create: create the tables if they do not exist.
+        create: create missing tables.
 
     Raises:
         InvalidSetting: the database cannot be opened, or is of another kind.
@@ -160,7 +160,7 @@ class OutboxStore:
                 raise
 
     def _roll_back(self, error: BaseException) -> None:
-        """Roll back after an error; the connection to a server that only reads is replaced by the next call."""
+        """Roll back after an error; the next call replaces the connection to a read-only server."""
         if self.dialect == "sqlite":
             if self._connection.in_transaction:  # a full disk has rolled back already
                 self._connection.execute("ROLLBACK")
@@ -192,21 +192,20 @@ class OutboxStore:
     # Relays
 
     def _until(self, seconds: float, now: float | None) -> dict[str, float]:
-        """Return now and the end of a lease by the clock of the database: those of hosts differ."""
+        """Return now and the end of a lease by the clock of the database, because clocks of hosts differ."""
         if now is None:
             ((now,),) = self._run(f"SELECT {DIALECTS[self.dialect]['now']}", {})
         return {"now": now, "until": now + seconds}
 
     def lease(self, owner: str, seconds: float, now: float | None = None) -> list[int]:
-        """Lease parts of the outbox: an equal share of them for each relay that runs; return their numbers.
+        """Lease an equal share of the outbox for each running relay; return the numbers of its parts.
 
-        The relay publishes nothing now. Parts of a relay that did not lease them again before their time are leased by
-        others.
+        The relay publishes nothing during the call. Others lease parts whose lease has ended.
 
         Args:
             owner: name of the relay.
             seconds: how long, by the clock of the database.
-            now: seconds since 1970; None for that clock.
+            now: seconds since 1970; None for the clock of the database.
         """
         with self._transaction():
             values = {"owner": owner, **self._until(seconds, now)}
@@ -232,14 +231,7 @@ class OutboxStore:
             return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
 
     def renew(self, owner: str, shards: Collection[int], seconds: float, now: float | None = None) -> bool:
-        """Lease the same parts for longer; return whether the relay has them all.
-
-        Args:
-            owner: name of the relay.
-            shards: numbers of the parts.
-            seconds: see `lease`.
-            now: see `lease`.
-        """
+        """Lease the parts of `lease` for longer; return whether the relay still has all ``shards``."""
         with self._transaction():
             values = {"owner": owner, **self._until(seconds, now)}
             known = self._run(
@@ -251,7 +243,7 @@ class OutboxStore:
         return bool(known) and {*shards} <= {shard for (shard,) in held}
 
     def leave(self, owner: str) -> None:
-        """Return what a relay has leased."""
+        """End the leases of a relay."""
         with self._transaction():
             self._run("UPDATE nsqext_outbox_shard SET owner = '', until = 0 WHERE owner = :owner", {"owner": owner})
             self._run("DELETE FROM nsqext_outbox_relay WHERE owner = :owner", {"owner": owner})
@@ -269,10 +261,10 @@ class OutboxStore:
         Args:
             shards: numbers of the parts.
             without: topics that are left out.
-            count: how many, at most.
+            count: messages at most.
             size: bytes of their bodies, at most; a longer body is returned alone.
-            owner: the relay that publishes them until its next `lease`: a cancellation is too late. Nothing is returned
-                if it has no lease.
+            owner: the relay that publishes them until its next `lease`: a cancellation is too late. Without a lease,
+                nothing is returned.
         """
         parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
         if not parts:
@@ -298,7 +290,7 @@ class OutboxStore:
         return [OutboxRow(*row) for row in found]
 
     def _lock_shards(self, parts: Mapping[str, object]) -> None:
-        """Wait for cancellations and reads of parts of the outbox, and let others wait for this transaction."""
+        """Wait for cancellations and reads of parts of the outbox, which then wait for this transaction."""
         locked = DIALECTS[self.dialect]["locked"]
         self._run(
             f"SELECT shard FROM nsqext_outbox_shard WHERE shard IN {_listed(parts)} ORDER BY shard {locked}",  # noqa: S608
@@ -313,7 +305,7 @@ class OutboxStore:
                 self._run(f"DELETE FROM nsqext_outbox WHERE sequence IN {_listed(names)}", names)  # noqa: S608
 
     def refuse(self, sequence: int, error: str) -> None:
-        """Set a message aside that cannot be published."""
+        """Set aside a message that cannot be published."""
         with self._transaction():
             values = {"sequence": sequence, "error": error}
             self._run("UPDATE nsqext_outbox SET error = :error WHERE sequence = :sequence", values)
@@ -325,8 +317,8 @@ class OutboxStore:
 
         Args:
             identity: identity of the message.
-            topic: its topic; None for the messages of this identity of all topics. Of several, one that is too late is
-                reported before one that is cancelled.
+            topic: its topic; None for the messages of this identity of all topics, of which `TOO_LATE` is returned
+                rather than `CANCELLED`.
         """
         chosen = "SELECT sequence, shard FROM nsqext_outbox WHERE identity = :identity"
         with self._transaction():
@@ -336,7 +328,8 @@ class OutboxStore:
                 found = self._run(f"{chosen} AND topic = :topic", {"identity": identity, "topic": topic})
         results = {self._cancel(sequence, shard) for sequence, shard in found}
         return next(
-            (one for one in (Cancellation.TOO_LATE, Cancellation.CANCELLED) if one in results), Cancellation.UNKNOWN
+            (result for result in (Cancellation.TOO_LATE, Cancellation.CANCELLED) if result in results),
+            Cancellation.UNKNOWN,
         )
 
     def _cancel(self, sequence: int, shard: int) -> Cancellation:
@@ -359,7 +352,7 @@ class OutboxStore:
 
         Args:
             topic: only messages of this topic.
-            count: how many, at most.
+            count: messages at most.
         """
         chosen = "SELECT sequence, identity, topic, added, error FROM nsqext_outbox"
         where = "" if topic is None else " WHERE topic = :topic"
@@ -373,11 +366,7 @@ class OutboxStore:
         ]
 
     def summary(self, now: float) -> OutboxSummary:
-        """Return what is in the outbox.
-
-        Args:
-            now: seconds since 1970.
-        """
+        """Return the numbers of the outbox; ``now`` is in seconds since 1970."""
         with self._transaction():
             waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
             refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
@@ -386,24 +375,21 @@ class OutboxStore:
         return OutboxSummary(waiting, refused, None if oldest is None else max(0.0, now - oldest), relays)
 
     def retry_refused(self) -> int:
-        """Publish the messages that were set aside after all; return how many."""
+        """Publish the messages after all that were set aside; return their number."""
         with self._transaction():
             return len(
                 self._run("UPDATE nsqext_outbox SET error = NULL WHERE error IS NOT NULL RETURNING sequence", {})
             )
 
     def discard_refused(self, before: float) -> int:
-        """Delete the messages that were set aside and were added before a time in seconds since 1970; return how many.
-
-        They are never published.
-        """
+        """Delete messages that were set aside, added before a time in seconds since 1970; return their number."""
         sql = "DELETE FROM nsqext_outbox WHERE error IS NOT NULL AND added < :before RETURNING sequence"
         with self._transaction():
             return len(self._run(sql, {"before": before}))
 
 
 def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
-    """Return the sequence of the last message before which the bodies have a number of bytes at most."""
+    """Return the sequence of the last message up to which the bodies fit in a number of bytes; at least the first."""
     last, total = None, 0
     for sequence, size in sizes:
         total += size
@@ -414,10 +400,10 @@ def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
 
 
 def _named(letter: str, values: Sequence[object]) -> dict[str, object]:
-    """Return values by the names of parameters."""
+    """Return values by names of parameters: the letter and a number."""
     return {f"{letter}{number}": value for number, value in enumerate(values)}
 
 
 def _listed(names: Mapping[str, object]) -> str:
-    """Return the parameters of these names as a list of SQL."""
+    """Return a list of parameters in SQL."""
     return f"({', '.join(f':{name}' for name in names)})"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 def active_context() -> dict[str, str]:
-    """Return the headers that carry the context of the active span; empty without such a span."""
+    """Return the headers that carry the context of the active span; empty without a span."""
     if "opentelemetry.trace" not in sys.modules:
         return {}
     from opentelemetry import propagate, trace
@@ -21,7 +21,7 @@ def active_context() -> dict[str, str]:
 
 @contextmanager
 def without_active_span() -> Iterator[None]:
-    """Run without the span in which a background task was started: what the task does later is no part of it."""
+    """Run without the span in which a background task was started, and which does not contain the task's later work."""
     if "opentelemetry.trace" not in sys.modules:
         yield
         return

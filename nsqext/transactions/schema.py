@@ -39,7 +39,8 @@ DIALECTS: Final = {
         "now": "(julianday('now') - 2440587.5) * 86400.0",
     },
 }
-"""SQL that differs: types, the start of a writing transaction, locked and unlocked rows, and seconds since 1970."""
+"""Types, the start of a writing transaction, locked and unlocked rows, and seconds since 1970, in the SQL of each
+database."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nsqext_outbox (

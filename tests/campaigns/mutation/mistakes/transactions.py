@@ -690,25 +690,25 @@ MISTAKES = (
     Mistake(
         "ranges that touch are not joined",
         "transactions/handled_ranges.py",
-        "elif last is not None and one.first == last.next and",
-        "elif last is not None and one.first < last.next and",
+        "elif last is not None and part.first == last.next and",
+        "elif last is not None and part.first < last.next and",
     ),
     Mistake(
         "ranges with a gap are joined",
         "transactions/handled_ranges.py",
-        "elif last is not None and one.first == last.next and",
+        "elif last is not None and part.first == last.next and",
         "elif last is not None and one.first >= last.next and",
     ),
     Mistake(
         "ranges of two logs are joined",
         "transactions/handled_ranges.py",
-        " and _are_of_one_log(last, one, now)",
+        " and _are_of_one_log(last, part, now)",
         "",
     ),
     Mistake(
         "a joined range has the time of its first message",
         "transactions/handled_ranges.py",
-        "max(last.stored, one.stored), max(",
+        "max(last.stored, part.stored), max(",
         "last.stored, max(",
     ),
     Mistake(

@@ -1,6 +1,6 @@
 """The embedded reference cluster: nsqd and nsqlookupd of both generations.
 
-Names are imported on first use, so that a single nsqd starts without the imports of a cluster.
+Names are imported on first use: a single nsqd starts without importing a cluster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Cluster`: an embedded NSQ cluster in the running process, for tests, demos and first steps."""
+"""`Cluster`: an embedded NSQ cluster for tests, demos and first steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @frozen
 class ClusterNode:
-    """Addresses of one nsqd.
+    """Addresses of an nsqd.
 
     Attributes:
         name: ``n1``, ``n2`` and so on.
@@ -43,15 +43,15 @@ class ClusterNode:
 class Cluster(ProcessBound):
     """An NSQ cluster in its own thread.
 
-    Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Each method blocks until
-    it is done and cannot be cancelled. All methods raise `InvalidState` while the cluster is not running, and
-    `InvalidInput` for an unknown node.
+    Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Methods block until they
+    are done and cannot be cancelled. They raise `InvalidState` while the cluster is not running, and `InvalidInput`
+    for an unknown node.
 
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
-        lookupds: number of nsqlookupd, named l1, l2 and so on; one is the leader.
+        lookupds: number of nsqlookupd, named l1, l2 and so on.
         generation: ``redesigned`` or ``original`` NSQ.
-        data_path: folder of messages and topics; without it, memory.
+        data_path: folder of messages and topics; None for memory.
         options: further settings.
 
     Attributes:
@@ -86,11 +86,11 @@ class Cluster(ProcessBound):
     # Start and stop
 
     def start(self) -> Self:
-        """Start the cluster; return when every server listens.
+        """Start; return when every server listens.
 
         Raises:
             InvalidState: it is running.
-            InvalidSetting: an address or the data path is in use, or the files in it are damaged.
+            InvalidSetting: an address or the data path is in use, or its files are damaged.
         """
         if self._portal is not None:
             raise InvalidState("the cluster is already running")
@@ -120,7 +120,7 @@ class Cluster(ProcessBound):
             ) from error
 
     def stop(self) -> None:
-        """Stop the cluster, its thread, tasks and sockets; without effect while it is not running."""
+        """Stop thread, tasks and sockets; without effect while the cluster is not running."""
         if self._portal is None or self._runtime is None:
             return
         try:
@@ -192,19 +192,19 @@ class Cluster(ProcessBound):
     ) -> None:
         """Create a topic; return when every partition accepts writes.
 
-        Partitions share nodes (``multi_part``) if there are more replicas than nodes.
+        With more replicas than nodes, partitions share nodes (``multi_part``).
 
         Args:
             extend: messages may carry headers and tags.
             ordered: each partition delivers one message at a time, in order.
-            channels: channels to create; a channel gets no message that was published before its creation.
+            channels: names of channels to create; they get no earlier messages.
             register_channels: consumers may use only these channels.
             dispatch: dispatch type of these channels, for example ``key_failover``; empty for the default.
 
         Raises:
             InvalidSetting: unknown dispatch type.
-            InvalidInput: invalid name or number, too few nodes, a dispatch type that an ordered topic or a consumer of
-                the channel does not allow, or the topic exists with other settings.
+            InvalidInput: invalid name or number, too few nodes, a dispatch type that an ordered topic or a channel's
+                consumer excludes, or the topic exists with other settings.
         """
         if isinstance(channels, str):
             raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
@@ -231,7 +231,7 @@ class Cluster(ProcessBound):
         self._run(lambda runtime: runtime.delete_topic(name))
 
     def upgrade_topic(self, name: str) -> None:
-        """Upgrade a topic to an extend topic, which cannot be undone.
+        """Make a topic an extend topic, for good.
 
         Raises:
             TopicNotFound: unknown topic.
@@ -239,7 +239,7 @@ class Cluster(ProcessBound):
         self._run(lambda runtime: coordinated(runtime).upgrade_topic(name))
 
     def leader(self, topic: str, partition: int = 0) -> str:
-        """Return the name of a partition's leader, or of its last leader while it has none.
+        """Return the name of a partition's leader; while it has none, of its last leader.
 
         Raises:
             TopicNotFound: unknown partition.
@@ -247,7 +247,7 @@ class Cluster(ProcessBound):
         return str(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.leader))
 
     def in_sync(self, topic: str, partition: int = 0) -> list[str]:
-        """Return the nodes with every acknowledged message of a partition, the leader first.
+        """Return the names of a partition's in-sync replicas, the leader first.
 
         Raises:
             TopicNotFound: unknown partition.
@@ -263,10 +263,10 @@ class Cluster(ProcessBound):
         return int(self._run(lambda runtime: coordinated(runtime).replicas(topic, partition).state.epoch))
 
     def wait_writable(self, topic: str, partition: int = 0, *, timeout: float = 10.0) -> str:
-        """Return the leader's name as soon as the partition accepts writes.
+        """Wait until a partition accepts writes; return the leader's name.
 
         Args:
-            timeout: longest wait, in seconds.
+            timeout: in seconds.
 
         Raises:
             PartitionUnavailable: the timeout expired.
@@ -295,14 +295,14 @@ class Cluster(ProcessBound):
         self._run(lambda runtime: runtime.terminate(name))
 
     def restart(self, name: str) -> None:
-        """Start a node again with its addresses and messages.
+        """Start a node again with its addresses and messages; kill it first if it runs.
 
-        Returns when it accepts connections; then it catches up with the leaders of its partitions.
+        Returns when it accepts connections; its catch-up with the leaders follows.
         """
         self._run(lambda runtime: runtime.restart(name))
 
     def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a replica gets the old leader's.
+        """Make another node the leader of a partition; without a replica it gets the old leader's.
 
         Raises:
             NsqError: the node is down.

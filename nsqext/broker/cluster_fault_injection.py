@@ -19,11 +19,7 @@ _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
 
 def coordinated(runtime: Runtime) -> RuntimeRedesigned:
-    """Return the runtime of a cluster whose partitions have leaders.
-
-    Raises:
-        InvalidState: the cluster is of the original generation.
-    """
+    """Return the runtime of a redesigned cluster; raises `InvalidState` for the original generation."""
     from nsqext.broker.runtimes import RuntimeRedesigned
 
     if not isinstance(runtime, RuntimeRedesigned):
@@ -32,13 +28,13 @@ def coordinated(runtime: Runtime) -> RuntimeRedesigned:
 
 
 class ScriptedClock:
-    """The cluster's clock, moved by a test: message timeouts, delays, heartbeats and time stamps follow it."""
+    """The cluster's clock, which message timeouts, delays, heartbeats and time stamps follow."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock; on return, every timer due by then has fired.
+        """Advance the clock; on return, all timers that became due have fired.
 
         Raises:
             InvalidInput: the seconds are negative.
@@ -57,15 +53,15 @@ class ScriptedClock:
 
 
 class ClusterFaults:
-    """Faults of a cluster; every method blocks until it is done.
+    """Faults of a cluster; methods block until they are done.
 
-    All raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node or a count below 1,
+    They raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node or a count below 1,
     and `InvalidSetting` for an unknown direction.
 
     Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from clients) or ``out`` (to
-    clients). A peer is the client's end of a connection, ``host:port``; without it, the fault applies to all clients.
+    clients). A peer, a client's ``host:port``, limits a fault to this client.
 
-    A fault replaces the last one of its kind, node, direction and peer, or command: counts do not add up.
+    A fault replaces the previous fault of its kind, node, direction and peer, or command: counts do not add up.
 
     Attributes:
         clock: the cluster's clock.
@@ -78,10 +74,10 @@ class ClusterFaults:
     # Nodes
 
     def truncate(self, topic: str, partition: int, count: int) -> None:
-        """Remove all messages behind the first ``count`` of a partition, even acknowledged messages.
+        """Remove all messages behind the first ``count`` of a partition, acknowledged or not.
 
-        A killed leader of the redesigned NSQ comes back like this if no other node has what it lost. Later messages get
-        the counts and byte offsets of the removed messages.
+        A killed leader of the redesigned NSQ returns like this if no other node has what it lost. Later messages get
+        the counts and byte offsets of removed messages.
 
         Raises:
             TopicNotFound: no running node has the partition.
@@ -101,7 +97,7 @@ class ClusterFaults:
         self._run(act)
 
     def freeze(self, name: str) -> None:
-        """Freeze a node, as SIGSTOP does: connections stay open without answers; its lease expires."""
+        """Freeze a node as SIGSTOP does: connections stay open without answers; its lease expires."""
         self._run(lambda runtime: runtime.freeze(name))
 
     def thaw(self, name: str) -> None:
@@ -125,8 +121,7 @@ class ClusterFaults:
         """Discard bytes of a node's connections.
 
         Args:
-            size: number of bytes; without it, all bytes until `heal`.
-            peer: limits the fault to this client.
+            size: number of bytes; None for all bytes until `heal`.
         """
         self._add(name, Rule("drop", direction, peer, left=size))
 
@@ -138,8 +133,7 @@ class ClusterFaults:
         """Pass half of the next frame and close the connection.
 
         Args:
-            connections: number of connections to cut; the rest of an earlier call is forgotten.
-            peer: limits the fault to this client.
+            connections: number of connections to cut.
         """
         self._add(name, Rule("cut", direction, peer, left=connections))
 
@@ -157,9 +151,9 @@ class ClusterFaults:
 
         Args:
             code: ``E_…`` word.
-            text: text after the code.
+            text: follows the code.
             command: limits the fault to commands of this name, for example ``PUB``.
-            closes: close the connection afterwards; by default as the real server after this code.
+            closes: close the connection then; None to do as the real server after this code.
         """
         _check_count(times)
         known = SERVER_ERRORS.get(code)
@@ -177,10 +171,10 @@ class ClusterFaults:
         self._run(act)
 
     def stale_lookup(self, name: str | None = None) -> None:
-        """Freeze the view of lookup nodes in its present state; a single stale node then disagrees with the others.
+        """Make lookup nodes repeat the present state; a single stale node then disagrees with the others.
 
         Args:
-            name: one lookup node; without it, all.
+            name: a lookup node; None for all.
         """
         self._lookups(name, lambda lookupd: lookupd.show_snapshot())
 
@@ -197,11 +191,11 @@ class ClusterFaults:
         self._lookups(name, slow_down)
 
     def heal_lookup(self, name: str | None = None) -> None:
-        """Make lookup nodes show the present state again, without delay."""
+        """Remove the faults of lookup nodes."""
         self._lookups(name, lambda lookupd: lookupd.show_current())
 
     def pending(self) -> dict[str, list[str]]:
-        """Return the faults of nodes that are in effect, by node; those of lookup and kills are not included."""
+        """Return faults in effect, by node, without kills and faults of lookup nodes."""
 
         def collect(runtime: Runtime) -> dict[str, list[str]]:
             found = {name: running.member.node.faults.pending() for name, running in runtime.nodes.items()}

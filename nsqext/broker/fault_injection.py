@@ -1,7 +1,4 @@
-"""Injected faults of one node, which its server applies to received and sent bytes.
-
-Without faults (``active`` is False) a read or write costs one attribute access more.
-"""
+"""Injected faults of a node, which its server applies to received and sent bytes."""
 
 from __future__ import annotations
 
@@ -20,19 +17,19 @@ Direction = Literal["in", "out"]
 
 @define(eq=False)
 class Rule:
-    """A disturbance of the bytes of a node's connections."""
+    """A fault of the bytes of a node's connections."""
 
     #: ``drop`` discards bytes, ``delay`` delays them, ``cut`` forwards half a frame and closes
     kind: Literal["drop", "delay", "cut"]
     direction: Direction
     peer: str | None = None  #: ``host:port`` of the client; None for every client
-    seconds: float = 0.0  #: length of a delay
+    seconds: float = 0.0  #: of a delay
     #: bytes to discard or connections to cut; None without limit
     left: int | None = None
 
     @property
     def place(self) -> tuple[str, str, str | None]:
-        """What a later rule shares with a rule that it replaces."""
+        """Rules with an equal place replace each other."""
         return self.kind, self.direction, self.peer
 
     def __str__(self) -> str:
@@ -54,7 +51,7 @@ class _Answer:
 
 
 def _half(data: bytes, direction: Direction) -> bytes:
-    """Return the first half of the first frame; of incoming bytes, their first half."""
+    """Return half of the first outgoing frame, or of incoming bytes."""
     size = len(data)
     if direction == "out" and size > 8:
         size = min(size, 4 + int.from_bytes(data[:4], "big"))
@@ -63,9 +60,9 @@ def _half(data: bytes, direction: Direction) -> bytes:
 
 @define(eq=False)
 class NodeFaults:
-    """The faults of a node; changed only in the cluster's event loop."""
+    """Faults of a node; changed only in the cluster's event loop."""
 
-    active: bool = False  #: at least one fault is set
+    active: bool = False  #: any fault is set; while False, a read or write costs an attribute access more
     refusing: bool = False  #: new connections are closed at once
     frozen: bool = False  #: does not read, write or run timers, as a stopped process
     rules: list[Rule] = field(factory=list)
@@ -92,12 +89,12 @@ class NodeFaults:
         self._update()
 
     def add(self, rule: Rule) -> None:
-        """Add a disturbance, until `heal` or until it is used up."""
+        """Add a rule, until `heal` or until it is used up."""
         self.rules.append(rule)
         self._update()
 
     def replace(self, rule: Rule) -> None:
-        """Add a disturbance; replace the disturbance of the same kind, direction and peer."""
+        """Add a rule in the place of an earlier rule."""
         self.remove([old for old in self.rules if old.place == rule.place])
         self.add(rule)
 
@@ -106,7 +103,7 @@ class NodeFaults:
         self._update()
 
     def answer(self, fault: RequestError, times: int = 1, command: str | None = None) -> None:
-        """Answer the next commands, or only commands of one name (``PUB``), with an error instead of running them.
+        """Answer the next commands, or commands of a name (``PUB``), with an error instead of running them.
 
         Replaces the last answer to commands of this name.
         """
@@ -119,7 +116,6 @@ class NodeFaults:
         return [*(name for name, set_ in states.items() if set_), *map(str, (*self.rules, *self._answers))]
 
     def heal(self) -> None:
-        """Remove every fault, and thaw the node."""
         self.rules.clear()
         self._answers.clear()
         self.refusing = False
@@ -131,7 +127,7 @@ class NodeFaults:
             await self._thawed.wait()
 
     def command(self, name: str) -> RequestError | None:
-        """Return the error that answers the next command, and count it; None to run the command."""
+        """Return and count the error that answers the next command; None to run the command."""
         for answer in self._answers:
             if answer.command in (None, name):
                 answer.left -= 1
@@ -142,10 +138,7 @@ class NodeFaults:
         return None
 
     async def carry(self, direction: Direction, peer: str, data: bytes) -> tuple[bytes, bool]:
-        """Apply the faults to bytes from a client (``in``), or to frames for it (``out``).
-
-        Returns the bytes to forward, and whether to close the connection then.
-        """
+        """Apply the faults to bytes; return the bytes to forward, and whether to close the connection then."""
         await self.gate()
         for rule in list(self.rules):
             if rule.direction != direction or rule.peer not in (None, peer):

@@ -1,4 +1,4 @@
-"""Listening sockets: opened before the program is imported, dual-stack, with ports that a cluster reserves."""
+"""Listening sockets, dual-stack and opened early, and ports that a cluster reserves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 
 make_socket = socket.socket
-"""Makes a socket; the simulation in `nsqext.testing` replaces it."""
+"""The simulation in `nsqext.testing` replaces it."""
 
 _LAST_PORT = 65535
 _BACKLOG = 1024
@@ -22,7 +22,7 @@ _early: dict[str, list[socket.socket]] = {}
 
 
 class ListenError(OSError):
-    """An address that cannot be bound, with the original programs' text."""
+    """An address cannot be bound; with the original programs' text."""
 
     def __init__(self, address: str, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -33,7 +33,7 @@ class ListenError(OSError):
 
 
 def listen(address: str) -> socket.socket:
-    """Return a non-blocking listening socket for ``host:port``, with port 0 on a free port; raises `ListenError`.
+    """Return a non-blocking listening socket for ``host:port``; port 0 is a free port. Raises `ListenError`.
 
     A wildcard host (``:port``, ``0.0.0.0:port``, ``[::]:port``) listens on IPv6 and IPv4, as the original programs:
     ``localhost`` resolves to ``::1`` first.
@@ -43,9 +43,9 @@ def listen(address: str) -> socket.socket:
 
 
 def listen_early(addresses: Iterable[str]) -> None:
-    """Open the sockets that `listen` returns later, and that reports an address that cannot be bound.
+    """Open sockets for `listen`, which reports addresses that cannot be bound.
 
-    A client that connects during the program's imports waits in the backlog, and is not refused.
+    A client that connects during the program's imports waits in the backlog and is not refused.
     """
     for address in addresses:
         try:
@@ -96,7 +96,7 @@ def peer_name(address: tuple[Any, ...]) -> str:
 
 
 def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
-    """Parse ``host:port``; an empty host is the default host. Raises `InvalidSetting`."""
+    """Parse ``host:port``; raises `InvalidSetting`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
@@ -104,17 +104,17 @@ def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
 
 
 class Ports:
-    """Addresses that a cluster reserves until it is closed, even while the node behind an address is down.
+    """Addresses that a cluster reserves until it is closed, even while their nodes are down.
 
-    On Linux a bound socket that does not listen reserves its port: connections are refused, this process can listen on
-    it, others cannot bind it.
+    On Linux a bound socket that does not listen reserves its port: connections are refused, and only this process can
+    bind it.
     """
 
     def __init__(self) -> None:
         self._kept: list[socket.socket] = []
 
     def take(self, address: Address) -> Address:
-        """Reserve and return an address, with a free port for port 0; raises `InvalidSetting` if it is in use."""
+        """Reserve an address; return it, with a free port for port 0. Raises `InvalidSetting` if it is in use."""
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         kept = make_socket(family, socket.SOCK_STREAM)
         try:

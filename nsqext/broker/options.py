@@ -29,24 +29,23 @@ class ClusterOptions:
         lookupd_tcp: the same for their TCP side.
         nsqd_tcp: the same for the nodes' TCP side.
         nsqd_http: the same for the nodes' HTTP.
-        lease: how long a silent node counts as present, before another leader is elected.
-        join_pause: how long writes wait while a replica that caught up joins the in-sync replicas.
+        lease: how long a silent leader stays leader.
+        join_pause: how long writes wait while a replica joins the in-sync replicas.
         replace_after: seconds until another node, if available, replaces a node that is down.
         inactive_producer_timeout: original generation: when lookup stops showing a node that sends no PING.
         tombstone_lifetime: original generation: how long a tombstone hides a node.
-        lookup_ping: original generation: seconds between two PINGs of a node to lookup; 15 in the real server.
+        lookup_ping: original generation: seconds between two PINGs of a node; 15 in the real server.
         limits: limits of the nodes; None for the real server's defaults.
         memory_bound: bytes of unfinished messages in a partition's memory; publishes beyond it are refused.
-        node_memory_bound: bytes of messages in memory, in all partitions of a node together. Without a data path,
-            finished messages are removed first, then publishes are refused; with a data path, messages are read from
-            disk.
+        node_memory_bound: bytes of messages in memory, in all partitions of a node. Beyond it, finished messages are
+            removed, then publishes are refused; with a data path, messages are read from disk instead.
         tls: certificate of the nodes' TCP side.
         auth_addresses: ``host:port`` of HTTP auth servers.
-        http_guard: refuse HTTP requests that a foreign web page caused: an unknown ``Host``, or another ``Origin``.
+        http_guard: refuse HTTP requests of foreign web pages: an unknown ``Host``, or another ``Origin``.
         http_hosts: host names that HTTP clients use, besides addresses, ``localhost``, this machine's name, ``host``
             and ``broadcast_address``.
-        seed: makes repeatable what the real server randomizes: the requeue order of a lost connection's messages, and
-            sampling.
+        seed: makes repeatable what the real server randomizes: sampling, and the requeue order of a lost connection's
+            messages.
     """
 
     host: str = "127.0.0.1"

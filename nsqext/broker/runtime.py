@@ -1,4 +1,4 @@
-"""Runtime of an embedded cluster of either generation: everything that runs in its event loop."""
+"""Runtime of an embedded cluster of either generation, in its event loop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Job = Callable[..., Coroutine[Any, Any, None]]
 
 @define(eq=False)
 class _ServerTasks:
-    """Tasks of a server, with an event for the end of each."""
+    """Tasks of a server, each with an event for its end."""
 
     ended: list[anyio.Event] = field(factory=list)
 
@@ -62,12 +62,12 @@ class _ServerTasks:
 
 @define(eq=False)
 class ManagedNode:
-    """An nsqd of the cluster, with its server while it is alive."""
+    """An nsqd of the cluster."""
 
     member: ClusterMember
-    tcp: Address  #: where it listens
+    tcp: Address  #: listening, not advertised
     http: Address
-    registration: RegistrationClient | None = None  #: registers it at lookup nodes, in the original generation
+    registration: RegistrationClient | None = None  #: original generation only
     server: NsqdServer | None = field(default=None, init=False)  #: None while it is down
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
     _registering: anyio.CancelScope | None = field(default=None, init=False)
@@ -102,19 +102,19 @@ class ManagedNode:
 
 @define(eq=False)
 class ManagedLookupd:
-    """An nsqlookupd of the cluster, with its servers while it is alive."""
+    """An nsqlookupd of the cluster."""
 
     lookupd: LookupServer
     app: Starlette
     tcp: Address  #: for nsqd
-    http: Address  #: of its API
-    guard: HttpGuard | None = None  #: refuses HTTP requests caused by foreign web pages
+    http: Address
+    guard: HttpGuard | None = None
     server: HttpServer | None = field(default=None, init=False)  #: None while it is down
     _tcp_server: LookupTcpServer | None = field(default=None, init=False)
     _tasks: _ServerTasks = field(factory=_ServerTasks, init=False)
 
     async def start(self, group: TaskGroup) -> None:
-        if isinstance(self.lookupd, OriginalLookupd):  # nsqd register over TCP
+        if isinstance(self.lookupd, OriginalLookupd):
             self._tcp_server = LookupTcpServer(self.lookupd.session)
             await self._tasks.start(group, partial(self._tcp_server.serve, listen(str(self.tcp))))
         self.server = HttpServer(self.app, guard=self.guard)
@@ -130,10 +130,9 @@ class ManagedLookupd:
 
 
 class Clock:
-    """Time for timeouts and time stamps in a cluster.
+    """Time for timeouts, heartbeats and time stamps: the machine's clock until a test moves or stops it.
 
-    It follows the machine's clock, until a test moves it (`advance`) or stops it (`stop`) to time out messages.
-    Heartbeats follow it too; leases of silent nodes follow the machine's clock.
+    Leases of silent nodes follow the machine's clock.
     """
 
     def __init__(self) -> None:
@@ -150,20 +149,17 @@ class Clock:
         self._ahead += seconds
 
     def stop(self) -> None:
-        """Stop the clock; only `advance` moves it."""
         if self._held is None:
             self._held = time.monotonic(), time.time_ns()
 
     def run(self) -> None:
-        """Start the clock again, from where it stopped."""
+        """Start a stopped clock, from where it stopped."""
         if self._held is not None:
             self._ahead -= time.monotonic() - self._held[0]
             self._held = None
 
 
 class NodeChange(Enum):
-    """What happened to an nsqd."""
-
     SILENT = "killed or frozen"
     LEAVING = "about to end"
     THAWED = "running again after a freeze"
@@ -176,8 +172,8 @@ class Runtime(ABC):
     def __init__(self, shape: ClusterShape, options: ClusterOptions, limits: ServerLimits) -> None:
         if limits.generation != shape.generation:
             raise InvalidSetting(
-                f"the limits are those of the generation {limits.generation!r}, the nodes of {shape.generation!r}",
-                hint="ServerLimits.original() has those of the original NSQ, ServerLimits() those of the redesigned",
+                f"the limits are for the generation {limits.generation!r}, the nodes run {shape.generation!r}",
+                hint="use ServerLimits.original() for the original NSQ, ServerLimits() for the redesigned",
             )
         self.shape = shape
         self.options = options
@@ -192,7 +188,7 @@ class Runtime(ABC):
         self.lookupds: dict[str, ManagedLookupd] = {}
         self._stopping = anyio.Event()
         self._tasks: TaskGroup | None = None
-        # one lock per server, by name, so that starts, ends and restarts exclude each other
+        # a lock per server: kill, terminate and restart exclude each other
         self._changes: dict[str, anyio.Lock] = {}
 
     # Running
@@ -237,7 +233,7 @@ class Runtime(ABC):
         return self.ports.take(split_address(wanted, self.options.host))
 
     def advertised(self, address: Address) -> Address:
-        """Return the address that clients get for a listening address."""
+        """Return the address that clients get."""
         return Address(self.options.broadcast_address or address.host, address.port)
 
     def _node_options(self, name: str) -> NodeOptions:
@@ -277,18 +273,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def add_member(self, member: ClusterMember) -> RegistrationClient | None:
-        """Add a node; return the client that registers it at lookup nodes, if any."""
+        """Add a node; return the client that registers it, if any."""
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """Return the functions that run beside the servers; each calls ``task_status.started()``."""
+        """Return functions to run beside the servers; each calls ``task_status.started()``."""
         return []
 
     async def wait_registered(self) -> None:  # noqa: B027 - lookup nodes show the coordinator's members at once
-        """Return when lookup nodes show all nodes; called after all servers listen."""
+        """Return when lookup nodes show all nodes; called when all servers listen."""
 
     @abstractmethod
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; return when it accepts writes."""
+        """See `nsqext.broker.Cluster.create_topic`."""
 
     @abstractmethod
     def delete_topic(self, name: str) -> None: ...
@@ -351,7 +347,6 @@ class Runtime(ABC):
         self.node_changed(running.member, NodeChange.SILENT)
 
     async def terminate(self, name: str) -> None:
-        """End a node as SIGTERM does: its partitions move to other nodes first."""
         running = self._server(name)
         async with self._change(name):
             if isinstance(running, ManagedLookupd):
@@ -361,7 +356,7 @@ class Runtime(ABC):
             await running.drain()
 
     async def restart(self, name: str) -> None:
-        """Start a node again with its messages; kill a running node first."""
+        """Start a node; kill a running node first."""
         running = self._server(name)
         if self._tasks is None:
             raise InvalidState("the cluster is not running")
@@ -402,7 +397,6 @@ class Runtime(ABC):
             lookupd.show_current()
 
     async def advance(self, seconds: float) -> None:
-        """Advance the clock, and process the timers of every node."""
         self.clock.advance(seconds)
         for running in self.nodes.values():
             if running.server is not None:

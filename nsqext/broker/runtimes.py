@@ -1,4 +1,4 @@
-"""Runtimes of both generations: with a coordinator, or with independent nodes that register at lookup nodes."""
+"""Runtimes of the generations: with a coordinator, or with nodes that register at lookup nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ERROR_COUNTS = (
 
 
 class RuntimeRedesigned(Runtime):
-    """Nodes whose partitions have leaders and replicas."""
+    """Nodes with a coordinator."""
 
     def __init__(self, shape: ClusterShape, options: ClusterOptions) -> None:
         super().__init__(shape, options, options.limits or ServerLimits())
@@ -66,14 +66,12 @@ class RuntimeRedesigned(Runtime):
         return ManagedLookupd(lookupd, lookupd_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: ClusterMember) -> None:
-        """Add a node to the coordinator, whose nodes lookup nodes show."""
         self.coordinator.members[member.name] = member
         member.node.on_channel_created = member.node.on_channel_deleted = self.coordinator.channels_changed
         member.node.place = {"rpc_port": str(member.http.port), "id": member.number}
         member.node.coordinator_stats = partial(coordinator_stats, self.coordinator, member.name)
 
     def create_servers(self) -> None:
-        """Create the servers; open the topics of the data path."""
         super().create_servers()
         if self.shape.data_path is not None:
             self._state_file = file = StateFile(self.coordinator, self.shape.data_path / "cluster.json")
@@ -82,13 +80,11 @@ class RuntimeRedesigned(Runtime):
             self.coordinator.watchers.append(file.save)
 
     def background_jobs(self) -> list[Callable[..., Coroutine[Any, Any, None]]]:
-        """Return the coordinator and the writer of its state file."""
         return [self.coordinator.run, *([self._state_file.run] if self._state_file else [])]
 
     # Topics
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic with channels; return when every partition accepts writes."""
         try:
             kind = make_kind(dispatch, fixed=True)
         except Refusal as refusal:
@@ -144,7 +140,6 @@ class RuntimeRedesigned(Runtime):
         raise PartitionUnavailable(f"no writes accepted within {timeout} s", topic=topic, partition=partition)
 
     async def move_leader(self, topic: str, partition: int, name: str) -> None:
-        """Make another node the leader of a partition; a node without a replica gets the old leader's."""
         self.node(name)
         source = self.replicas(topic, partition).state.leader
         if source == name:
@@ -160,7 +155,7 @@ class RuntimeRedesigned(Runtime):
         _ON_CHANGE[change](self.coordinator, member)
 
     def isolate(self, name: str) -> None:
-        """Cut a node off from coordinator and other nodes, not from clients."""
+        """Cut a node off from coordinator and nodes, not from clients."""
         member = self.node(name).member
         if not member.isolated:
             member.isolated = True
@@ -180,8 +175,7 @@ class RuntimeRedesigned(Runtime):
 def coordinator_stats(coordinator: Coordinator, node: str, topic: str, partition: int) -> dict[str, Any]:
     """Return a node's answer to ``/coordinator/stats`` (captured: cluster_stats).
 
-    It shows a partition of a topic, with a negative number all partitions of the node, and without a topic no
-    partition.
+    A negative number selects all partitions of the topic; an empty topic selects none.
     """
     held = [
         replicas
@@ -228,7 +222,6 @@ class RuntimeOriginal(Runtime):
         return ManagedLookupd(lookupd, original_app(lookupd), tcp, http, guard=self.http_guard)
 
     def add_member(self, member: ClusterMember) -> RegistrationClient:
-        """Open the topics of a node's data path; return the client that registers it at lookup nodes."""
         member.node.load()
         member.node.switches.lookupd_addresses = [str(running.tcp) for running in self.lookupds.values()]
         known = self._known_channels
@@ -239,7 +232,6 @@ class RuntimeOriginal(Runtime):
         return list(dict.fromkeys(found.subkey for registry in alive for found in registry.find("channel", topic, "*")))
 
     async def wait_registered(self) -> None:
-        """Return when every lookup node shows all nodes and topics, after 5 seconds at the latest."""
         with anyio.move_on_after(_REGISTRATION_TIMEOUT):
             for lookupd in self._original:
                 while not self._shows_all_nodes(lookupd):  # noqa: ASYNC110 - registrations have no event
@@ -251,13 +243,13 @@ class RuntimeOriginal(Runtime):
         return shown >= sum(1 + len(running.member.node.hosted) for running in self.nodes.values())
 
     def lookupd_changed(self, lookupd: LookupServer) -> None:
-        """Clear the registrations of a restarted lookup node; nodes register with their next PING."""
+        """Clear a restarted lookup node; nodes register with their next PING."""
         for found in self._original:
             if found is lookupd and found.alive:
                 found.clear()
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic on every node; return when every lookup node shows it on all."""
+        """Create a topic on every node; return when every lookup node shows it there."""
         if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend or dispatch:
             raise InvalidInput(
                 "the original NSQ has no partitions, replicas, ordered topics, extend headers or dispatch types",

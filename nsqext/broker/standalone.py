@@ -1,4 +1,4 @@
-"""One nsqd or nsqlookupd as a program."""
+"""An nsqd or nsqlookupd as a program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _limits(generation: str) -> ServerLimits:
 
 
 def version_of(generation: str) -> str:
-    """Return version and build for ``--version`` and ``/stats``."""
+    """Return version and build, for ``--version``."""
     return build(_limits(generation).version)
 
 
@@ -57,12 +57,12 @@ class TlsFiles:
     cert: Path
     key: Path
     root_ca: Path | None = None  #: authorities of client certificates
-    #: ``require`` or ``require-verify`` demand a client certificate; any other text demands TLS, an empty text does not
+    #: ``require`` or ``require-verify`` demand a client certificate; any other text but an empty one demands TLS
     client_auth: str = ""
     min_version: str = "tls1.0"  #: for example ``tls1.2``
 
     def context(self, generation: str = "original") -> ssl.SSLContext:
-        """Return the server's TLS context; the redesigned generation supports at most TLS 1.2."""
+        """Return the server's TLS context; the redesigned generation has at most TLS 1.2."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.min_version not in _VERSIONS:
             raise InvalidSetting(f"tls-min-version={self.min_version!r} is unknown", hint=f"use {', '.join(_VERSIONS)}")
@@ -77,13 +77,13 @@ class TlsFiles:
         if generation == "redesigned":
             made.maximum_version = ssl.TLSVersion.TLSv1_2
         if self.client_auth in ("require", "require-verify"):
-            # Python cannot demand a certificate without verifying it
+            # Python cannot demand an unverified certificate
             made.verify_mode = ssl.CERT_REQUIRED
         return made
 
 
 def _missing_file(paths: Iterable[Path | None]) -> str | None:
-    """Return the original's text for the first missing file, which OpenSSL does not name."""
+    """Return the original's text for the first missing file; OpenSSL does not name it."""
     for path in paths:
         if path is not None and not path.is_file():
             return f"open {path if path != Path() else ''}: no such file or directory"
@@ -92,21 +92,20 @@ def _missing_file(paths: Iterable[Path | None]) -> str | None:
 
 @frozen
 class NsqdSettings:
-    """Settings of a standalone nsqd; times in seconds."""
+    """Settings of a standalone nsqd."""
 
-    node: NodeOptions  #: except what follows from the other settings
+    node: NodeOptions  #: except what the other settings determine
     generation: str = "original"  #: ``original`` or ``redesigned``
     tcp: str = "127.0.0.1:0"  #: ``host:port``; port 0 is a free port
-    http: str = "127.0.0.1:0"  #: of HTTP
-    https: str = ""  #: of HTTPS; used with a certificate
+    http: str = "127.0.0.1:0"
+    https: str = ""  #: used with a certificate
     broadcast_ports: tuple[int, int] = (0, 0)  #: TCP and HTTP port in lookup responses; 0 for the listening ports
-    lookupd_addresses: tuple[str, ...] = ()  #: TCP addresses of lookup nodes
+    lookupd_addresses: tuple[str, ...] = ()  #: their TCP side
     lookup_ping: float = 15.0  #: seconds between two PINGs
-    limits: Mapping[str, Any] = field(factory=dict)  #: members of `ServerLimits` that differ from the generation's
+    limits: Mapping[str, Any] = field(factory=dict)  #: changed members of `ServerLimits`
     tls: TlsFiles | None = None
     tls_required: str = "false"  #: ``true``, ``false`` or ``tcp-https``
-    http_guard: bool = False  #: refuse HTTP requests caused by foreign web pages; see `nsqext.http.uvicorn_server`
-    #: host names that HTTP clients use, besides addresses, ``localhost`` and this machine's name
+    http_guard: bool = False  #: see `nsqext.broker.options.ClusterOptions`
     http_hosts: tuple[str, ...] = ()
 
     @property
@@ -184,16 +183,16 @@ async def _register(node: Node, settings: NsqdSettings, tcp: str, http: str) -> 
 
 @frozen
 class LookupdSettings:
-    """Settings of a standalone nsqlookupd; times in seconds."""
+    """Settings of a standalone nsqlookupd; see `NsqdSettings`, and `nsqext.broker.options.ClusterOptions` for times."""
 
     generation: str = "original"  #: ``original``, or ``redesigned`` without a cluster
-    tcp: str = "127.0.0.1:0"  #: ``host:port``; port 0 is a free port
-    http: str = "127.0.0.1:0"  #: of HTTP
+    tcp: str = "127.0.0.1:0"
+    http: str = "127.0.0.1:0"
     broadcast_address: str = "127.0.0.1"  #: its host in the answer to IDENTIFY
-    inactive_producer_timeout: float = 300.0  #: when lookup responses stop showing a node without PING
-    tombstone_lifetime: float = 45.0  #: how long a tombstone hides a node
-    http_guard: bool = False  #: see `NsqdSettings`
-    http_hosts: tuple[str, ...] = ()  #: see `NsqdSettings`
+    inactive_producer_timeout: float = 300.0
+    tombstone_lifetime: float = 45.0
+    http_guard: bool = False
+    http_hosts: tuple[str, ...] = ()
 
 
 async def run_lookupd(settings: LookupdSettings) -> None:

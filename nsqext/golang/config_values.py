@@ -1,4 +1,4 @@
-"""Options of the real servers in ``/config`` that have no effect in this server."""
+"""Options in ``/config`` that have no effect in this server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REDESIGNED: dict[str, Any] = {
     "retention_days": 3,
     "statsd_protocol": "udp",
 }
-"""Options of the redesigned nsqd that ``/config`` shows with their defaults, without effect in this server."""
+"""With the defaults of the redesigned nsqd."""
 ORIGINAL: dict[str, Any] = {
     **_BOTH,
     "e2e_processing_latency_percentiles": [],
@@ -58,10 +58,10 @@ ORIGINAL: dict[str, Any] = {
     "topology_region": "",
     "topology_zone": "",
 }
-"""The same of the original nsqd."""
+"""With the defaults of the original nsqd."""
 
 
 def statsd_prefix(prefix: str, host: str, port: int) -> str:
-    """Return the prefix with address and final dot, as the original program completes it."""
+    """Return the prefix with address and final dot, as the original program."""
     whole = prefix.replace("%s", str(Address(host, port)).replace(".", "_").replace(":", "_"))
     return whole if whole.endswith(".") else whole + "."

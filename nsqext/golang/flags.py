@@ -1,6 +1,6 @@
 """Parse command lines as the original programs: ``-flag value``, ``--flag=value``, bare booleans.
 
-Configuration files are TOML with the names of flags, with underscores for hyphens.
+Configuration files are TOML with the flags' names, with underscores for hyphens.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_value(kind: str, text: str) -> Any:
-    """Parse a flag's value of any kind except ``list``; raises ValueError with the original's text."""
+    """Parse a value of any kind except ``list``; raises ValueError with the original's text."""
     if kind in _INTERVALS and text.isascii() and text.isdecimal():
         return int(text) * _INTERVALS[kind]
     return _PARSERS[kind](text) if kind in _PARSERS else text
@@ -82,7 +82,7 @@ def parse_flags(arguments: Sequence[str], kinds: Mapping[str, str]) -> dict[str,
     Args:
         kinds: type of each flag: ``str``, ``int``, ``float``, ``duration`` (returned in seconds), ``minutes`` and
             ``fives`` (a duration, or a number of minutes or of five seconds), ``bool`` (needs no value), ``switch`` (a
-            text; ``true`` without a value), ``list`` (may be repeated; commas separate values).
+            text; ``true`` without a value), ``list`` (repeated, or separated by commas).
     """
     found: dict[str, Any] = {}
     words = list(arguments)
@@ -124,10 +124,7 @@ def read_flags(
     kinds: Mapping[str, str],
     check: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Parse a program's command line; exit after ``--help`` or an error.
-
-    ``check`` raises `FlagError` for invalid values.
-    """
+    """Parse a program's command line; exit after ``--help`` or a `FlagError`, also of ``check``."""
     if any(word in ("-h", "-help", "--help", "--h") for word in arguments):
         _usage(program, kinds)
         raise SystemExit(0)
@@ -160,7 +157,7 @@ _NAMES = {
 
 
 def with_config_file(flags: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the flags, completed by the configuration file (``-config``); ignore its other names."""
+    """Return the flags, completed by the configuration file (``-config``), whose other names are ignored."""
     path = flags.get("config")
     if not path:
         return dict(flags)
@@ -190,7 +187,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _read(kind: str, value: Any) -> Any:
-    """Return a value of the file as its flag's; a duration without unit is in milliseconds."""
+    """Convert a value of the file; a duration without unit is in milliseconds."""
     if kind == "list":
         return list(value) if isinstance(value, list) else str(value).split(",")
     if (kind == "duration" or kind in _INTERVALS) and type(value) is int:

@@ -1,7 +1,6 @@
 """HTTP connections that answer malformed requests as the real servers, with Go's `net/http`.
 
-Heads that h11 judges differently are refused or rewritten before h11 reads them (captured: http_heads). h11 refuses the
-rest, such as a header without a name.
+Heads that h11 judges differently are refused or rewritten before h11 reads them (captured: http_heads).
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 MAX_HEAD = (1 << 20) + 4096
-"""Largest head, in bytes."""
+"""Bytes."""
 BROKEN_BODY = "nsqext.broken_body"
-"""Key in the scope of a request whose body ended early or had invalid chunks."""
+"""In the scope of a request whose body ended early or had invalid chunks."""
 _CLOSE = (b"connection", b"close")
 _LINGER = 0.5  # seconds, as in the real servers
-_SKIPPED = 256 << 10  # bytes of an unread body that the server reads before the next request
+_SKIPPED = 256 << 10  # bytes of an unread body that the real servers read before the next request
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VERSION = re.compile(rb"HTTP/(\d)\.(\d)")
@@ -35,7 +34,7 @@ Header = tuple[bytes, bytes]
 
 
 def refusal(status: int, text: str = "") -> bytes:
-    """Return the answer to a refused head, after which the connection ends."""
+    """Return the answer to a refused head."""
     line = f"{status} {HTTPStatus(status).phrase}{': ' if text else ''}{text}"
     return f"HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n{line}".encode()
 
@@ -47,11 +46,7 @@ _NO_EXPECTATION = b"HTTP/1.1 417 Expectation Failed\r\nConnection: close\r\nCont
 
 
 class HeadRefused(Exception):
-    """The head is answered without a request.
-
-    Attributes:
-        answer: the bytes of the answer.
-    """
+    """The head is answered without a request."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(answer)
@@ -65,13 +60,7 @@ def end_of_head(data: bytes | bytearray, searched: int = 0) -> int:
 
 
 def checked_head(head: bytes) -> bytes:
-    """Return a head as h11 must read it.
-
-    Args:
-        head: request line and headers, with the empty line.
-
-    Raises HeadRefused.
-    """
+    """Return a head, with its empty line, as h11 must read it; raises HeadRefused."""
     line, *lines = head.replace(b"\r\n", b"\n").removesuffix(b"\n\n").split(b"\n")
     method, target, (major, minor) = _read_line(line)
     if lines and lines[0][:1] in (b" ", b"\t"):
@@ -88,10 +77,7 @@ def checked_head(head: bytes) -> bytes:
 
 
 def check_first_line(data: bytes | bytearray) -> None:
-    """Check the request line on arrival: clients of another protocol send no empty line.
-
-    Raises HeadRefused.
-    """
+    """Check the request line on arrival: clients of another protocol send no empty line. Raises HeadRefused."""
     line, ended, _ = data.partition(b"\n")
     if ended:
         _read_line(bytes(line).removesuffix(b"\r"))
@@ -138,7 +124,6 @@ def _check_framing(headers: list[Header], *, chunks: bool) -> set[bytes]:
 
 
 def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
-    """Check the host, the names and the client's expectation."""
     hosts = [value for name, value in headers if name == b"host"]
     if needs_host and not hosts:
         raise HeadRefused(refusal(400, "missing required Host header"))
@@ -157,13 +142,13 @@ def _check_headers(headers: list[Header], *, needs_host: bool) -> None:
 
 
 def _close_after(scope: Any) -> None:
-    """Close the connection after the response to a request, and announce it in its headers."""
+    """Close the connection after the response, and announce it."""
     if _CLOSE not in scope["headers"]:
         scope["headers"].append(_CLOSE)
 
 
 def closing_after_unread_body(scope: Any, receive: Any, send: Any) -> tuple[Any, Any]:
-    """Return ``receive`` and ``send`` of an application; a response ahead of a long body closes the connection."""
+    """Return ``receive`` and ``send``; a response before the end of a long body closes the connection."""
     announced = int(dict(scope["headers"]).get(b"content-length", 0))
     if announced <= _SKIPPED:
         return receive, send
@@ -184,7 +169,7 @@ def closing_after_unread_body(scope: Any, receive: Any, send: Any) -> tuple[Any,
 
 
 class GoProtocol(H11Protocol):
-    """A connection that judges heads of requests before h11 reads them, except pipelined heads."""
+    """A connection that judges heads before h11 reads them, except pipelined heads."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -204,10 +189,7 @@ class GoProtocol(H11Protocol):
             super().data_received(data)
 
     def _read_head(self, data: bytes) -> bytes:
-        """Return what h11 reads, with the checked head; nothing while the head is incomplete.
-
-        A head may arrive byte by byte: only new bytes are searched for its end.
-        """
+        """Return what h11 reads, with the checked head; nothing while the head is incomplete."""
         seen = len(self._head)
         self._head += data
         end = end_of_head(self._head, seen)
@@ -224,14 +206,14 @@ class GoProtocol(H11Protocol):
         return whole
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Answer what the client has sent, although it sends no more; True keeps the transport open."""
+        """Answer what the client has sent before it ended; True keeps the transport open."""
         if self._refused:
             return None
         if self._head:
             self._refuse(BAD_REQUEST)
             return None
         if self.cycle is None or self.cycle.response_started:
-            return None  # a stream of events would never notice a lost reader
+            return None  # a stream of events must notice a lost reader
         if self.cycle.more_body:
             self._break_body(self.cycle)
         self._ended = True
@@ -243,7 +225,7 @@ class GoProtocol(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what h11 refuses; within a body, the request's handler answers."""
+        """Answer what h11 refuses; within a body, the handler answers."""
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.more_body:
             self._break_body(self.cycle)
             _close_after(self.cycle.scope)
@@ -258,7 +240,7 @@ class GoProtocol(H11Protocol):
         cycle.message_event.set()
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer, read for a while (unread bytes would reset the connection), and close."""
+        """Answer, read for a while, as unread bytes reset the connection, and close."""
         self._head.clear()
         self.transport.write(answer)
         if self.transport.can_write_eof():

@@ -16,7 +16,6 @@ _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&#34;", "'"
 
 
 def _clean(path: str) -> str:
-    """Return a path without empty parts, ``.``, ``..`` and final slash."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -27,7 +26,6 @@ def _clean(path: str) -> str:
 
 
 def _canonical(table: list[Route], method: str, path: str) -> str | None:
-    """Return this method's path that differs from the given path only in case, slashes and dots."""
     wanted = _clean(path)
     for known in table:
         fixed, _, variable = known.path.partition("{")
@@ -39,7 +37,7 @@ def _canonical(table: list[Route], method: str, path: str) -> str | None:
 
 
 def redirect(table: list[Route], request: Request) -> Response | None:
-    """Redirect a path that is wrong only in case, slashes or dots, as the real servers do."""
+    """Return a redirect; None if the path is wrong in other ways."""
     path = _canonical(table, request.method, request.scope["path"])
     if path is None:
         return None

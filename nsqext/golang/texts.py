@@ -1,4 +1,4 @@
-"""JSON, times and the text of ``/stats``, as the real servers print them."""
+"""JSON, times and the text of ``/stats``, as the real servers print them; times in nanoseconds since 1970."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 from nsqext.protocol.server.go_format import NANOSECONDS, build
 
 NO_LATENCY: dict[str, int | None] = {"count": 0, "percentiles": None}
-"""Member of a server that measures no latency."""
+"""Of a server that measures no latency."""
 MEMORY = dict.fromkeys(
     (
         "heap_objects",
@@ -25,12 +25,12 @@ MEMORY = dict.fromkeys(
     ),
     0,
 )
-"""Counters of Go's memory, which are 0 here except ``gc_total_runs``."""
+"""Counters of Go's memory; 0 here except ``gc_total_runs``."""
 _ESCAPES = ((b"<", b"\\u003c"), (b">", b"\\u003e"), (b"&", b"\\u0026"))
 
 
 def dump(value: object) -> bytes:
-    """Return JSON as the servers write it, with ``<``, ``>`` and ``&`` escaped."""
+    """Return JSON with ``<``, ``>`` and ``&`` escaped."""
     data = orjson.dumps(value)
     for plain, escaped in _ESCAPES:
         if plain in data:
@@ -55,13 +55,11 @@ def go_duration(nanoseconds: int) -> str:
 
 
 def heading(version: str, begun: int, now: int) -> list[str]:
-    """Return the first lines of /stats as text; times in nanoseconds since 1970."""
     started = datetime.fromtimestamp(begun // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return [f"nsqd v{build(version)}", f"start_time {started}", f"uptime {go_duration(now - begun)}"]
 
 
 def topic_line(topic: dict[str, Any]) -> str:
-    """Return a topic line of /stats; the redesigned generation does not pause topics."""
     return (
         f"{'*P ' if topic.get('paused') else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
         f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
@@ -69,7 +67,6 @@ def topic_line(topic: dict[str, Any]) -> str:
 
 
 def channel_line(channel: dict[str, Any]) -> str:
-    """Return a channel line of /stats."""
     return (
         f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
         f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
@@ -80,7 +77,6 @@ def channel_line(channel: dict[str, Any]) -> str:
 
 
 def consumer_text(client: dict[str, Any]) -> str:
-    """Return a consumer's state and counters in the text of /stats."""
     return (
         f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
@@ -89,7 +85,6 @@ def consumer_text(client: dict[str, Any]) -> str:
 
 
 def connected_text(client: dict[str, Any], now: int) -> str:
-    """Return the duration of a connection; ``now`` in nanoseconds since 1970."""
     return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"
 
 

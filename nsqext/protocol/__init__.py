@@ -1,4 +1,1 @@
-"""The NSQ protocol of both generations and roles, without I/O: bytes in, values out, and back.
-
-No module awaits, reads a clock or uses a socket.
-"""
+"""The NSQ protocol of both generations and roles, without I/O: no module awaits, reads a clock or uses a socket."""

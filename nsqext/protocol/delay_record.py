@@ -1,4 +1,4 @@
-"""Records in the topic of delayed messages: a line of JSON, for a delayed message followed by its body.
+"""Records in the topic of delayed messages: a line of JSON, behind which a delayed message has its body.
 
 All of it is in the body, for topics without extend headers and the original NSQ.
 """
@@ -15,7 +15,7 @@ __all__ = ("DelayCancel", "DelayRecord", "DelayedMessage", "decode_delay", "enco
 
 
 class DelayedMessage(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, tag="delay", tag_field="nsqext"):
-    """A message that a relay publishes later; the JSON has all members except the body."""
+    """A message that a relay publishes later."""
 
     identity: str  #: unique among all delayed messages
     topic: str  #: where it is published
@@ -24,34 +24,30 @@ class DelayedMessage(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=Tr
     tag: str | None = None  #: dispatch tag
     trace_id: int | None = None
     key: bytes | None = None
-    partition: int | None = None  #: chosen by the publisher
-    header: bytes | None = None  #: extend header as bytes, without an identity; replaces headers and tag
+    partition: int | None = None
+    header: bytes | None = None  #: encoded extend header without an identity; replaces headers and tag
 
 
 class DelayCancel(msgspec.Struct, kw_only=True, frozen=True, tag="cancel", tag_field="nsqext"):
     """A request to drop a delayed message."""
 
-    identity: str  #: of the message
+    identity: str
     time: int  #: of the request, in milliseconds since 1970
 
 
 DelayRecord = DelayedMessage | DelayCancel
 
-_LATEST = 253_402_300_799_999  # end of the year 9999 in milliseconds since 1970, the latest time that programs can show
+_LATEST = 253_402_300_799_999  # end of the year 9999, the latest time that programs can show
 _decoder: msgspec.json.Decoder[DelayRecord] = msgspec.json.Decoder(DelayRecord)
 
 
 def encode_delay(record: DelayRecord, body: bytes = b"") -> bytes:
-    """Return the bytes of a delayed message with its body, or of a cancellation."""
+    """Return the body of a delayed message or a cancellation."""
     return msgspec.json.encode(record) + b"\n" + body
 
 
 def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
-    """Parse a delayed message and its body, or a cancellation.
-
-    Raises:
-        ProtocolError: neither.
-    """
+    """Parse a delayed message and its body, or a cancellation; raises ProtocolError for anything else."""
     line, _, body = data.partition(b"\n")
     try:
         record = _decoder.decode(line)
@@ -62,7 +58,7 @@ def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
 
 
 def _check(record: DelayRecord, body: bytes) -> None:
-    """Raise `InvalidInput` for what a store cannot keep or no producer publishes."""
+    """Raise `InvalidInput` for what stores cannot keep or producers do not publish."""
     check_identity(record.identity)
     when = record.due if isinstance(record, DelayedMessage) else record.time
     if not 0 <= when <= _LATEST:

@@ -1,8 +1,7 @@
-"""Extend headers as the servers parse them: their parser accepts more than standard JSON.
+"""Extend headers as the servers parse them.
 
-orjson parses valid JSON. Other headers are parsed as the server does: it accepts some of them (invalid numbers, control
-characters in strings, invalid UTF-8), uses the first of equal names, and quotes in its errors what it could not parse
-(captured: pub_ext_errors).
+orjson parses valid JSON. The servers also accept invalid numbers, control characters in strings and invalid UTF-8, use
+the first of equal names, and quote in their errors what they could not parse (captured: pub_ext_errors).
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ class UnreadableHeader(ValueError):
 
 
 class Member(NamedTuple):
-    """A member of a header, with its place in the bytes."""
-
     name: str
     value: bytes
     start: int  #: where its name begins, with the quote
@@ -45,17 +42,17 @@ class Member(NamedTuple):
 
 
 def members_of(header: bytes) -> list[Member]:
-    """Return the members of a header in their order, all of equal names; raise `UnreadableHeader` as the server does.
+    """Return a header's members in order, also of equal names; empty for a JSON value that is not an object.
 
-    A JSON value that is not an object has none.
+    Raises `UnreadableHeader` as the server does.
     """
     return _Reader(header).read()
 
 
 def read_header(header: bytes, name: str) -> dict[str, Any]:
-    """Return the members of a header; a JSON value other than an object has none (captured: pub_ext).
+    """Return a header's values by name; of equal names the last, but of ``name`` the first (captured: pub_ext).
 
-    Of equal names the last counts, but for ``name`` the first. Raises `UnreadableHeader` as the server does.
+    Members and errors are as of `members_of`.
     """
     deep = header.count(b"{") + header.count(b"[") >= _MAX_DEPTH
     if deep or header.count(f'"{name}"'.encode()) > 1:
@@ -68,15 +65,14 @@ def read_header(header: bytes, name: str) -> dict[str, Any]:
 
 
 def read_leniently(header: bytes) -> dict[str, Any]:
-    """Return a header's members as the server parses them (first of equal names), or raise `UnreadableHeader`."""
+    """Return the values of `members_of` by name; of equal names the first, as the server."""
     return {name: _read_value(value) for name, value, *_ in reversed(members_of(header))}
 
 
 def read_values(header: bytes) -> dict[str, Any]:
-    """Return each member of a header that is readable on its own, or raise `UnreadableHeader` as the server does.
+    """Return the values of `members_of` by name; of equal names the last.
 
-    Whole numbers are exact. A value that is not JSON (``NaN``, ``1e400``, ``01``) is a `RawJson`. Of equal names the
-    last counts, as in JSON parsers.
+    Whole numbers are exact. A value that is not JSON (``NaN``, ``1e400``, ``01``) is a `RawJson`.
     """
     return {encodable(name): _without_surrogates(_read_value(value)) for name, value, *_ in members_of(header)}
 
@@ -109,7 +105,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def quote(text: str) -> str:
-    """Return the text in double quotes, with unprintable characters escaped (captured: sub_bad_names)."""
+    """Return a text in double quotes, with unprintable characters escaped (captured: sub_bad_names)."""
     parts: list[str] = []
     for char in text:
         code = ord(char)
@@ -127,14 +123,14 @@ def quote(text: str) -> str:
 
 
 class _Reader:
-    """Parse a value without recursion; return the names and bytes of the outermost object's members."""
+    """Parse a value without recursion; return the outermost object's members."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._open: list[bytes] = []
         self._name = ""
-        self._named = 0  # where the name of the current member begins
-        self._start = 0  # where its value begins
+        self._named = 0  # start of the current member's name
+        self._start = 0  # start of its value
         self._members: list[Member] = []
 
     def read(self) -> list[Member]:
@@ -158,7 +154,7 @@ class _Reader:
         return self._data[position : position + 1]
 
     def _value(self, position: int) -> tuple[int, bool]:
-        """Parse a value, or the start of a container; return the next position, and whether a value follows."""
+        """Parse a value or the start of a container; return the next position, and whether a value follows."""
         first = self._at(position)
         if not first:
             self._fail("cannot parse empty string", position)
@@ -183,7 +179,7 @@ class _Reader:
         return (self._key(position) if kind == b"{" else position), True
 
     def _behind(self, position: int) -> tuple[int, bool]:
-        """Parse what follows a value in an object or array."""
+        """Parse what follows a value in a container."""
         position = self._skip(position)
         kind, first = self._open[-1], self._at(position)
         if not first:

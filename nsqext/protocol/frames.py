@@ -1,6 +1,6 @@
 """Server frames: ``[4B size][4B type][data]``, big-endian, where size counts type and data.
 
-The data of a response to a publish is ``OK``, or ``OK`` with 28 bytes of trace (smart client note, message tracing).
+The data of a response to a publish is ``OK``, maybe with 28 bytes of trace (smart client note, message tracing).
 """
 
 from __future__ import annotations
@@ -23,50 +23,46 @@ __all__ = (
 )
 
 MAGIC_V2 = b"  V2"
-"""First bytes of a connection to nsqd; the version of the protocol."""
+"""First bytes of a connection to nsqd."""
 OK = b"OK"
 HEARTBEAT = b"_heartbeat_"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
 DEFAULT_MAX_FRAME_SIZE = 16 * 1024 * 1024
-"""Largest accepted frame, in bytes; three times the largest body of servers by default."""
+"""Bytes; three times the largest body of servers by default."""
 MAX_DECODED = 4 * DEFAULT_MAX_FRAME_SIZE
-"""Most bytes that a compression layer returns for one read, as many as 64 KiB of deflate can hold."""
+"""Most bytes that a compression layer returns for a read, as many as 64 KiB of deflate can hold."""
 
 Frame = tuple[int, bytes]
 """Frame type and data."""
 
 FRAME_HEAD: Struct = Struct(">Ii")
-"""Size and type of a frame."""
+"""Size and type."""
 
 _TRACE = Struct(">2sQQQI")
 TRACE_REPLY_SIZE = _TRACE.size
 
 
 class FrameType(IntEnum):
-    """Type word of a frame."""
-
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
 
 
 def encode_frame(kind: int, data: bytes) -> bytes:
-    """Return the bytes of one frame."""
     return FRAME_HEAD.pack(len(data) + 4, kind) + data
 
 
 def encode_trace_reply(message_id: int, trace_id: int, offset: int, size: int) -> bytes:
-    """Return the 30 bytes of a response with trace."""
     return _TRACE.pack(b"OK", message_id, trace_id, offset, size)
 
 
 def decode_trace_reply(data: bytes, trace_id: int) -> tuple[int, int, int, int]:
     """Return message id, trace id, offset and size of a response with trace.
 
-    The response to MPUB_TRACE has id and offset of the first message, trace id 0, and the batch's size. Raises
-    `ProtocolError` without a trace or with another trace id: responses no longer match commands, and the message may
-    have been stored.
+    The response to MPUB_TRACE has the first message's id and offset, trace id 0, and the batch's size. Raises
+    `ProtocolError` without a trace or with another trace id: responses do not match commands, and the message may have
+    been stored.
     """
     if len(data) == TRACE_REPLY_SIZE:
         start, message_id, replied, offset, size = _TRACE.unpack(data)

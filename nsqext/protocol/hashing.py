@@ -21,14 +21,14 @@ __all__ = (
 )
 
 KeyHash = Callable[[bytes, int], int]
-"""Takes a key and the number of partitions, returns the partition."""
+"""Takes key and number of partitions, returns the partition."""
 
 _MASK = 0xFFFFFFFF
 _DIGITS = re.compile(rb"-?\d{1,19}")
 
 
 def murmur3_32(data: bytes, seed: int = 0) -> int:
-    """Return the unsigned MurmurHash3 x86 32-bit hash, as used by the Go client."""
+    """Return the unsigned MurmurHash3 x86 32-bit hash, as the Go client."""
     h = seed & _MASK
     full = len(data) & ~3
     for position in range(0, full, 4):
@@ -67,9 +67,9 @@ def murmur3_partition(key: bytes, partitions: int) -> int:
 
 @lru_cache(maxsize=8192)
 def java_string_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (UTF-8 text) as the Java client: the absolute remainder.
+    """Return the partition of a key as the Java client, the absolute remainder.
 
-    Raises InvalidInput (not UTF-8 text) or InvalidPartition (no positive number of partitions).
+    Raises InvalidInput (not UTF-8 text) or InvalidPartition.
     """
     _check_count(partitions)
     try:
@@ -93,7 +93,7 @@ def java_long_hash(number: int) -> int:
 
 @lru_cache(maxsize=8192)
 def java_long_partition(key: bytes, partitions: int) -> int:
-    """Return the partition of a key (decimal digits) as the Java client for a ``Long``: the absolute remainder.
+    """Return the partition of a key (decimal digits) as the Java client for a ``Long``.
 
     Raises InvalidInput (no number of 64 bits) or InvalidPartition.
     """
@@ -115,15 +115,11 @@ PARTITIONERS: dict[str, KeyHash] = {
     "java_string": java_string_partition,
     "java_long": java_long_partition,
 }
-"""Named strategies."""
+"""Strategies by name."""
 
 
 def key_hash(strategy: str | KeyHash) -> KeyHash:
-    """Return the function for a name or a callable.
-
-    Raises:
-        InvalidSetting: unknown name.
-    """
+    """Return the function for a name; raises InvalidSetting for an unknown name."""
     if callable(strategy):
         return strategy
     found = PARTITIONERS.get(strategy)

@@ -1,4 +1,4 @@
-"""Add members to a header of any client, and remove them again, without another byte being changed."""
+"""Add members to a header of any client, and remove them again, without changing other bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def add_members(header: bytes, members: Mapping[str, str], *, original: str) -> 
     """Return a header with members of text behind its own.
 
     Args:
-        header: bytes that a server stored; empty for no header.
+        header: bytes that a server stored, or empty.
         members: names and texts; `without_members` finds them by the first name.
-        original: name of a further member, for the bytes of a header without members (none at all, ``{}`` or ``[1]``),
-            in Base64.
+        original: name of a further member with the Base64 of a header without members (empty, ``{}`` or ``[1]``).
     """
     try:
         own = members_of(header) if header else []
@@ -38,16 +37,16 @@ def add_members(header: bytes, members: Mapping[str, str], *, original: str) -> 
 
 
 def without_members(header: bytes, first: str, prefix: str, *, original: str) -> bytes:
-    """Return a header without the members that `add_members` added last; empty where it had no header.
+    """Return a header without the members that `add_members` added last.
 
     Args:
         header: bytes that a server stored.
-        first: name of the first member that was added.
-        prefix: beginning of the names of all of them.
+        first: name of the first added member.
+        prefix: beginning of all their names.
         original: as for `add_members`.
 
     Raises:
-        InvalidHeader: the header that was kept is not Base64.
+        InvalidHeader: the original header is not Base64.
     """
     try:
         members = members_of(header) if header else []
@@ -61,7 +60,7 @@ def without_members(header: bytes, first: str, prefix: str, *, original: str) ->
             return _decoded(members[index])
     if len(added) == len(members):
         return b""
-    # from the last one, so that the places of those before stay
+    # from the last member on: the places of earlier members stay
     for index in reversed(added):
         before, after = index > 0, index + 1 < len(members)
         if before:

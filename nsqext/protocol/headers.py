@@ -24,14 +24,11 @@ __all__ = (
 )
 
 MAX_STORED_HEADER = 65_506
-"""Largest header that servers deliver, in bytes; they crash on larger headers.
-
-Captured: ext_max_header.
-"""
+"""Bytes; servers crash on larger headers (captured: ext_max_header)."""
 MAX_HEADER_BYTES = 60_000
-"""Largest header that this package makes, in bytes, well below `MAX_STORED_HEADER`."""
+"""Largest header that this package makes, well below `MAX_STORED_HEADER`."""
 
-# The note allows [0-9a-zA-Z_-#]; the Go client's own headers also need the dot. Servers check nothing.
+# the note allows [0-9a-zA-Z_-#], the Go client's headers also need the dot, servers check nothing
 _HEADER_NAME = re.compile(r"[0-9a-zA-Z_.#-]+")
 _END_OF_VALUE = "\0"  # JSON escapes it
 
@@ -48,8 +45,8 @@ def encode_headers(
     Args:
         headers: names match ``[0-9a-zA-Z_.#-]+`` and do not begin with ``##``, values are text.
         tag: becomes ``##client_dispatch_tag``.
-        trace_id: becomes ``##trace_id``, a decimal string as the server requires (captured: pub_ext_errors).
-        reserved: further names with the ``##`` prefix, set by this package.
+        trace_id: becomes ``##trace_id``, a decimal string (captured: pub_ext_errors).
+        reserved: further names with the ``##`` prefix.
 
     Raises:
         InvalidHeader: invalid name or value, or more than `MAX_HEADER_BYTES`.
@@ -82,14 +79,14 @@ def encode_headers(
 
 
 def encode_header_columns(columns: Mapping[str, Sequence[str]]) -> list[bytes] | None:
-    """Return what `encode_headers` returns for each of several messages, at a tenth of the cost.
+    """Return what `encode_headers` returns for several messages, at a tenth of the cost.
 
     Args:
-        columns: values of each header by its name, a text per message.
+        columns: by header name, a text per message.
 
     Returns:
-        None if `encode_headers` must check each message: for invalid or reserved names, values that are no text, and
-        values that JSON escapes.
+        None where `encode_headers` must check each message: for invalid or reserved names, and values that are no text
+        or that JSON escapes.
     """
     parts: list[list[bytes]] = []
     for name, values in columns.items():
@@ -111,11 +108,11 @@ def encode_header_columns(columns: Mapping[str, Sequence[str]]) -> list[bytes] |
 
 
 def add_key(encoded: bytes, key: bytes) -> bytes:
-    """Return an encoded header with a key (``##key``), for consumers and key_failover channels.
+    """Return an encoded header with a key (``##key``).
 
     Args:
         encoded: result of `encode_headers`; empty for no other headers.
-        key: UTF-8 text; other bytes are sent as Latin-1, one character each.
+        key: UTF-8 text; other bytes are sent as Latin-1.
 
     Raises:
         InvalidHeader: more than `MAX_HEADER_BYTES`.
@@ -136,10 +133,10 @@ def add_key(encoded: bytes, key: bytes) -> bytes:
 def message_header(
     headers: Mapping[str, str] | None, tag: str | None, trace_id: int | None, due: int | None, key: bytes | None
 ) -> bytes:
-    """Return the extend header of one message; see `encode_headers` and `add_key`.
+    """Return the extend header of a message; see `encode_headers` and `add_key`.
 
     Args:
-        due: due time of a delayed message, in milliseconds since 1970.
+        due: of a delayed message, in milliseconds since 1970.
     """
     header = b""
     if headers or tag is not None or due is not None:
@@ -154,7 +151,7 @@ def message_header(
 
 @lru_cache(maxsize=4096)
 def _is_free(name: str) -> bool:
-    """Return whether users may set this header; cached, because many messages use few names."""
+    """Return whether users may set this header; cached: many messages use few names."""
     return _HEADER_NAME.fullmatch(name) is not None and not name.startswith(RESERVED_PREFIX)
 
 
@@ -180,8 +177,8 @@ _MAY_BE_INEXACT = frozenset((float, list, dict))
 def decode_headers(encoded: bytes) -> dict[str, Any]:
     """Return the headers of a delivered message.
 
-    Servers store the bytes unchanged and accept any JSON value (captured: pub_ext): values may be of any JSON type, and
-    a header that is not an object gives an empty dict. Whole numbers are exact. Of equal names the last counts.
+    Servers store any JSON value unchanged (captured: pub_ext): values may be of any JSON type, and a header that is not
+    an object gives an empty dict. Whole numbers are exact. Of equal names the last counts.
 
     Servers also accept some invalid JSON. Invalid UTF-8 and half a surrogate pair become replacement characters. A
     value that is not JSON, such as ``NaN``, ``1e400`` or ``01``, becomes a `nsqext.RawJson` with its text.
@@ -218,7 +215,7 @@ def _with_exact_numbers(encoded: bytes, value: dict[str, Any]) -> dict[str, Any]
 
 
 def header_json(value: Any) -> str | None:
-    """Return a header's value as text: text unchanged, None for null, any other value as JSON."""
+    """Return a header's value as text: text and None unchanged, other values as JSON."""
     return (
         value
         if value is None or isinstance(value, str)

@@ -1,4 +1,4 @@
-"""IDENTIFY: the client's requests, and what the server grants."""
+"""IDENTIFY: what a client requests, and what the server grants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = (
 SHARED = "shared"
 KEY_FAILOVER = "key_failover"
 DISPATCH_TYPES = (SHARED, KEY_FAILOVER)
-"""How a channel distributes messages to consumers; the second is an addition (Key_Failover note)."""
+"""How a channel distributes messages; the second type is an addition (Key_Failover note)."""
 
 _FOREVER = 1e9  # seconds, beyond what servers accept
 
@@ -61,14 +61,13 @@ FILTER_MULTI = 4
 class ExtFilter:
     """A filter on an extend header: the server finishes messages that do not match (captured: ext_filter)."""
 
-    type: int  #: 1 equal, 2 regular expression, 3 glob, 4 several equals
+    type: int  #: 1 equal, 2 regular expression, 3 glob, 4 several equal
     key: str  #: header name; for type 4 the relation, ``any`` or ``all``
     data: str = ""  #: value, expression or glob; empty for type 4
     pairs: tuple[tuple[str, str], ...] = ()  #: header name and value, for type 4
     inverse: bool = False  #: deliver messages that do not match
 
     def as_json(self) -> dict[str, Any]:
-        """Return the member ``ext_filter`` of IDENTIFY."""
         out: dict[str, Any] = {
             "type": self.type,
             "inverse": self.inverse,
@@ -90,25 +89,25 @@ def _milliseconds(name: str, seconds: float | None) -> int | None:
 
 @frozen
 class IdentifyRequest:
-    """Body of IDENTIFY: the client and its requests; the server chooses unset values."""
+    """Body of IDENTIFY; the server chooses unset values."""
 
-    client_id: str = ""  #: name of the client; the host's short name by default
-    hostname: str = ""  #: name of this host
+    client_id: str = ""  #: empty for the host's short name with the process id
+    hostname: str = ""  #: empty for the name of this host
     user_agent: str = f"nsqext/{__version__}"  #: program and version
     heartbeat_interval: float | None = None  #: seconds between two heartbeats; servers accept 1 to 60
     msg_timeout: float | None = None  #: seconds that a message may be in flight; servers accept 1 to 900
     sample_rate: int = 0  #: percentage of messages delivered, 1 to 99; 0 for all
     output_buffer_size: int | None = None  #: bytes that the server buffers before it sends
     output_buffer_timeout: float | None = None  #: longest time in the server's buffer, in seconds
-    tls: bool = False  #: request TLS
-    snappy: bool = False  #: request snappy
-    deflate_level: int = 0  #: request deflate with this level; 0 for none
+    tls: bool = False
+    snappy: bool = False
+    deflate_level: int = 0  #: 0 for no deflate
     desired_tag: str | None = None  #: deliver only messages with this tag
     #: the client reads extend headers; must equal the topic's ``extend_support``
     extend_support: bool = False
-    ext_filter: ExtFilter | None = None  #: a filter on a header
-    topology_region: str = ""  #: region of the client; original nsqd only
-    topology_zone: str = ""  #: zone of the client; original nsqd only
+    ext_filter: ExtFilter | None = None
+    topology_region: str = ""  #: original nsqd only
+    topology_zone: str = ""  #: original nsqd only
     extra: Mapping[str, Any] = field(factory=dict)  #: further members, for other servers
 
     def __attrs_post_init__(self) -> None:
@@ -157,8 +156,8 @@ class IdentifyRequest:
 class Negotiated:
     """Response to IDENTIFY: what the server granted."""
 
-    version: str = ""  #: the server's version; ``HA`` in it marks the redesigned generation
-    max_rdy_count: int = 2500  #: largest RDY
+    version: str = ""  #: the server's; ``HA`` in it marks the redesigned generation
+    max_rdy_count: int = 2500
     msg_timeout: float = 60.0  #: seconds that a message may be in flight
     max_msg_timeout: float = 900.0  #: the same with TOUCH
     tls: bool = False  #: a TLS handshake follows
@@ -166,21 +165,16 @@ class Negotiated:
     deflate_level: int = 0  #: level of the deflate layer that follows; 0 for none
     auth_required: bool = False  #: AUTH must follow
     sample_rate: int = 0  #: percentage of messages delivered; 0 for all
-    desired_tag: str = ""  #: the tag as the server read it
-    dispatch: str = ""  #: the channel's dispatch type; empty if the server has no dispatch types
+    desired_tag: str = ""  #: as the server read it
+    dispatch: str = ""  #: the channel's dispatch type; empty for a server without dispatch types
 
     @property
     def redesigned(self) -> bool:
-        """Whether the server is of the redesigned generation."""
         return "-HA." in self.version
 
     @classmethod
     def decode(cls, data: bytes) -> Negotiated:
-        """Parse the response to IDENTIFY: JSON, or ``OK`` from a server without negotiation.
-
-        Raises:
-            ProtocolError: neither.
-        """
+        """Parse the response: JSON, or ``OK`` from a server without negotiation; raises ProtocolError."""
         if data == b"OK":
             return cls()
         try:
@@ -194,7 +188,7 @@ class Negotiated:
         values = {name: reply[name] for name in _AS_GRANTED if name in reply}
         values |= {name: outside_text(text) for name, text in values.items() if isinstance(text, str)}
         values |= {name: reply[name] / 1000 for name in ("msg_timeout", "max_msg_timeout") if reply.get(name)}
-        # For deflate without a level, the redesigned server reports level 0 and deflates all the same.
+        # for deflate without a level, the redesigned server reports level 0 and deflates
         level = (reply.get("deflate_level") or 6) if reply.get("deflate") else 0
         granted = cls(**values, tls=reply.get("tls_v1", False), deflate_level=level)
         if granted.max_rdy_count < 1 or granted.msg_timeout < 0 or not -1 <= granted.deflate_level <= 9:

@@ -1,7 +1,7 @@
 """JSON objects as Go's ``encoding/json`` parses them into the servers' structures.
 
 Names match case-insensitively. Of equal names the last counts, and objects are merged. Null and unknown names are
-ignored. A value of another type is an error of the whole object. Invalid UTF-8 becomes replacement characters.
+ignored. A value of another type refuses the whole object. Invalid UTF-8 becomes replacement characters.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any, NoReturn
 from nsqext.arguments import is_whole
 
 Schema = Mapping[str, Any]
-"""Name to ``str``, ``bool``, ``int``, a largest ``int`` value, a schema, or a list of these."""
+"""By name ``str``, ``bool``, ``int``, a largest ``int`` value, a schema, or a list of a kind."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INT64 = (1 << 63) - 1
 _DEEPEST = 10_000  # levels that Go's library reads
-_SHALLOW = 100  # levels parsed directly: more than schemas have, fewer than Python's recursion limit
+_SHALLOW = 100  # more levels than schemas have, fewer than Python's recursion limit
 _TEXT = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(rf"{_TEXT}|[\[\]{{}}]", re.DOTALL)
 _NO_BRACKETS = re.compile(rf'{_TEXT}|"|[^\[\]{{}}"]+', re.DOTALL)
 
 
 def encodable(text: str) -> str:
-    """Replace each half of a surrogate pair, which JSON allows and UTF-8 does not, by U+FFFD."""
+    """Replace halves of surrogate pairs, which JSON allows and UTF-8 does not, by U+FFFD."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class UnreadableFields(ValueError):
-    """The body is not JSON, not an object, or has a value that the schema does not allow."""
+    """The body is not JSON, not an object, or does not match the schema."""
 
 
 def read_fields(body: bytes, schema: Schema) -> dict[str, Any]:
-    """Return an object's known members by the schema's names, or raise `UnreadableFields`; null has none."""
+    """Return an object's members by the schema's names, none for null; raises `UnreadableFields`."""
     value = _load(body)
     return {} if value is None else _object(value, schema)
 
@@ -75,7 +75,7 @@ def _parse_shallow(text: str) -> Any:
 
 
 def _flattened(text: str) -> str:
-    """Replace deeply nested objects and arrays by 0; raises `ValueError` if they are not JSON."""
+    """Replace deeply nested values by 0; raises `ValueError` if they are not JSON."""
     open_parts: list[list[str]] = [[]]
     end = 0
     for token in _TOKEN.finditer(text):
@@ -129,7 +129,7 @@ def _member(name: str, value: Any, kind: Any) -> Any:
 
 
 def _item(name: str, value: Any, kind: Any) -> Any:
-    """Convert an item of a list; null is the zero value of its type."""
+    """Convert an item of a list; null is its type's zero value."""
     if value is None:
         return {} if isinstance(kind, Mapping) else kind()
     return _member(name, value, kind)

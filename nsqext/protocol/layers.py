@@ -1,6 +1,6 @@
 """Compression between socket and frames, without I/O: snappy and deflate, for both roles.
 
-IDENTIFY negotiates them; TLS is below them (captured: tls, snappy, deflate). A layer belongs to one connection and is
+IDENTIFY negotiates them; TLS is below them (captured: tls, snappy, deflate). A layer belongs to a connection and is
 unusable after an error.
 """
 
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 class Layer(Protocol):
-    """Encode sent bytes and decode received bytes."""
-
     def encode(self, data: bytes) -> bytes:
-        """Return the bytes to send for ``data``, which the peer can decode without further bytes."""
+        """Return the bytes to send for ``data``, which the peer can decode alone."""
         ...
 
     def decode(self, data: bytes) -> bytes:
@@ -41,7 +39,6 @@ class DeflateLayer:
         self._max = max_decoded  # most bytes from one `decode`
 
     def encode(self, data: bytes) -> bytes:
-        """Return the compressed bytes and a sync flush."""
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes) -> bytes:
@@ -63,7 +60,7 @@ _STREAM_START = b"\xff\x06\x00\x00sNaPpY"
 _COMPRESSED, _PLAIN, _START = 0x00, 0x01, 0xFF
 _FIRST_SKIPPABLE = 0x80
 _MAX_CHUNK = 64 * 1024
-# four bytes of checksum, and 64 KiB that snappy could not compress
+# with four bytes of checksum, and 64 KiB that snappy could not compress
 _MAX_CHUNK_BODY = 4 + 32 + _MAX_CHUNK + _MAX_CHUNK // 6
 
 
@@ -83,12 +80,11 @@ class SnappyLayer:
         self._max = max_decoded  # most bytes from one `decode`
 
     def encode(self, data: bytes) -> bytes:
-        """Return the chunks for ``data``; the first starts the stream."""
         self._compressor.compress(data)
         return bytes(self._compressor.flush())
 
     def decode(self, data: bytes) -> bytes:
-        """Return the bytes of completed chunks; raises `ProtocolError`, also for too many bytes."""
+        """Return the bytes of completed chunks; raises `ProtocolError`, also beyond ``max_decoded`` bytes."""
         self._buffer += data
         chunks = self._take_chunks()
         if not chunks:
@@ -99,7 +95,7 @@ class SnappyLayer:
             raise ProtocolError(f"the snappy layer cannot be read: {error}") from error
 
     def _take_chunks(self) -> bytes:
-        """Remove and return the complete data chunks of the buffer, after a check of their announced sizes."""
+        """Remove and return the buffer's complete data chunks, with checked sizes."""
         buffer, position, total = self._buffer, 0, 0
         chunks: list[bytes] = []
         while True:
@@ -167,7 +163,7 @@ def _too_much(name: str, limit: int) -> ProtocolError:
 
 
 def import_cramjam(codec: str) -> ModuleType:
-    """Import the package for snappy and lz4, or raise `InvalidSetting`, which names the codec."""
+    """Import the package for snappy and lz4; raises `InvalidSetting`, which names the codec."""
     try:
         import cramjam
     except ImportError as error:

@@ -1,7 +1,7 @@
 """nsqlookupd's TCP protocol, both roles, without I/O: nsqd registers topics and channels.
 
-The client (nsqd) sends the magic bytes, then commands as on nsqd's own port. A response is ``[4B size][data]``, without
-frame type. Both generations speak it; the redesigned generation names a partition after the topic.
+The client (nsqd) sends the magic bytes, then commands as on nsqd's port. A response is ``[4B size][data]``. The
+redesigned generation names a partition after the topic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ALWAYS_SENT = ("broadcast_address", "hostname", "http_port", "tcp_port", "versi
 
 @frozen
 class PeerInfo:
-    """Body of IDENTIFY (describes an nsqd) and of its response (describes the nsqlookupd)."""
+    """Body of IDENTIFY (an nsqd) and of its response (the nsqlookupd)."""
 
     broadcast_address: str = ""  #: for clients
     tcp_port: int = 0
@@ -45,13 +45,12 @@ class PeerInfo:
     distributed_id: str = ""  #: id in the cluster; redesigned nodes only
 
     def encode(self) -> bytes:
-        """Return the JSON body, with names in the real servers' order."""
         members = {name: value for name, value in asdict(self).items() if value or name in _ALWAYS_SENT}
         return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def decode(cls, data: bytes) -> PeerInfo:
-        """Parse the response to IDENTIFY; raises `ProtocolError`."""
+        """Parse the response; raises `ProtocolError`."""
         try:
             return cls(**read_fields(data, _SCHEMA))
         except UnreadableFields as error:
@@ -70,13 +69,13 @@ _SCHEMA = {member.name: type(member.default) for member in fields(PeerInfo)}
 
 
 def identify(peer: PeerInfo) -> bytes:
-    """Return IDENTIFY with its body; `MAGIC` must precede it."""
+    """Return IDENTIFY; `MAGIC` must precede it."""
     body = peer.encode()
     return b"IDENTIFY\n%b%b" % (_I32.pack(len(body)), body)
 
 
 def register(topic: str, channel: str | None = None, partition: int | None = None, *, verb: str = "REGISTER") -> bytes:
-    """Return REGISTER or UNREGISTER; ``partition`` only for the redesigned generation."""
+    """Return the command; ``partition`` only for the redesigned generation."""
     words = [verb, topic]
     if partition is not None:
         words.append(str(partition))
@@ -86,12 +85,11 @@ def register(topic: str, channel: str | None = None, partition: int | None = Non
 
 
 def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
-    """Return UNREGISTER."""
     return register(topic, channel, partition, verb="UNREGISTER")
 
 
 def response_size(head: bytes) -> int:
-    """Return the size of a response behind its first 4 bytes, its size word; raises `ProtocolError`."""
+    """Return the number of bytes behind the size word; raises `ProtocolError`."""
     size: int = _I32.unpack(head)[0]
     if not 0 <= size <= _MAX_BODY:
         raise ProtocolError(
@@ -104,17 +102,15 @@ def response_size(head: bytes) -> int:
 
 
 def encode_response(data: bytes) -> bytes:
-    """Return the bytes of a response; of an error, ``data`` is the text of the `RequestError`."""
+    """Return a response; to refuse, ``data`` is the text of the `RequestError`."""
     return _I32.pack(len(data)) + data
 
 
 class LookupdCommand(NamedTuple):
-    """A command of an nsqd."""
-
     verb: str  #: PING, IDENTIFY, REGISTER or UNREGISTER
-    topic: str = ""  #: of REGISTER and UNREGISTER
-    channel: str = ""  #: of REGISTER and UNREGISTER; empty for the whole topic
-    partition: int = NO_PARTITION  #: of REGISTER and UNREGISTER; `NO_PARTITION` without a name
+    topic: str = ""
+    channel: str = ""  #: empty for the whole topic
+    partition: int = NO_PARTITION  #: `NO_PARTITION` if not named
     peer: PeerInfo | None = None  #: of IDENTIFY
 
 
@@ -127,7 +123,7 @@ class LookupdCommandParser:
         self._buffer = bytearray()
         self._opened = False
         self._body_expected = False
-        # REGISTER and UNREGISTER name a partition (redesigned generation), which an original nsqd may omit.
+        # REGISTER and UNREGISTER name a partition (redesigned generation), which an original nsqd may omit
         self._partitions = partitions
         self.peer: PeerInfo | None = None  #: body of IDENTIFY
 
@@ -135,7 +131,7 @@ class LookupdCommandParser:
         self._buffer += data
 
     def next_command(self) -> LookupdCommand | None:
-        """Return the next complete command; None when more bytes are needed.
+        """Return the next command; None when more bytes are needed.
 
         After a `RequestError`, send its text with `encode_response`, then close the connection.
         """
@@ -197,7 +193,7 @@ class LookupdCommandParser:
 
 
 def _read_registration(verb: str, words: list[str], numbered: bool) -> LookupdCommand:
-    """Parse the words behind the verb: topic, partition if ``numbered``, maybe a channel."""
+    """Parse topic, partition if ``numbered``, and maybe a channel."""
     if len(words) < 1 + numbered:
         raise RequestError("E_INVALID", f"{verb} insufficient number of params")
     topic, number = words[0], words[1] if numbered else str(NO_PARTITION)

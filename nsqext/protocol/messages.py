@@ -51,11 +51,11 @@ RESERVED_PREFIX = "##"
 TAG_HEADER = "##client_dispatch_tag"
 TRACE_ID_HEADER = "##trace_id"
 KEY_HEADER = "##key"
-"""The message's key, for consumers and key_failover channels."""
+"""For consumers and key_failover channels."""
 DUE_HEADER = "##due"
-"""When a delayed message is due, decimal milliseconds since 1970; consumers requeue it until then."""
+"""When a delayed message is due, in decimal milliseconds since 1970; consumers requeue it until then."""
 COMPRESS_HEADER = "nsq.client.compress"
-"""How the publishing client compressed the body, see `nsqext.protocol.client.body_compression`."""
+"""See `nsqext.protocol.client.body_compression`."""
 IDENTITY_HEADER = "nsqext_id"
 """Identifies a message that an outbox, a relay of delayed messages or the Spark sink may store twice."""
 
@@ -69,28 +69,28 @@ _U16 = Struct(">H")
 
 
 class RawMessage:
-    """A delivered message in its fields."""
+    """A delivered message."""
 
     __slots__ = ("attempts", "body", "header", "id", "offset", "size", "timestamp", "version")
 
     timestamp: int  #: when the server stored it, in nanoseconds since 1970
     attempts: int  #: number of deliveries, this included
     id: bytes  #: 16 bytes for FIN, REQ and TOUCH
-    version: int  #: version of the extend part, 0 for no header, 2 for a tag, 4 for JSON
-    header: bytes  #: the extend part as published; empty without a header
+    version: int  #: of the extend part: 0 for no header, 2 for a tag, 4 for JSON
+    header: bytes  #: as published; empty without a header
     offset: int  #: byte offset in the partition's queue; -1 if not reported
     size: int  #: bytes of its record in the queue; 0 if not reported
-    body: bytes  #: the body as published
+    body: bytes  #: as published
 
     @property
     def internal_id(self) -> int:
-        """Number that the server gave the message, ``partition << 50 | counter`` (captured in partition_ids)."""
+        """``partition << 50 | counter`` (captured: partition_ids)."""
         value: int = _U64.unpack_from(self.id)[0]
         return value
 
     @property
     def trace_id(self) -> int:
-        """Trace id of the publish; 0 without one. Not for messages of the original NSQ, which has no trace ids."""
+        """Trace id of the publish, or 0. Not for the original NSQ, which has no trace ids."""
         value: int = _U64.unpack_from(self.id, 8)[0]
         return value
 
@@ -135,7 +135,6 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
 
 
 def message_id(internal_id: int, trace_id: int = 0) -> bytes:
-    """Return the 16 bytes of a message id."""
     return _IDS.pack(internal_id, trace_id)
 
 

@@ -32,13 +32,13 @@ __all__ = (
 )
 
 DEFAULT_CHANNEL = "default"
-"""Channel of a new topic without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
+"""Of new topics without named channels; the redesigned NSQ refuses publishes to a topic without channels."""
 MAX_NAME_LENGTH = 64
 MAX_TAG_BYTES = 100
 MAX_IDENTITY = 200
-"""Most characters of a message's identity."""
+"""Characters."""
 MAX_PARTITION = 1023
-"""Clients of all generations and nodes refuse larger numbers; clusters make fewer, see `MAX_PARTITIONS`."""
+"""Clients and nodes refuse larger numbers; clusters make fewer, see `MAX_PARTITIONS`."""
 MAX_PARTITIONS = 254
 """Largest number of partitions that servers create for a topic."""
 
@@ -52,7 +52,7 @@ _RULE = "1 to 64 letters, digits, '.', '_' or '-', and '#ephemeral' at the end i
 
 @lru_cache(maxsize=4096)
 def is_valid_topic(name: str) -> bool:
-    """Return whether servers accept the topic name (captured: sub_bad_names)."""
+    """Return whether servers accept a topic name (captured: sub_bad_names)."""
     return 1 <= len(name) <= MAX_NAME_LENGTH and _NAME.fullmatch(name) is not None
 
 
@@ -78,7 +78,7 @@ def check_topic(name: str, what: str = "topic") -> str:
 
 
 def is_topic_pattern(name: object) -> bool:
-    """Return whether a topic's name has wildcards, which no topic can have."""
+    """Return whether a topic name has wildcards, which no topic can have."""
     return isinstance(name, str) and ("*" in name or "?" in name)
 
 
@@ -105,7 +105,7 @@ def check_channel(name: str) -> str:
 def check_tag(tag: str) -> str:
     """Return the tag; raise `InvalidName` if not all clients accept it.
 
-    Servers check only the length (100 bytes, captured: identify_bounds); all clients accept this alphabet.
+    Servers check only the length (100 bytes, captured: identify_bounds).
     """
     if not (isinstance(tag, str) and is_valid_tag(tag)):
         raise InvalidName(f"tag {tag!r} is not valid", hint="use 1 to 100 letters, digits, '_' or '-'")
@@ -113,7 +113,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_identity(identity: str) -> str:
-    """Return a message's identity; raise `InvalidInput` unless all databases and servers can keep it."""
+    """Return a message's identity; raise `InvalidInput` unless databases and servers can keep it."""
     if not isinstance(identity, str) or not 0 < len(identity) <= MAX_IDENTITY:
         raise InvalidInput(f"identity={str(identity)[:50]!r} is not text of 1 to {MAX_IDENTITY} characters")
     if not is_storable(identity):
@@ -122,7 +122,7 @@ def check_identity(identity: str) -> str:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether databases can store a text: it has no NUL and no half of a surrogate pair."""
+    """Return whether databases can store a text."""
     return "\0" not in text and _SURROGATE.search(text) is None
 
 
@@ -141,5 +141,5 @@ def check_trace_id(trace_id: int) -> int:
 
 
 def topic_and_partition(topic: str, partition: int | None) -> str:
-    """Return ``topic[partition]``; the topic alone without a partition."""
+    """Return ``topic[partition]``, or the topic."""
     return topic if partition is None else f"{topic}[{partition}]"

@@ -17,11 +17,11 @@ import msgspec
 from nsqext.errors import ProtocolError
 
 COUNTER_BITS = 50
-"""An internal id is ``partition << COUNTER_BITS | counter`` (captured in partition_ids)."""
+"""An internal id is ``partition << COUNTER_BITS | counter`` (captured: partition_ids)."""
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000
-"""Highest count of attempts; a larger stored number has flags. Flags except `EXTEND_FLAG` are reserved."""
+"""A larger stored number has flags; flags except `EXTEND_FLAG` are reserved."""
 
 _HEAD = Struct(">IqHQQ")
 _U16 = Struct(">H")
@@ -30,7 +30,7 @@ RECORD_OVERHEAD = _HEAD.size
 
 
 class Record(msgspec.Struct, gc=False):
-    """One stored message; untracked by the garbage collector, which would stop a broker with millions."""
+    """A stored message; untracked by the garbage collector, which would stop a broker with millions."""
 
     timestamp: int
     internal_id: int
@@ -43,12 +43,11 @@ class Record(msgspec.Struct, gc=False):
 
 
 def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
-    """Return a record's bytes in the queue, as in trace replies and SUB_ADVANCED."""
+    """Return a record's size, as in trace replies and SUB_ADVANCED."""
     return RECORD_OVERHEAD + body + ((3 + header if version else 1) if extend else 0)
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the bytes of a record with its length word."""
     attempts = min(record.attempts, MAX_ATTEMPTS)
     tail = record.body
     if record.extend:
@@ -62,7 +61,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, position: int = 0) -> tuple[Record, int]:
-    """Return the record at a position and the position after it; raises `ProtocolError` unless it is whole."""
+    """Return the record at a position and its end; raises `ProtocolError` unless it is whole."""
     try:
         length, timestamp, attempts, internal_id, trace_id = _HEAD.unpack_from(data, position)
         stop = position + 4 + length

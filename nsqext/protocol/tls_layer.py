@@ -1,6 +1,6 @@
 """TLS between socket and frames, without I/O, for both roles.
 
-A separate module: loading ``ssl`` takes longer than the rest of the protocol, and plain connections do not need it.
+A separate module: loading ``ssl`` takes longer than the rest of the protocol.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _READ_SIZE = 64 * 1024  # bytes per read from the TLS connection
 class TlsLayer:
     """TLS on memory buffers; raises InvalidSetting if the context checks names and no name is given.
 
-    For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`. `decode` may
-    return data in the last step of the handshake.
+    For the handshake, send what `pending` returns and pass received bytes to `decode`, until `ready`; its last step may
+    return data.
     """
 
     __slots__ = ("_in", "_object", "_out", "closed", "ready")
@@ -33,24 +33,24 @@ class TlsLayer:
         except (ssl.SSLError, ValueError, TypeError) as error:
             raise InvalidSetting(f"TLS cannot be set up: {error}", hint="check tls and tls_hostname") from error
         self.ready: bool = False  #: the handshake is complete
-        self.closed: bool = False  #: the peer announced its end
+        self.closed: bool = False  #: the peer announced the end
         self._handshake()
 
     @property
     def version(self) -> str | None:
-        """The negotiated version, for example ``TLSv1.3``; None before the handshake."""
+        """For example ``TLSv1.3``; None before the handshake."""
         return self._object.version()
 
     @property
     def peer_common_name(self) -> str:
-        """The common name in the peer's verified certificate, empty without certificate; after the handshake."""
+        """The common name in the peer's verified certificate, known after the handshake; else empty."""
         certificate: dict[str, Any] = self._object.getpeercert() or {}
         # a tuple of names, each a tuple of pairs
         names = [value for name in certificate.get("subject", ()) for key, value in name if key == "commonName"]
         return str(names[-1]) if names else ""
 
     def pending(self) -> bytes:
-        """Return and forget the bytes to send now: handshake, key updates, or an alert after an error."""
+        """Remove and return the bytes to send now: handshake, key updates, or an alert after an error."""
         return self._out.read()
 
     def encode(self, data: bytes) -> bytes:
@@ -59,13 +59,13 @@ class TlsLayer:
             raise InvalidState("the TLS handshake is not complete")
         try:
             if data:
-                self._object.write(data)  # all of it: a memory buffer is never full
+                self._object.write(data)  # a memory buffer takes all
         except ssl.SSLError as error:
             raise ProtocolError(f"the TLS layer cannot be written: {_reason(error)}") from error
         return self._out.read()
 
     def decode(self, data: bytes) -> bytes:
-        """Return the data of complete records; during the handshake, perform its next step.
+        """Return the data of complete records, or perform the next step of the handshake.
 
         Raises ConnectionFailed (the handshake failed, `pending` has the alert for the peer) or ProtocolError.
         """
@@ -90,12 +90,11 @@ class TlsLayer:
         return b"".join(parts)
 
     def close(self) -> bytes:
-        """Return the bytes that announce the end of the connection to the peer."""
+        """Return the bytes that announce the end to the peer, without waiting for its announcement."""
         if self.ready:
             try:
                 self._object.unwrap()
             except ssl.SSLError:
-                # without waiting for the peer's announcement
                 return self._out.read()
         return self._out.read()
 

@@ -1,4 +1,4 @@
-"""Operations on topics, channels and nodes, with the error texts of the real server."""
+"""Operations on topics, channels and nodes; a refused operation raises `Refusal` with the real server's text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_SYNC_EVERY = 4000
 
 
 def create_topic(coordinator: Coordinator, name: str, spec: TopicSpec) -> None:
-    """Create a topic, or raise `Refusal`; an equal topic may exist (captured: topic_create)."""
+    """Create a topic; an equal topic may exist (captured: topic_create)."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if spec.partition_num >= _MAX_PARTITIONS:
@@ -68,7 +68,7 @@ def _hosting() -> Iterator[None]:
 
 
 def delete_topic(coordinator: Coordinator, name: str) -> None:
-    """Delete a topic and close its consumers; raises `Refusal` for an unknown topic."""
+    """Delete a topic and close its consumers."""
     coordinator.remove_topic(_topic(coordinator, name, KEY_NOT_FOUND))
 
 
@@ -80,10 +80,7 @@ def _topic(coordinator: Coordinator, name: str, missing: str) -> TopicState:
 
 
 def update_topic(coordinator: Coordinator, name: str, **changes: Any) -> None:
-    """Change members of a topic's `TopicSpec`, or raise `Refusal`; an upgrade to extend is final.
-
-    Captured: upgrade_meta.
-    """
+    """Change members of a topic's `TopicSpec`; an upgrade to extend is final (captured: upgrade_meta)."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if changes.get("retention_days", 0) > _MAX_RETENTION_DAYS:
@@ -135,14 +132,14 @@ def _drop(coordinator: Coordinator, replicas: ReplicaSet, name: str) -> None:
 
 
 def register_channels(coordinator: Coordinator, name: str, channels: list[str]) -> None:
-    """Register exactly these channels for a topic: create them, delete the others."""
+    """Register exactly these channels for a topic."""
     coordinator.topics[name].registered = sorted(channels)
     _make_registered(coordinator, name)
     coordinator.notify_watchers(name)
 
 
 def _make_registered(coordinator: Coordinator, name: str) -> None:
-    """Create the registered channels of a topic; delete the others, except ephemeral channels."""
+    """Create a topic's registered channels; delete the others, except ephemeral channels."""
     topic = coordinator.topics[name]
     for replicas in coordinator.partitions(name):
         leader = replicas.leader
@@ -155,10 +152,9 @@ def _make_registered(coordinator: Coordinator, name: str) -> None:
 
 
 def create_channel(coordinator: Coordinator, name: str, channel: str, kind: ChannelKind) -> None:
-    """Create a channel of a type on all partitions of a topic or on none; register it if the topic registers channels.
+    """Create a channel of a type on all partitions of a topic or on none; change an existing channel to this type.
 
-    An existing channel changes to this type. Raises `Refusal` as `Partition.check_kind`, or if a partition has no
-    leader.
+    A topic that registers channels registers it. Refused as by `Partition.check_kind`, or if a partition has no leader.
     """
     topic = coordinator.topics[name]
     sets = list(coordinator.partitions(name))
@@ -175,7 +171,7 @@ def create_channel(coordinator: Coordinator, name: str, channel: str, kind: Chan
 
 
 def expand_topic(coordinator: Coordinator, name: str, partition_num: int) -> None:
-    """Add partitions to a topic; raises `Refusal`, also while the cluster is unstable."""
+    """Add partitions to a topic; refused while the cluster is unstable."""
     if not is_valid_topic(name):
         raise Refusal("invalid topic name")
     if partition_num >= _MAX_PARTITIONS:
@@ -201,8 +197,7 @@ async def move_partition(
 ) -> None:
     """Move a replica of a partition, or with ``leader`` its leadership, to another node; return when done.
 
-    A target without a replica takes over the source's. Raises `Refusal` with the real server's text. Cancellation
-    leaves the old or the new state.
+    A target without a replica takes over the source's. Cancellation leaves the old or the new state.
     """
     if source == target:
         raise Refusal("move to and from node can not be the same")
@@ -260,7 +255,7 @@ def _check_move(coordinator: Coordinator, replicas: ReplicaSet, source: str, tar
 
 
 async def remove_node(coordinator: Coordinator, name: str) -> None:
-    """Move a node's partitions to other nodes, as far as these can hold them."""
+    """Move a node's partitions to other nodes, as far as these have room."""
     member = coordinator.members.get(name)
     if member is None or member.removing:
         return

@@ -1,7 +1,7 @@
 """The coordinator: nodes, topics, and every node's role in every partition.
 
-It runs in the cluster's event loop. `nsqext.broker.coordinator.topics` decides, this class executes. `membership`
-handles nodes that fail and return, `admin_ops` the requests of operators.
+`topics` decides, this class executes. `membership` handles nodes that fail and return, `admin_ops` the requests of
+operators.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import ClusterMember, CoordinatedPartition, TopicState
 
 _MIRROR = 0.2  # seconds between copies of channel positions to followers; a crash of the leader loses later positions
-
 _RETRY = 1.0  # seconds until a replica with a full disk catches up again
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen
 class CoordinatorOptions:
-    """Times of the coordinator, in seconds; see `nsqext.broker.options.ClusterOptions`."""
+    """See `nsqext.broker.options.ClusterOptions`."""
 
     lease: float = 0.3  #: 20 in the real cluster
     join_pause: float = 0.05  #: about 3 in the real cluster
@@ -40,19 +39,17 @@ class CoordinatorOptions:
 
 
 class Coordinator:
-    """Topics, partitions and nodes of one cluster."""
-
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, ClusterMember] = {}
         self.topics: dict[str, TopicState] = {}
         self.replica_sets: dict[tuple[str, int], ReplicaSet] = {}
         self.upgrading = False  #: an operator announced an upgrade
-        #: called with the topic's name after a change of it or its roles
+        #: called with the name of a topic after a change of it or its roles
         self.watchers: list[Callable[[str], None]] = []
         #: topic, partition and node of each replica that catches up
         self.catching_up: set[tuple[str, int, str]] = set()
-        self.leases: dict[str, anyio.CancelScope] = {}  #: of each silent node
+        self.leases: dict[str, anyio.CancelScope] = {}  #: of silent nodes
         self.separated: set[frozenset[str]] = set()  #: pairs of nodes without a connection
         self._group: TaskGroup | None = None
         self._counted: dict[tuple[str, int], tuple[str, tuple[str, ...]]] = {}
@@ -60,7 +57,7 @@ class Coordinator:
         self._holds: Counter[str] = Counter()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run leases, catch-ups and the mirroring of channels, until cancelled."""
+        """Run leases and catch-ups, and mirror channels, until cancelled."""
         async with anyio.create_task_group() as self._group:
             for replicas in list(self.replica_sets.values()):  # opened from the disk
                 self.commit_when_replicated(replicas)
@@ -85,23 +82,22 @@ class Coordinator:
         return self.reachable(target) and frozenset((source, target)) not in self.separated
 
     def present(self) -> set[str]:
-        """Return the nodes that are alive or have an unexpired lease."""
         return {name for name, member in self.members.items() if member.present}
 
     def usable(self) -> list[ClusterMember]:
         return [member for member in self.members.values() if member.alive and not member.removing]
 
     def load(self) -> dict[str, tuple[int, int]]:
-        """Return each usable node's numbers of led and held partitions."""
+        """Return the numbers of led and held partitions of each usable node."""
         return {member.name: (self._leads[member.name], self._holds[member.name]) for member in self.usable()}
 
     def free_nodes(self, replicas: ReplicaSet) -> list[str]:
-        """Return the usable nodes without a replica of a partition, fewest partitions first."""
+        """Return usable nodes without a replica of a partition, fewest partitions first."""
         free = [member.name for member in self.usable() if member.name not in replicas.state.replicas]
         return sorted(free, key=lambda name: (self._holds[name], name))
 
     def _count(self, replicas: ReplicaSet) -> None:
-        """Update the nodes' load after a change of a partition, at equal cost for any number of topics."""
+        """Update the nodes' load after a change of a partition; the cost does not grow with topics."""
         key, state = (replicas.topic, replicas.partition), replicas.state
         before = self._counted.pop(key, None)
         if before is not None:
@@ -130,14 +126,13 @@ class Coordinator:
 
     @property
     def stable(self) -> bool:
-        """Whether every node is alive and every replica in sync."""
         in_sync = all(set(found.state.replicas) == set(found.state.in_sync) for found in self.replica_sets.values())
         return in_sync and not self.upgrading and all(member.alive for member in self.members.values())
 
     # Topics and replicas
 
     def open_partition(self, topic: TopicState, partition: int, state: CoordinatedPartition) -> None:
-        """Host a partition on its nodes, or on none if a disk is unusable (`InvalidSetting`)."""
+        """Host a partition on its nodes; with an unusable disk on no node, and raise `InvalidSetting`."""
         replicas = ReplicaSet(topic.name, partition, state, self.connected)
         try:
             for name in state.replicas:
@@ -155,7 +150,7 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def _prefer_longest(self, replicas: ReplicaSet) -> None:
-        """If the leader lost messages on disk, elect the longest whole in-sync replica."""
+        """Elect the longest whole in-sync replica if the leader lost messages on disk."""
         before, state = replicas.leader, replicas.state
         counts = {
             name: replicas.hosts[name].partition.log.whole_count for name in state.in_sync if name in replicas.hosts
@@ -166,7 +161,7 @@ class Coordinator:
             hand_over_channels(before, replicas.leader)
 
     def host(self, replicas: ReplicaSet, name: str) -> None:
-        """Host a replica on a node, first as a follower; raises `InvalidSetting` for an unusable disk."""
+        """Host a replica, first as a follower; raises `InvalidSetting` for an unusable disk."""
         meta = self.topics[replicas.topic].spec.meta()
         hosted = self.members[name].node.host(replicas.topic, replicas.partition, meta)
         hosted.leader = hosted.writable = False
@@ -197,10 +192,9 @@ class Coordinator:
     # Leaders and followers
 
     def elect(self, replicas: ReplicaSet, name: str) -> None:
-        """Make an in-sync node the leader.
+        """Make an in-sync node the leader; consumers of the old leader are closed.
 
-        Consumers of the old leader are closed; the new leader gets the channels' positions. Messages that a follower
-        lacks are delivered after it has them.
+        Messages that a follower lacks are delivered after it has them.
         """
         before = replicas.leader
         replicas.state.promote(name, self.present())
@@ -211,7 +205,6 @@ class Coordinator:
         self.commit_when_replicated(replicas)
 
     def apply_roles(self, replicas: ReplicaSet) -> None:
-        """Set every node's role in a partition; start missing catch-ups."""
         topic, state = self.topics[replicas.topic], replicas.state
         writable = state.is_writable(topic.spec)
         for name, hosted in replicas.hosts.items():
@@ -231,7 +224,6 @@ class Coordinator:
         self.notify_watchers(replicas.topic)
 
     def commit_when_replicated(self, replicas: ReplicaSet) -> None:
-        """Make the leader's queue readable once every in-sync replica has it."""
         if replicas.push():
             commit_all(replicas.leader)
         else:
@@ -304,10 +296,10 @@ class Coordinator:
                 self.spawn(self._catch_up, replicas, name)
 
     async def _catch_up(self, replicas: ReplicaSet, name: str) -> None:
-        """Copy what a replica lacks and add it to the in-sync set.
+        """Copy what a replica lacks; add it to the in-sync replicas.
 
-        Ends without success when the leader changes, either node becomes silent or the topic is deleted; this change
-        then starts the next catch-up. A full disk is tried again after a second.
+        A changed leader, a silent node or a deleted topic ends it without success; this change starts the next
+        catch-up. A full disk is tried again after a second.
         """
         key, state, epoch = (replicas.topic, replicas.partition, name), replicas.state, replicas.state.epoch
 
@@ -333,7 +325,7 @@ class Coordinator:
         self._leave_joining(replicas, name)
 
     async def _copy_all(self, replicas: ReplicaSet, name: str, is_current: Callable[[], bool]) -> bool:
-        """Copy all records to a replica; writes wait during the last step (captured: failover_r3_term_leader)."""
+        """Copy all records; writes wait during the last step (captured: failover_r3_term_leader)."""
         replicas.align(name)
         source, target = replicas.leader, replicas.hosts[name].partition
         while not copy_records(source, target):

@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def silent(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Start the lease of a killed or frozen node, which keeps its partitions until then."""
+    """Start the lease of a killed or frozen node; it keeps its partitions until the end."""
     for replicas in coordinator.replica_sets_on(member.name):
         coordinator.apply_roles(replicas)
     if member.name not in coordinator.leases:
@@ -55,7 +55,6 @@ def thawed(coordinator: Coordinator, member: ClusterMember) -> None:
 
 
 def returned(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Take a restarted node back."""
     _stop_lease(coordinator, member)
     member.alive = member.present = True
     for replicas in coordinator.replica_sets_on(member.name):
@@ -74,7 +73,6 @@ def _stop_lease(coordinator: Coordinator, member: ClusterMember) -> None:
 
 
 def _elect(coordinator: Coordinator, replicas: ReplicaSet) -> None:
-    """Make an in-sync node that answers the leader, if possible."""
     reachable = [name for name in replicas.state.in_sync if coordinator.reachable(name)]
     chosen = replicas.state.candidate(reachable)
     if chosen is None:
@@ -99,10 +97,9 @@ def _drop_absent(coordinator: Coordinator, replicas: ReplicaSet) -> None:
 
 
 def _replace(coordinator: Coordinator, member: ClusterMember) -> None:
-    """Replace a node that stays away.
+    """Replace an absent node where another node can hold the partition.
 
-    It keeps its place where no other node can hold the partition, and where it is in sync: of a partition without
-    leader, it may be the only node with every message.
+    Where it is in sync it stays: of a partition without leader, it may be the only node with every message.
     """
     for replicas in coordinator.replica_sets_on(member.name):
         state, free = replicas.state, coordinator.free_nodes(replicas)

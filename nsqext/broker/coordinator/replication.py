@@ -25,8 +25,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 def cut_tail(source: Partition, target: Partition) -> None:
     """Remove records of a replica that its leader lacks: publishes that were never acknowledged.
 
-    Records are equal in position, ids, time stamp and bytes. Everything behind the first difference is removed and
-    copied again, as is everything behind records that the replica lost on disk and the leader has.
+    Records are equal in position, ids, time stamp and bytes. What follows the first difference, or records that the
+    replica lost on disk and the leader has, is copied again.
     """
     leader, log = source.log, target.log
     number = log.whole_count if leader.whole_count > log.whole_count else log.end_count
@@ -54,14 +54,14 @@ def copy_records(source: Partition, target: Partition, most: int = _CHUNK) -> bo
 
 
 def commit_all(partition: Partition) -> None:
-    """Make the whole queue readable, because every in-sync replica has it."""
+    """Make the whole queue readable: every in-sync replica has it."""
     last = partition.log.at(partition.log.end_count)
     if last is not None and last.count > partition.readable:
         partition.commit(Stored(last.record.internal_id, last.offset, last.size, [last]))
 
 
 def mirror_channels(leader: Partition, follower: Partition) -> None:
-    """Copy a leader's channels to a follower, which then keeps their unfinished messages."""
+    """Copy a leader's channels to a follower, which keeps their unfinished messages."""
     for name in [name for name in follower.channels if name not in leader.channels]:
         follower.delete_channel(name)
     for name, channel in list(leader.channels.items()):
@@ -81,7 +81,7 @@ def mirror_channels(leader: Partition, follower: Partition) -> None:
 
 
 def hand_over_channels(old: Partition, new: Partition) -> None:
-    """Give a new leader the old leader's channels and positions; messages in flight are redelivered."""
+    """Give a new leader the old leader's channels; messages in flight are redelivered."""
     mirror_channels(old, new)
     for name, channel in old.channels.items():
         if channel.ephemeral:
@@ -104,7 +104,7 @@ class ReplicaSet:
 
     topic: str
     partition: int
-    state: CoordinatedPartition  #: as the coordinator decided
+    state: CoordinatedPartition
     #: whether a node (first name) gets answers from another node (second)
     reachable: Callable[[str, str], bool]
     hosts: dict[str, Hosted] = field(factory=dict)
@@ -120,7 +120,7 @@ class ReplicaSet:
     def push(self, stored: Stored | None = None) -> bool:
         """Copy missing records to every in-sync follower; return whether all are complete.
 
-        A follower that lacks only ``stored``, the leader's last append, gets it without a search.
+        A follower that lacks only ``stored``, the last append, gets it without a search.
         """
         complete = True
         self._refused = ""
@@ -152,7 +152,6 @@ class ReplicaSet:
         return self._aligned.get(name) == self.state.epoch
 
     def mirror_to(self, name: str) -> None:
-        """Copy the leader's channels to a follower, if changed since the last copy."""
         leader = self.leader
         version = self.state.leader, self.state.epoch, leader.changes
         if self._mirrored.get(name) != version:
@@ -160,7 +159,7 @@ class ReplicaSet:
             self._mirrored[name] = version
 
     def align(self, name: str) -> None:
-        """Make a replica a prefix of the leader's, once per epoch."""
+        """Make a replica a prefix of the leader's log, once per epoch."""
         if not self._is_aligned(name):
             cut_tail(self.leader, self.hosts[name].partition)
             self._aligned[name] = self.state.epoch
@@ -171,7 +170,7 @@ class ReplicaSet:
         self._mirrored.pop(name, None)
 
     def uncommit_tail(self) -> None:
-        """Hide a new leader's messages that an in-sync follower lacks, and that could be lost after delivery."""
+        """Hide a new leader's messages that an in-sync follower lacks: delivered messages must not be lost."""
         leader = self.leader
         held = min(self.hosts[name].partition.log.end_count for name in self.state.in_sync if name in self.hosts)
         if held < leader.committed:
@@ -181,8 +180,8 @@ class ReplicaSet:
         """Return when every in-sync replica has the entries; after an error the outcome is unknown.
 
         Raises:
-            RequestError: E_FAILED_ON_NOT_WRITABLE: the leader changed or lost its majority.
-            Refusal: a replica cannot write the entries to its disk.
+            RequestError: the leader changed or lost its majority.
+            Refusal: a replica cannot write to its disk.
         """
         epoch = self.state.epoch
         if self.state.leader not in self.hosts:  # the topic was deleted

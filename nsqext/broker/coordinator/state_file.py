@@ -29,7 +29,7 @@ _Partitions = dict[tuple[str, int], CoordinatedPartition]
 
 
 class StateFile:
-    """Reads topics and partition roles at the start, writes them at each change."""
+    """Reads topics and partition roles at the start, writes them after each change."""
 
     def __init__(self, coordinator: Coordinator, path: Path) -> None:
         self._coordinator = coordinator
@@ -51,7 +51,7 @@ class StateFile:
         self._write()
 
     def save(self, topic: str) -> None:
-        """Write the file after a change of a topic, which alone is encoded again."""
+        """Write the file after a change of a topic; only this topic is encoded again."""
         found = self._coordinator.topics.get(topic)
         if found is None:
             self._topics.pop(topic, None)
@@ -77,7 +77,7 @@ class StateFile:
     def load(self) -> None:
         """Open the topics of the file.
 
-        Topics of a missing or damaged file are rebuilt from the nodes' files, with a warning; a damaged file is
+        If it is missing or damaged, topics are rebuilt from the nodes' files, with a warning; a damaged file is
         renamed. Raises `InvalidSetting` if no node of this cluster has all messages of a partition.
         """
         topics, partitions = self._read() or self._rebuild()
@@ -87,7 +87,6 @@ class StateFile:
             self._open(name, number, state)
 
     def _read(self) -> tuple[list[TopicState], _Partitions] | None:
-        """Return the contents of the file; None if it is missing or damaged."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -118,7 +117,6 @@ class StateFile:
             ) from error
 
     def _rebuild(self) -> tuple[list[TopicState], _Partitions]:
-        """Derive topics and partitions from the nodes' files; a new data path has none."""
         copies: dict[tuple[str, int], dict[str, StoredPartition]] = {}
         for name, member in self._coordinator.members.items():
             folder = member.node.options.data_path
@@ -138,7 +136,6 @@ class StateFile:
         return topics, partitions
 
     def _open(self, name: str, number: int, state: CoordinatedPartition) -> None:
-        """Open a partition, led by an in-sync node, in a new epoch."""
         members = self._coordinator.members
         state.replicas = [node for node in state.replicas if node in members]
         leader = state.candidate(members)
@@ -152,16 +149,15 @@ class StateFile:
 
 
 def _derive_partition(held: dict[str, StoredPartition]) -> CoordinatedPartition:
-    """Return a partition led by the replica that knows best what consumers have finished.
+    """Return a partition whose leader knows best what consumers have finished.
 
-    A replica with more messages becomes the leader when the partition is opened.
+    Opening it makes a replica with more messages the leader.
     """
     leader = max(held, key=lambda name: sum(channel.count for channel in held[name].channels))
     return CoordinatedPartition(leader, list(held), list(held))
 
 
 def _derive_topic(name: str, copies: dict[tuple[str, int], dict[str, StoredPartition]]) -> TopicState:
-    """Return the topic that explains the partitions of the nodes."""
     held = {number: nodes for (topic, number), nodes in copies.items() if topic == name}
     stored = [found for nodes in held.values() for found in nodes.values()]
     places = [node for nodes in held.values() for node in nodes]

@@ -1,4 +1,4 @@
-"""State of topics, partitions and nodes in the coordinator, and its decisions, without I/O."""
+"""State and decisions of the coordinator, without I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @frozen
 class TopicSpec:
-    """Specification of a topic, which may be created again with an equal specification (captured: topic_create)."""
+    """Specification of a topic, which an equal create command repeats without error (captured: topic_create)."""
 
     partition_num: int = 1
     replica: int = 1  #: copies of each partition
@@ -34,7 +34,7 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs, more than half (capture failover_kill_leader)."""
+        """In-sync replicas that a write needs (captured: failover_kill_leader)."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:
@@ -45,7 +45,7 @@ class TopicSpec:
     ) -> dict[int, list[str]] | None:
         """Choose nodes for unplaced partitions, the leader first; None with too few nodes.
 
-        ``load`` has the numbers of led and held partitions for each usable node.
+        ``load`` has each usable node's numbers of led and held partitions.
         """
         if len(load) < self.nodes_needed():
             return None
@@ -85,26 +85,21 @@ class TopicSpec:
 
 @define
 class CoordinatedPartition:
-    """One partition."""
-
     leader: str  #: elected last; may be dead
-    replicas: list[str]  #: nodes with a copy, in sync or not
+    replicas: list[str]  #: in sync or not
     in_sync: list[str]  #: replicas with every acknowledged message, with the leader
     epoch: int = 1  #: grows with each election
-    resigned: bool = False  #: the leader lost its majority (capture failover_kill_follower)
+    resigned: bool = False  #: the leader lost its majority
     joining: set[str] = field(factory=set)  #: nodes about to join the in-sync replicas; writes wait
 
     def candidate(self, alive: Collection[str]) -> str | None:
-        """Return the in-sync node that should lead, preferably the leader; None if all are dead.
-
-        A node out of sync may lack acknowledged messages.
-        """
+        """Return an in-sync node to lead, preferably the leader; None if all are dead."""
         if self.leader in alive and self.leader in self.in_sync:
             return self.leader
         return next((node for node in self.in_sync if node in alive), None)
 
     def promote(self, node: str, present: Collection[str]) -> None:
-        """Make an in-sync node the leader, in a new epoch without absent in-sync replicas."""
+        """Make an in-sync node the leader, in a new epoch; absent in-sync replicas are dropped."""
         self.leader = node
         self.epoch += 1
         self.resigned = False
@@ -123,14 +118,11 @@ class CoordinatedPartition:
             self.resigned = len(self.in_sync) < spec.quorum
 
     def is_writable(self, spec: TopicSpec) -> bool:
-        """Return whether the partition accepts writes while its leader is alive."""
         return len(self.in_sync) >= spec.quorum and not self.joining and not self.resigned
 
 
 @define
 class TopicState:
-    """One topic."""
-
     name: str
     spec: TopicSpec
     partitions: dict[int, CoordinatedPartition] = field(factory=dict)
@@ -142,17 +134,15 @@ class TopicState:
 
 @define(eq=False)
 class ClusterMember:
-    """One node."""
-
     name: str  #: for example ``n1``
     node: Node  #: survives a kill, as its disk would
     tcp: Address  #: for clients
-    http: Address  #: of its API
-    number: int  #: its place among the nodes, from 1
+    http: Address
+    number: int  #: from 1
     alive: bool = True
     isolated: bool = False  #: serves clients; neither the coordinator nor other nodes reach it
     present: bool = True  #: alive, or with an unexpired lease
-    removing: bool = False  #: its partitions move to other nodes
+    removing: bool = False  #: its partitions move away
 
     @property
     def reachable(self) -> bool:
@@ -179,5 +169,5 @@ class ClusterMember:
 
     @property
     def distributed_id(self) -> str:
-        """Its id in the cluster, with host, RPC port (the HTTP port), TCP port and number."""
+        """Host, RPC port (the HTTP port), TCP port and number."""
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:{self.number}"

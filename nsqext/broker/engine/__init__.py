@@ -1,1 +1,1 @@
-"""The pure engine: queues, channels and their rules, without sockets or event loop, on a given clock."""
+"""Queues, channels and their rules, without sockets or event loop, on a given clock."""

@@ -4,8 +4,8 @@ They select a text by a path (github.com/tidwall/gjson): a dot descends into an 
 ``*`` and ``?`` match any characters of a name unless escaped with a backslash. The first match counts, also among
 members of the same name.
 
-The server's Go ``regexp`` and ``github.com/gobwas/glob`` are compiled to RE2 (google-re2), which has the syntax of Go's
-package and its guarantee: no backtracking, so a hostile expression costs time linear in the header.
+The server's Go ``regexp`` and ``github.com/gobwas/glob`` are compiled to RE2 (google-re2), which has Go's syntax and
+its guarantee: a hostile expression costs time linear in the header.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class InvalidExpression(ValueError):
 
 
 def compile_regexp(pattern: str) -> Matcher:
-    """Return a function that finds an expression of Go's ``regexp`` anywhere in a text.
+    """Return a function that searches a text for an expression.
 
-    Raises `InvalidExpression` if Go refuses the expression, or RE2 needs more than 8 MiB.
+    Raises `InvalidExpression` if Go refuses it, or RE2 needs more than 8 MiB.
     """
     expression = _compile_re2(pattern)
     _check_go_only_rules(pattern)
@@ -65,8 +65,8 @@ def compile_regexp(pattern: str) -> Matcher:
 def compile_glob(pattern: str) -> Matcher:
     """Return a function that compares a whole text with a glob; raises `InvalidExpression`.
 
-    A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As at the real server, unclosed braces end
-    with the glob, and a glob of only ``?`` or ``[!…]`` also matches an empty text.
+    A glob has ``*``, ``?``, ``[…]``, ``[!…]``, ``{a,b}`` and backslashes. As in the real server, the end closes braces,
+    and a glob of only ``?`` or ``[!…]`` also matches an empty text.
     """
     expression = _compile_re2("(?s)" + _glob_expression(pattern))
     return lambda text: expression.fullmatch(_valid(text)) is not None
@@ -74,9 +74,9 @@ def compile_glob(pattern: str) -> Matcher:
 
 @lru_cache(256)
 def compile_wildcard(pattern: str) -> Callable[[str], bool]:
-    """Return a function that compares a whole text with a name with ``*`` and ``?``; ``?`` is one byte.
+    """Return a function that compares a whole text with a pattern of ``*`` and ``?`` (a byte).
 
-    A pattern that needs more bytes than a header matches nothing; RE2 would refuse the largest.
+    A pattern longer than a header matches nothing; RE2 would refuse the largest.
     """
     pattern = _STARS.sub("*", pattern)
     if len(_bytes(pattern)) - pattern.count("*") > _MAX_HEADER:
@@ -103,7 +103,7 @@ def _valid(text: str) -> str:
 
 
 def _check_go_only_rules(pattern: str) -> None:
-    r"""Check two rules that RE2 does not have: no ``\C``, and a bound for nesting."""
+    r"""Check what Go refuses and RE2 accepts: ``\C``, and deep nesting."""
     depth = 0
     for part in _PARTS.findall(pattern):
         if part == r"\C":
@@ -138,7 +138,7 @@ def _glob_expression(pattern: str) -> str:
 
 
 def _glob_class(pattern: str, at: int) -> tuple[str, int]:
-    """Read a range or characters after a ``[``; return the expression and the end position."""
+    """Read a range or characters behind ``[``; return the expression and the end position."""
     negative = pattern.startswith("!", at)
     at += negative
     ranges: list[tuple[str, str]] = []
@@ -159,10 +159,9 @@ def _glob_class(pattern: str, at: int) -> tuple[str, int]:
 
 
 def compile_filter(wanted: Mapping[str, Any]) -> Callable[[Record], bool] | None:
-    """Return the function that applies a filter to a record; None without a valid filter.
+    """Return a function that applies a filter to a record; None for an invalid filter, as the real server.
 
-    The real server logs an invalid filter and ignores it. A record without a JSON header matches no filter, and so
-    passes an inverse filter.
+    A record without a JSON header matches no filter: it passes an inverse filter.
     """
     try:
         test = _compile(wanted)
@@ -210,7 +209,7 @@ def _several(relation: str, pairs: list[Mapping[str, Any]]) -> _Test | None:
 
 
 def text_at(path: str, header: bytes) -> str | None:
-    """Return the text at a path in a header; None if missing, nested too deeply or not a text."""
+    """Return the text at a path in a header; None for a missing or other value, and deep nesting."""
     try:
         document = json.loads(header.decode("utf-8", "surrogateescape"), object_pairs_hook=Members, strict=False)
     except (ValueError, RecursionError):
@@ -223,7 +222,7 @@ def text_at(path: str, header: bytes) -> str | None:
 
 
 def _find(value: Any, path: str) -> Any:
-    """Return the value at a path inside an object or array; an empty tuple if missing."""
+    """Return the value at a path; an empty tuple if missing."""
     if isinstance(value, Members):
         name, wild, rest = _split(path)
         members = [member for key, member in value if (compile_wildcard(name)(key) if wild else name == key)]

@@ -31,8 +31,8 @@ class ChannelKind:
     """How a channel distributes messages."""
 
     type: str = SHARED  #: ``shared`` or ``key_failover``
-    key_header: str = KEY_HEADER  #: extend header that carries the key
-    fixed: bool = False  #: chosen at the channel's creation, not by the first subscriber
+    key_header: str = KEY_HEADER  #: extend header with the key
+    fixed: bool = False  #: chosen by the channel's creation, not its first subscriber
 
     def __str__(self) -> str:
         other = f" with keys in {self.key_header}" if self.key_header != KEY_HEADER else ""
@@ -46,7 +46,7 @@ PLAIN = ChannelKind()
 
 
 def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> ChannelKind | None:
-    """Return the requested type, None without a request; raises `Refusal` for an unknown type."""
+    """Return the requested type, None for an empty request; raises `Refusal` for an unknown type."""
     if not dispatch:
         return None
     if dispatch not in DISPATCH_TYPES:
@@ -56,7 +56,7 @@ def make_kind(dispatch: str, key_header: str = "", *, fixed: bool = False) -> Ch
 
 @frozen
 class ChannelRules:
-    """Limits and thresholds of the redesigned server's channels."""
+    """Limits of the redesigned server's channels."""
 
     delayed_threshold: float = 900.0  #: seconds; REQ with a longer delay moves the message to disk
     #: finished intervals behind an unfinished message at which a channel stops reading
@@ -66,10 +66,10 @@ class ChannelRules:
     replay_limit: int = 10_000  #: messages that a key_failover channel reads ahead of its clients
     rate_limit: int = 0  #: KiB per second of large messages in each channel; 0 for no limit
     ignored_attempts: int = 0  #: after more attempts, an old message is finished, not redelivered
-    ignored_after: float = 0.0  #: seconds after which a message is old; 0 for never, also with ``ignored_attempts`` 0
+    ignored_after: float = 0.0  #: seconds after which a message is old; 0 for never, as is ``ignored_attempts`` 0
 
     def ignores(self, attempts: int, age: float) -> bool:
-        """Return whether a message of these attempts and this age (seconds) is finished, not redelivered."""
+        """Return whether a message of this age (seconds) is finished, not redelivered."""
         return self.ignored_attempts > 0 and attempts > self.ignored_attempts and 0 < self.ignored_after < age
 
 
@@ -77,17 +77,16 @@ class ChannelRules:
 class QueueOptions:
     """Settings that all partitions of a node share; times in seconds, sizes in bytes."""
 
-    #: what the node allows and offers; ``limits.generation`` is the server's
-    limits: ServerLimits = field(factory=ServerLimits)
+    limits: ServerLimits = field(factory=ServerLimits)  #: with the generation
     clock: Callable[[], float] = time.monotonic  #: monotonic seconds
     wall: Callable[[], int] = time.time_ns  #: nanoseconds since 1970, for time stamps
-    clustered: bool = True  #: a coordinator places topics
+    clustered: bool = True  #: with a coordinator
     data_path: Path | None = None  #: folder of the queues; None for memory
     disk: DiskOptions = field(factory=DiskOptions)
     rules: ChannelRules = field(factory=ChannelRules)
     #: without ``data_path``, bytes of a partition's unfinished messages before publishes are refused
     memory_bound: int = 256 * MIB
-    #: messages of a topic and of a channel that the original server keeps in memory
+    #: messages of a topic, and of a channel, in the original server's memory
     mem_queue_size: int = 10_000
 
     @property
@@ -97,7 +96,7 @@ class QueueOptions:
 
 @frozen(kw_only=True)
 class PartitionOptions(QueueOptions):
-    """Settings of one partition."""
+    """Settings of a partition."""
 
     extend: bool = False  #: messages carry extend headers
     ordered: bool = False  #: channels accept only SUB_ORDERED
@@ -106,26 +105,25 @@ class PartitionOptions(QueueOptions):
     cache_bytes: int = 16 * MIB  #: with ``data_path``, messages in memory
     #: whether extend topics serve consumers without extend support
     extend_compatible: Callable[[], bool] = field(default=lambda: False)
-    turn: Turn = field(factory=Turn)  #: commands of a client in execution; shared by a node's partitions
-    #: for sampling and a lost connection's requeue order; seed it to repeat a run
-    random: Random = field(factory=Random)
+    turn: Turn = field(factory=Turn)  #: of the node
+    random: Random = field(factory=Random)  #: for sampling and a lost connection's requeue order
 
     @property
     def segment_bytes(self) -> int:
-        """Memory of a segment of the queue, a small part of the bounds."""
+        """Memory of a segment, a small part of the bounds."""
         return min(max(min(self.memory_bound, self.finished_bytes, self.cache_bytes) // 16, 4096), MIB)
 
 
 @frozen(kw_only=True)
 class NodeOptions(QueueOptions):
-    """Settings of one node; times in seconds, sizes in bytes."""
+    """Settings of a node; times in seconds, sizes in bytes."""
 
-    #: seconds for output buffers, also while ``clock`` stands still; read when a node is made, for simulations
+    #: for output buffers, also while ``clock`` stands still
     machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
-    broadcast_address: str = "127.0.0.1"  #: host for clients, in lookup responses
-    hostname: str = field(factory=lambda: socket.gethostname())  #: its name in lookup responses
-    client_timeout: float = 60.0  #: seconds until the first four bytes of a new connection
-    #: unsent bytes of a connection; beyond, its commands are not read, and it gets no messages until the client reads
+    broadcast_address: str = "127.0.0.1"  #: host for clients
+    hostname: str = field(factory=lambda: socket.gethostname())  #: in lookup responses
+    client_timeout: float = 60.0  #: until the first four bytes of a new connection
+    #: unsent bytes of a connection; beyond, it gets no messages and its commands are not read
     max_unsent: int = 4 * MIB
     #: bytes of a partition's publishes that may wait for replicas (E_PUB_TOO_MUCH_WAITING)
     max_pub_waiting: int = 200 * MIB
@@ -134,14 +132,12 @@ class NodeOptions(QueueOptions):
     tls: ssl.SSLContext | None = None  #: certificate of the TCP side, with ``limits.tls``
     auth_addresses: tuple[str, ...] = ()  #: ``host:port`` or URL of HTTP auth servers
     auth_method: str = "get"  #: ``get`` or ``post``
-    #: refuses HTTP requests caused by foreign web pages; None accepts them, as the real servers do
-    http_guard: HttpGuard | None = None
+    http_guard: HttpGuard | None = None  #: None accepts all HTTP requests, as the real servers
     https_only: bool = False  #: the HTTP port refuses everything (original generation, ``--tls-required``)
-    #: seconds between flushes of a redesigned node without cluster, where a topic's first channel starts at the last
-    #: flush; the real nsqd flushes every fourth ``--sync-timeout``
+    #: on a redesigned node without cluster, a topic's first channel starts at the last flush; the real nsqd flushes
+    #: every fourth ``--sync-timeout``
     flush_interval: float = 8.0
-    node_memory_bound: int = 1024 * MIB  #: bytes of messages in memory
-    #: seed of the requeue order and the sampling
-    seed: int | None = None
+    node_memory_bound: int = 1024 * MIB  #: messages in memory
+    seed: int | None = None  #: of the partitions' ``random``
     #: values in ``/config`` of the original generation, without effect in this server
     reported: Mapping[str, Any] = field(factory=dict)

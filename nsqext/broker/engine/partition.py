@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """One partition of a topic on one node; raises `InvalidSetting` for unusable data in its ``data_path``."""
+    """A partition on a node; raises `InvalidSetting` for unusable data in its ``data_path``."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Partition:
         self.committed: int = 0  #: number of the last committed message
         self.readable: int = 0  #: number of the last message for channels
         self.readable_offset: int = 0  #: offset behind it
-        self.suspended: bool = False  #: another node is the leader, consumers are refused
+        self.suspended: bool = False  #: another node is the leader
         self.paused: bool = False  #: channels get no messages (original server)
         self.touched: bool = False  #: a deadline may have changed since the last `tick`
         self.changes: int = 0  #: grows with each change of the channels' stored state and each removal of records
         self.message_count: int = 0  #: stored since the partition was opened
         self.message_bytes: int = 0  #: of their bodies
-        #: called with the channel's name
+        #: called with the name
         self.on_channel_deleted: Callable[[str], None] | None = None
         self._schedule = schedule or Schedule()
         self._original = self.options.original
@@ -101,19 +101,19 @@ class Partition:
             channels = [channel for channel in self._all_channels() if isinstance(channel, OriginalChannel)]
             for channel in channels:
                 channel.cursor.pass_over_finished()
-            self._pass_to_channels()  # a killed process did not write how many
+            self._pass_to_channels()  # a killed process did not write the number
             for channel in channels:
                 channel.reset_counters()
 
     @property
     def recovery(self) -> Recovery | None:
-        """What the disk had; None without a data path."""
+        """None without a data path."""
         return None if self._storage is None else self._storage.store.recovery
 
     # The queue
 
     def put(self, messages: Sequence[NewMessage]) -> Stored:
-        """Append messages to the queue, or raise `Refusal`; channels read them after `commit`."""
+        """Append messages, which channels read after `commit`; raises `Refusal`."""
         if self._closed:
             raise Refusal("exiting")
         if self.log.held > self.options.memory_bound or self._budget.is_exceeded:
@@ -138,7 +138,7 @@ class Partition:
         self._counter += count
 
     def commit(self, stored: Stored) -> None:
-        """Let channels read up to these messages, which all in-sync replicas have."""
+        """Let channels read these messages: all in-sync replicas have them."""
         last = stored.entries[-1]
         if last.count <= self.committed:
             return
@@ -153,16 +153,13 @@ class Partition:
                 channel.pump()
 
     def uncommit(self, count: int) -> None:
-        """Let channels read only ``count`` messages, because an in-sync replica lacks the next messages.
-
-        What a channel has acknowledged stays readable.
-        """
+        """Let channels read only ``count`` messages, and acknowledged messages: an in-sync replica lacks the next."""
         finished = max((channel.acked.count for channel in self.channels.values()), default=0)
         self.committed = self.readable = min(self.committed, max(count, finished))
         self.readable_offset = self.log.find_count(self.readable)
 
     def _pass_to_channels(self) -> None:
-        """Pass committed messages to channels, unless the topic is paused or has no channel (original server)."""
+        """Pass committed messages to the channels of a topic that is not paused (original server)."""
         if self.paused or not self.channels:
             return
         first, self.readable = self.readable, self.committed
@@ -185,8 +182,8 @@ class Partition:
         """Append records of the leader, in order; a jump between them is a gap of its queue.
 
         If the leader's queue starts (at ``leader_start``, or with None the first record) behind this queue's end, this
-        queue restarts there. A replica accepts what its leader accepted and removes only what the leader removed: it
-        learns late how far the channels are, and may become the leader. Raises `Refusal` if the disk cannot be written.
+        queue restarts there. A replica accepts and removes only what its leader did: it learns late how far the
+        channels are, and may become the leader. Raises `Refusal` for an unwritable disk.
         """
         log = self.log
         if entries[0].offset != log.end_offset and (leader_start is None or leader_start > log.end_offset):
@@ -199,7 +196,7 @@ class Partition:
             channel.pump()
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset, which a new leader does not have."""
+        """Remove everything at or behind an offset, because a new leader lacks it."""
         self.log.truncate(offset)
         self._continue_counter()
         if self.committed > self.log.end_count:
@@ -219,7 +216,7 @@ class Partition:
     # Memory
 
     def _make_room(self) -> None:
-        """Free memory; raises `Refusal` if unfinished messages of partition or node exceed the bound."""
+        """Free memory; raises `Refusal` if unfinished messages exceed the bound of partition or node."""
         self.free_memory()
         bound, budget = self.options.memory_bound, self._budget
         if self.log.held > bound and self._storage is None:
@@ -237,7 +234,7 @@ class Partition:
             )
 
     def free_memory(self) -> None:
-        """Remove finished messages from memory, or with a data path everything that the disk has."""
+        """Remove finished messages, or with a data path all messages, from memory."""
         if self._storage is None:
             self._trim(0)
         else:
@@ -258,7 +255,7 @@ class Partition:
     def channel(self, name: str, kind: ChannelKind = PLAIN) -> Channel:
         """Return a channel; a new channel has this type and starts at the end of the queue.
 
-        On the original server, the first channel gets the messages in the topic.
+        On the original server, the first channel gets the topic's messages.
         """
         channel = self.channels.get(name)
         if channel is None:
@@ -272,7 +269,7 @@ class Partition:
         return channel
 
     def add_channels(self, names: list[str]) -> None:
-        """Create several channels, each with the messages in the topic (original server)."""
+        """Create channels, each with the topic's messages (original server)."""
         for name in names:
             self._make_channel(name, self.readable_offset, self.readable, PLAIN)
         self.note_channels()
@@ -291,10 +288,7 @@ class Partition:
         return channel
 
     def set_kind(self, name: str, kind: ChannelKind) -> Channel:
-        """Return a channel of this type, created if missing, otherwise converted at its acknowledged position.
-
-        Messages in flight are redelivered: the channel must have no subscriber.
-        """
+        """Return a channel of this type: new, or converted at its acknowledged position, without subscribers."""
         channel = self.channels.get(name)
         if channel is None or channel.kind == kind:
             return self.channel(name, kind)
@@ -308,7 +302,7 @@ class Partition:
         return channel
 
     def check_kind(self, name: str, wanted: ChannelKind) -> None:
-        """Raise `Refusal` unless a channel, existing or not, can have a type."""
+        """Raise `Refusal` if a channel, existing or not, cannot have a type."""
         channel = self.channels.get(name)
         kind = channel.kind if channel else PLAIN
         if kind.same(wanted):
@@ -321,7 +315,7 @@ class Partition:
     def admit(self, name: str, wanted: ChannelKind | None) -> Channel:
         """Return the channel for a subscriber or a request to create it; raises `Refusal` as `check_kind`.
 
-        Without a wanted type the channel keeps its type. The first subscriber chooses it, unless its creation did.
+        The first subscriber chooses the type, unless the creation did; None keeps it.
         """
         channel = self.channel(name)
         if wanted is None or (channel.kind.same(wanted) and channel.kind.fixed):
@@ -340,14 +334,11 @@ class Partition:
             self.on_channel_deleted(name)
 
     def _all_channels(self) -> list[Channel]:
-        """Return a copy: an ephemeral channel disappears with its last client, while others are called."""
+        """Return a copy: calls may remove an ephemeral channel with its last client."""
         return list(self.channels.values())
 
     def upgrade_extend(self) -> None:
-        """Make the topic an extend topic for ever.
-
-        Older records are delivered as version 0 (captured: upgrade_old_records).
-        """
+        """Make the topic an extend topic; older records are delivered as version 0 (captured: upgrade_old_records)."""
         self.extend = True
         self.note_channels()
 
@@ -359,7 +350,7 @@ class Partition:
 
     @property
     def stored_depth(self) -> int:
-        """Messages not passed to channels since before the server started."""
+        """Messages from before the server's start that no channel got."""
         return max(min(self.committed, self._stored_count) - self.readable, 0)
 
     def set_paused(self, paused: bool) -> None:
@@ -383,11 +374,11 @@ class Partition:
         self._schedule.add(self)
 
     def tick(self) -> float | None:
-        """Process what is due in the channels and on disk; free memory of finished messages.
+        """Process what is due in channels and on disk; free memory of finished messages.
 
-        Returns the clock time of the next call; None until `touch` is called.
+        Returns the clock time of the next call; None to wait for `touch`.
         """
-        self.touched = True  # for what the channels change now
+        self.touched = True  # also for changes of the channels now
         due = min((channel.tick() for channel in self._all_channels()), default=inf)
         storage = self._storage
         if storage is not None:
@@ -404,7 +395,7 @@ class Partition:
         return [(channel.name, channel.cursor.delayed.messages.values()) for channel in self._all_channels()]
 
     def suspend(self) -> None:
-        """Close and refuse consumers and discard messages in flight, because another node is the leader."""
+        """Close and refuse consumers, because another node is the leader."""
         self.suspended = True
         for channel in self._all_channels():
             channel.suspend()
@@ -415,7 +406,7 @@ class Partition:
             channel.pump()
 
     def restart(self) -> None:
-        """Continue as a restarted process: without clients and counters."""
+        """Continue as a restarted process."""
         self.message_count = self.message_bytes = 0
         self._stored_count = self.committed
         for channel in self._all_channels():
@@ -423,9 +414,9 @@ class Partition:
             channel.pump()
 
     def close(self, *, destroy: bool = False, save: bool = True) -> None:
-        """Close the clients of all channels and the files; ``destroy`` removes the files.
+        """Close all clients and files; ``destroy`` removes the files.
 
-        Without ``save`` the files are left as by a killed process.
+        Without ``save``, the files are left as by a killed process.
         """
         self._closed = True
         for channel in self._all_channels():
@@ -451,7 +442,7 @@ class Partition:
         )
 
     def _save(self, storage: PartitionStore) -> None:
-        """Write the state, then remove finished messages, which frees a full disk."""
+        """Write the state; remove finished messages also if this fails: it frees a full disk."""
         storage.save(self.state())
         self._saved_end = self.log.end_offset
         self._trim(self.options.disk.retention_bytes)
@@ -468,13 +459,13 @@ class Partition:
                 self.touch()
 
     def note_restored(self) -> None:
-        """Write the channels' positions, at once for a channel new on a replica, else with the interval."""
+        """Write positions, at once for a channel new on a replica, else with the interval."""
         self.note_progress()
         if self._new_on_replica:
             self.note_channels()
 
     def note_channels(self) -> None:
-        """Write the channels' state at once, because channels were created, deleted or switched."""
+        """Write the state at once: channels were created, deleted or switched."""
         self._new_on_replica = False
         self.changes += 1
         if self._storage is not None:

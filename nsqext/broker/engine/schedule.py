@@ -1,7 +1,4 @@
-"""When partitions are ticked, and when their channels deliver.
-
-A partition is ticked only after a deadline: idle partitions cost nothing.
-"""
+"""When partitions are ticked, and when their channels deliver; idle partitions cost nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +12,13 @@ from attrs import define, field
 
 
 class Scheduled(Protocol):
-    """Something with deadlines."""
-
     def tick(self) -> float | None:
         """Process what is due; return the clock time of the next deadline."""
 
 
 @define(eq=False)
 class Schedule:
-    """The deadlines of all partitions of a node.
-
-    `run` ticks added partitions (their deadlines may have changed) and partitions that are due.
-    """
+    """Deadlines of a node's partitions; `run` ticks partitions that are due or were added."""
 
     on_change: Callable[[], None] = lambda: None  #: called at the first `add` since the last `run`
     _changed: dict[Scheduled, None] = field(factory=dict)
@@ -41,7 +33,7 @@ class Schedule:
 
     @property
     def next_deadline(self) -> float:
-        """Clock time at which `run` has work, -infinity for now, infinity for never."""
+        """Clock time of the next `run`, -infinity for now, infinity for never."""
         if self._changed:
             return -inf
         return self._heap[0][0] if self._heap else inf
@@ -67,17 +59,15 @@ class Schedule:
 
 
 class Pumped(Protocol):
-    """A channel."""
-
     def pump(self) -> None: ...
 
 
 @define(eq=False)
 class Turn:
-    """Executes commands received together before it delivers the messages that they let through.
+    """Delays deliveries until the commands received together are executed.
 
-    At the real servers another goroutine delivers, usually after the answers to all these commands: after SUB, RDY and
-    PUB in one segment, OK came twice before the message in 97 of 100 (redesigned).
+    In the real servers another goroutine delivers, usually after the answers to these commands: after SUB, RDY and PUB
+    in one segment, both OK preceded the message in 97 of 100 runs (redesigned).
     """
 
     _channels: dict[Pumped, None] = field(factory=dict)
@@ -87,7 +77,7 @@ class Turn:
         self._open = True
 
     def defers(self, channel: Pumped) -> bool:
-        """Return whether a channel waits, to be pumped at the end of the turn."""
+        """Return whether a channel is pumped at the end of the turn instead."""
         if self._open:
             self._channels[channel] = None
         return self._open

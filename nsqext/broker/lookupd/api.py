@@ -1,4 +1,4 @@
-"""The HTTP API of the redesigned nsqlookupd: queries, and operations on topics, nodes and partitions."""
+"""The HTTP API of the redesigned nsqlookupd."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class _RedesignedRoutes:
             self.lookupd.hidden.setdefault(name, set()).add(node)
 
     def _writers(self, name: str) -> set[str]:
-        """Return the addresses of the leaders of a topic's partitions."""
+        """Return the addresses of a topic's leaders."""
         topic, peers = self.lookupd.view.topic(name), self.lookupd.view.peers()
         registered = [found.registered for found in topic.partitions.values()] if topic else []
         return {peers[node].address for node in registered if node is not None and node in peers}
@@ -199,7 +199,7 @@ class _RedesignedRoutes:
         return node
 
     def stats(self, call: Call) -> object:
-        """Answer `/cluster/stats`: a load is the bytes in a node's queues, plus a constant."""
+        """Answer `/cluster/stats`: a load is a constant plus the bytes in a node's queues."""
         self._must_lead(text="E_FAILED_ON_NOT_LEADER")
         leads: dict[str, int] = {}
         holds: dict[str, int] = {}
@@ -223,13 +223,13 @@ class _RedesignedRoutes:
         return {"stable": self.coordinator.stable, "node_stat_list": nodes, "topn_topics": top}
 
     def remove_node(self, call: Call) -> None:
-        """Answer `/cluster/node/remove`: move the node's partitions, one after another."""
+        """Answer `/cluster/node/remove`: start to move the node's partitions."""
         node = call.arg("remove_node")
         self._must_lead()
         self.coordinator.spawn(admin.remove_node, self.coordinator, self._name(node))
 
     def upgrade(self, upgrading: bool, call: Call) -> None:
-        """Answer `/cluster/upgrade/begin` and `/done`, between which the cluster is unstable."""
+        """Answer `/cluster/upgrade/begin` and `/done`; between them the cluster is unstable."""
         self._must_lead()
         self.coordinator.upgrading = upgrading
 
@@ -314,7 +314,7 @@ class _RedesignedRoutes:
 
 
 def _is_listed(topic: TopicView | None) -> bool:
-    """Return whether `/topics` lists a topic: a leader without quorum withdraws it, a dead leader does not."""
+    """Return whether `/topics` lists a topic, which a leader without quorum withdraws, a dead leader not."""
     partitions = topic.partitions.values() if topic else ()
     return any(found.registered for found in partitions) or not any(found.reader for found in partitions)
 
@@ -324,5 +324,4 @@ def _load(size: int) -> float:
 
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
-    """Return the HTTP application of a lookup node."""
     return application(_RedesignedRoutes(lookupd).table())

@@ -1,7 +1,6 @@
 """Lookup nodes without sockets, and what they show: the cluster's present state, a snapshot, or nothing.
 
-Query parameters are checked in the real server's order, and refused with its texts. `/metrics`, which the real servers
-lack on this port, has the text format of Prometheus.
+Query parameters are checked in the real server's order, and refused with its texts.
 """
 
 from __future__ import annotations
@@ -32,24 +31,20 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @frozen
 class ListedPartition:
-    """One partition."""
-
-    registered: str | None  #: the connected node that registered as leader; accepts writes
-    reader: str | None  #: the node for consumers; may refuse writes
-    channels: tuple[str, ...]  #: registered by the leader; empty while it accepts no writes
+    registered: str | None  #: the node for producers: a leader that accepts writes
+    reader: str | None  #: the node for consumers
+    channels: tuple[str, ...]  #: empty while the leader accepts no writes
 
 
 @frozen
 class TopicView:
-    """One topic."""
-
     name: str
     spec: TopicSpec
     partitions: Mapping[int, ListedPartition] = field(factory=dict)
 
 
 class LiveView:
-    """The present state of the cluster: connected nodes and topics."""
+    """The present state of the cluster."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
@@ -78,7 +73,7 @@ class LiveView:
 
 
 class ClusterSnapshot:
-    """A copy of a view without later changes, or an empty view."""
+    """A copy of a view, or an empty view."""
 
     def __init__(self, view: ClusterView | None = None) -> None:
         self._peers = dict(view.peers()) if view else {}
@@ -112,7 +107,7 @@ class LookupServer(ABC):
 
     @abstractmethod
     def show_current(self) -> None:
-        """Show the present state of the cluster, without delay."""
+        """Show the present state, without delay."""
 
     @abstractmethod
     def show_nothing(self) -> None: ...
@@ -121,7 +116,7 @@ class LookupServer(ABC):
     def show_snapshot(self) -> None: ...
 
     def delayed(self, handler: Handler) -> Handler:
-        """Wrap a handler so that its response is sent after `delay` seconds."""
+        """Return a handler that responds after `delay`."""
 
         async def respond(call: Call) -> object:
             if self.delay:
@@ -133,18 +128,16 @@ class LookupServer(ABC):
 
 @define(eq=False)
 class Lookupd(LookupServer):
-    """One lookup node."""
-
     coordinator: Coordinator
-    group: LookupdGroup  #: all lookup nodes of the cluster
+    group: LookupdGroup
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
-    #: tombstones by topic, ``host:http_port`` of nodes that access=w does not show
+    #: tombstones: by topic, ``host:http_port`` of nodes that access=w does not show
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
     write_disabled: str = field(default="", init=False)  #: ``all``, ``ordered`` or empty (`/disable/write`)
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads the group and may change topics."""
+        """Whether it may change topics."""
         return self.group.leader is self
 
     @property
@@ -152,7 +145,7 @@ class Lookupd(LookupServer):
         return f"{self.tcp.host}:{self.http.port}:{self.tcp.port}:nsqlookup"
 
     def entry(self) -> dict[str, Any]:
-        """Return its entry in `/listlookup`, with texts as ports (captured: lookupd_basic)."""
+        """Return its entry in `/listlookup` (captured: lookupd_basic)."""
         return {
             "ID": self.id,
             "NodeIP": self.tcp.host,
@@ -175,7 +168,7 @@ class Lookupd(LookupServer):
 
 @define(eq=False)
 class LookupdGroup:
-    """Lookup nodes of a cluster, with one leader."""
+    """Lookup nodes of a cluster."""
 
     nodes: list[Lookupd] = field(factory=list)
     hidden: set[str] = field(factory=set)  #: ids that `/listlookup` hides (`/cluster/lookupd/tombstone`)
@@ -201,7 +194,6 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
-    """Return an argument as a number within bounds, or raise the fault."""
     value = call.number(name, fault, **given)
     if not low <= value <= high:
         raise HttpFault(400, fault)
@@ -209,13 +201,11 @@ def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given:
 
 
 def read_partition_num(call: Call) -> int:
-    """Return the number of partitions of a topic."""
     missing = "MISSING_ARG_TOPIC_PARTITION_NUM"
     return read_ranged(call, "partition_num", 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM", missing=missing)
 
 
 def read_topic(call: Call) -> tuple[str, TopicSpec]:
-    """Return name and specification of a topic to create."""
     return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
         partition_num=read_partition_num(call),
         replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
@@ -230,7 +220,6 @@ def read_topic(call: Call) -> tuple[str, TopicSpec]:
 
 
 def read_deletion(call: Call) -> str:
-    """Return the name of a topic to delete."""
     name = call.arg("topic", "MISSING_ARG_TOPIC")
     if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
         raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -238,13 +227,12 @@ def read_deletion(call: Call) -> str:
 
 
 def read_channel(call: Call) -> tuple[str, str]:
-    """Return the names of a topic and a channel."""
     topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
 
 
 def read_kind(call: Call) -> ChannelKind | None:
-    """Return the type of a new channel, None for the default; the real server has only the default."""
+    """Return the type of a new channel, None for the real server's only type."""
     try:
         return make_kind(call.arg("dispatch"), call.arg("key_header"), fixed=True)
     except Refusal as refusal:
@@ -257,7 +245,6 @@ def check_log_level(call: Call) -> None:
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
-    """Return the member ``meta`` of a response."""
     return dict(sorted(asdict(spec.meta()).items()))
 
 
@@ -271,7 +258,6 @@ def _selected(topic: TopicView | None, partition: str) -> list[int]:
 
 
 def channels_of(topic: TopicView | None, partition: str) -> list[str]:
-    """Return the channels of a topic, or of one of its partitions."""
     if topic is None:
         return []
     found = [name for number in _selected(topic, partition) for name in topic.partitions[number].channels]
@@ -287,7 +273,7 @@ def _for_consumers(lookupd: Lookupd, topic: TopicView | None, partition: str) ->
 
 
 def _unusual_spelling(topic: TopicView, partition: str) -> dict[str, int]:
-    """Return a partition that the consumer spells differently (``00``), under its spelling."""
+    """Return a partition under the consumer's spelling (``00``)."""
     try:
         number = parse_int(partition)
     except ValueError:
@@ -317,8 +303,7 @@ def _for_producers(lookupd: Lookupd, topic: TopicView | None, partition: str) ->
 def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
     """Answer `/lookup` (captured: lookup_ok, lookup_no_channel, topic_tombstone).
 
-    access=w shows only partitions that accept writes and have a channel; access=r also partitions that accept no writes
-    at the moment. ``metainfo`` adds ``meta``.
+    access=w shows only partitions that accept writes and have a channel.
     """
     topic = lookupd.view.topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     partition, access, meta = call.arg("partition"), call.arg("access") or "r", call.arg("metainfo")
@@ -339,7 +324,7 @@ def lookup(lookupd: Lookupd, call: Call) -> dict[str, Any]:
 
 
 def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
-    """Return the metrics of a redesigned lookup node."""
+    """Return `/metrics` of a redesigned cluster, which the real server lacks."""
     topics = {name: topic for name in view.names() if (topic := view.topic(name)) is not None}
     partitions = {name: topic.partitions.values() for name, topic in topics.items()}
     channels = {name: {each for one in found for each in one.channels} for name, found in partitions.items()}
@@ -356,7 +341,7 @@ def view_metrics(view: ClusterView, version: str, *, leads: bool) -> Response:
 
 
 def registry_metrics(view: Registry, version: str, generation: str) -> Response:
-    """Return the metrics of a lookup node with registrations of nsqd."""
+    """Return `/metrics` of registrations, which the real servers lack."""
     topics = sorted({one.key for one in view.find("topic", "*")})
     shown = {name: [one for one in view.producers("topic", name) if view.is_active(one)] for name in topics}
     hidden = {name: sum(map(view.is_hidden, producers)) for name, producers in shown.items()}

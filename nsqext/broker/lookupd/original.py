@@ -1,4 +1,4 @@
-"""nsqlookupd without a cluster, of both generations: its HTTP API over the registrations of nsqd."""
+"""nsqlookupd without a cluster, of both generations: its HTTP API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class OriginalLookupd(LookupServer):
     view: Registry = field(init=False, default=Factory(lambda self: self.registry, takes_self=True))
 
     def session(self, remote: str, *, partitions: bool = False) -> LookupSession:
-        """Return the session of an nsqd's connection; with ``partitions``, its registrations name partitions."""
         own = PeerInfo(self.broadcast_address, self.tcp.port, self.http.port, self.version, socket.gethostname())
         return LookupSession(self.registry, remote, own, partitions)
 
@@ -144,7 +143,6 @@ class _OriginalRoutes:
 
 
 def original_app(lookupd: OriginalLookupd) -> Starlette:
-    """Return the HTTP application of a lookup node."""
     routes = _OriginalRoutes(lookupd)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/info", routes.info),
@@ -167,7 +165,7 @@ def original_app(lookupd: OriginalLookupd) -> Starlette:
 
 @define(eq=False)
 class _StandaloneRoutes:
-    """The handlers; captured on a real nsqlookupd without cluster id and a standalone nsqd."""
+    """Captured on a real nsqlookupd without cluster id and a standalone nsqd."""
 
     lookupd: OriginalLookupd
 
@@ -277,7 +275,7 @@ def _selects(number: str, partition: str) -> bool:
 
 
 def standalone_app(lookupd: OriginalLookupd) -> Starlette:
-    """Return the HTTP application of a lookup node without a cluster."""
+    """Return the HTTP application of a redesigned lookup node without a cluster."""
     routes = _StandaloneRoutes(lookupd)
     queries: list[tuple[str, Handler]] = [
         ("/info", routes.info),

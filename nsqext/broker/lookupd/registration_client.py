@@ -1,4 +1,4 @@
-"""Client side of nsqlookupd's TCP protocol: an nsqd without coordinator registers topics and channels."""
+"""Client of nsqlookupd's TCP protocol, with which an nsqd without coordinator registers topics and channels."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 5.0  # the real nsqd waits one second, which a busy machine may exceed
 _CLOSE_TIMEOUT = 1.0  # seconds
-_POLL = 1.0  # seconds between two checks of the configured lookup nodes
-_QUESTIONS = 4  # concurrent questions about new topics; with thousands, the connection pool takes quadratic time
+_POLL = 1.0  # seconds between two looks at the configuration
+_QUESTIONS = 4  # concurrent requests for channels; with thousands, the connection pool takes quadratic time
 _FAILURES = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, TimeoutError, NsqError)
 logger: logging.Logger = logging.getLogger(__name__)
 _Encode = Callable[[str, "str | None", "int | None"], bytes]
@@ -39,12 +39,12 @@ _Encode = Callable[[str, "str | None", "int | None"], bytes]
 
 @define(eq=False)
 class _LookupConnection:
-    """Connection to a lookup node; ``stream`` is None while closed."""
+    """Connection to a lookup node."""
 
     address: str  #: ``host:port`` of the TCP side
-    stream: SocketStream | None = None
-    info: PeerInfo | None = None  #: response to IDENTIFY; None before
-    reported: bool = False  #: its failure was logged, once per connection
+    stream: SocketStream | None = None  #: None while closed
+    info: PeerInfo | None = None  #: response to IDENTIFY
+    reported: bool = False  #: its failure was logged
 
     async def connect(self, identity: PeerInfo) -> None:
         address = split_address(self.address)
@@ -53,7 +53,7 @@ class _LookupConnection:
         self.info = PeerInfo.decode(await self.request(MAGIC + identify(identity)))
 
     async def request(self, data: bytes) -> bytes:
-        """Send a command and return the response; raises the errors of `connect`."""
+        """Send a command and return the response; raises `_FAILURES`."""
         if self.stream is None:
             raise ConnectionError(self.address)
         with anyio.fail_after(_TIMEOUT):
@@ -91,9 +91,9 @@ class RegistrationClient:
     ) -> None:
         self.node = node  #: its ``on_…`` callbacks are set
         self._partitions = partitions  # registers partitions (redesigned generation), not topics
-        # channels of a topic that lookup nodes of this process know; None to ask over HTTP
+        # channels that lookup nodes of this process know of a topic; None to ask over HTTP
         self._known_channels = known_channels
-        self.ping_interval = ping_interval  #: seconds between two PINGs, and between retries of failed connections
+        self.ping_interval = ping_interval  #: seconds between two PINGs, and between two attempts to connect
         self._identity = PeerInfo(
             broadcast_address=node.options.broadcast_address,
             tcp_port=tcp.port,
@@ -164,7 +164,7 @@ class RegistrationClient:
             self._commands.pop(0)
 
     async def _update_connections(self) -> None:
-        """Connect to new lookup nodes of the configuration, disconnect from removed lookup nodes."""
+        """Connect to lookup nodes new in the configuration, disconnect from removed lookup nodes."""
         wanted = self.node.switches.lookupd_addresses
         for address in [address for address in self._connections if address not in wanted]:
             logger.info("LOOKUP(%s): removing peer", address)
@@ -177,7 +177,7 @@ class RegistrationClient:
 
     async def _send(self, connection: _LookupConnection, command: bytes) -> None:
         if connection.stream is None:
-            await self._connect(connection)  # registers everything, with the subject of this command
+            await self._connect(connection)  # registers the subject of this command, too
             return
         _log_command(connection, command)
         try:
@@ -186,7 +186,7 @@ class RegistrationClient:
             await self._close_failed(connection, error)
 
     async def _connect(self, connection: _LookupConnection) -> None:
-        """Connect, identify and register everything; after a failure the next PING tries again."""
+        """Connect and register everything; after a failure the next PING tries again."""
         logger.info("LOOKUP connecting to %s", connection.address)
         try:
             await connection.connect(self._identity)
@@ -215,7 +215,7 @@ class RegistrationClient:
         return commands
 
     async def _create_known_channels(self, topic: str) -> None:
-        """Create the channels that lookup nodes know of a new topic, so that they get its first messages."""
+        """Create the channels that lookup nodes know of a new topic: they get its first messages."""
         infos = [connection.info for connection in self._connections.values() if connection.info is not None]
         if not infos:
             return

@@ -1,4 +1,4 @@
-"""Registrations of nsqd at a lookup node, and its TCP side: sessions without I/O, and the server."""
+"""Registrations of nsqd at a lookup node, sessions without I/O, and their TCP server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACCEPT_PAUSE = 0.05
 
 
 class Registration(NamedTuple):
-    """Key of registrations: category ``client``, ``topic`` or ``channel``, and its names.
+    """Category ``client``, ``topic`` or ``channel``, with topic and channel.
 
     Standalone redesigned nodes register partitions: a topic's subkey is its partition, a channel's is
     ``partition:channel``.
@@ -46,7 +46,7 @@ class Registration(NamedTuple):
 
 @define(eq=False)
 class RegisteredNode:
-    """An nsqd that sent IDENTIFY."""
+    """An nsqd after IDENTIFY."""
 
     id: str  #: ``host:port`` of its end of the connection
     members: dict[str, Any]  #: its entry in `/lookup`
@@ -60,7 +60,7 @@ class RegisteredNode:
 
 @define(eq=False)
 class ListedProducer:
-    """A node in one registration."""
+    """A node in a registration."""
 
     node: RegisteredNode
     hidden_at: int | None = None  #: when a tombstone was set, in nanoseconds since 1970
@@ -68,8 +68,6 @@ class ListedProducer:
 
 @define(eq=False)
 class Registry:
-    """The registrations of a lookup node."""
-
     wall: Callable[[], int]  #: nanoseconds since 1970
     inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
     tombstone_lifetime: float = 45.0  #: seconds that a tombstone hides a node
@@ -95,7 +93,7 @@ class Registry:
             producers.setdefault(node.id, ListedProducer(node))
 
     def remove(self, registration: Registration, node: RegisteredNode | None = None) -> None:
-        """Remove a registration, or a node from it; an empty ephemeral registration disappears."""
+        """Remove a registration, or a node from it; an empty ephemeral registration is removed, too."""
         if node is None:
             self._delete(registration)
             return
@@ -120,7 +118,7 @@ class Registry:
             producers.pop(node.id, None)
 
     def hide(self, topic: str, address: str, hidden: bool = True) -> None:
-        """Set or remove the tombstone of a node (``host:http_port``) of a topic."""
+        """Set or remove a node's (``host:http_port``) tombstone for a topic."""
         at = self.wall() if hidden else None
         for registration in self.find("topic", topic, "*"):
             for producer in self._table[registration].values():
@@ -130,7 +128,7 @@ class Registry:
     # Queries
 
     def find(self, category: str, key: str, subkey: str = "") -> list[Registration]:
-        """Return the registrations that match; ``*`` matches every name."""
+        """Return matching registrations; ``*`` matches every name."""
         candidates = self._table if key == "*" else self._by_key.get((category, key), ())
         return [registration for registration in candidates if registration.matches(category, key, subkey)]
 
@@ -161,12 +159,12 @@ class Registry:
 
 @define(eq=False)
 class LookupSession:
-    """Connection of an nsqd: executes its commands and returns responses."""
+    """Connection of an nsqd."""
 
     registry: Registry
     remote: str  #: ``host:port`` of the nsqd
     own: PeerInfo  #: response to IDENTIFY
-    partitions: bool = False  #: registrations have a topic and a partition (redesigned generation)
+    partitions: bool = False  #: registrations name partitions (redesigned generation)
     node: RegisteredNode | None = field(default=None, init=False)  #: None before IDENTIFY
     closing: bool = field(default=False, init=False)  #: close after the responses
     _parser: LookupdCommandParser = field(init=False)
@@ -191,7 +189,7 @@ class LookupSession:
         return b"".join(responses)
 
     def end(self) -> None:
-        """Remove the nsqd's registrations at the end of its connection."""
+        """Remove the nsqd from all registrations."""
         if self.node is not None:
             self.registry.remove_node(self.node)
 
@@ -208,7 +206,7 @@ class LookupSession:
 
     def _identify(self, peer: PeerInfo) -> bytes:
         members = {"remote_address": self.remote} | asdict(peer)
-        del members["distributed_id"]  # only of clusters, whose nodes do not register by TCP
+        del members["distributed_id"]  # nodes of clusters do not register by TCP
         self.node = RegisteredNode(self.remote, members, self.registry.wall())
         logger.info(
             "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
@@ -257,7 +255,7 @@ class LookupTcpServer:
     async def serve(
         self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve a listening socket until `kill` or cancellation, then close it."""
+        """Serve until `kill` or cancellation; then close the socket."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -276,7 +274,7 @@ class LookupTcpServer:
                 sock, peer = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 continue
-            except OSError:  # no file descriptor is free: the connection stays in the backlog
+            except OSError:  # no free file descriptor: the connection waits in the backlog
                 await anyio.sleep(_ACCEPT_PAUSE)
                 continue
             sock.setblocking(False)

@@ -1,1 +1,1 @@
-"""A node: partitions, the server role of its connections, its TCP and HTTP servers."""
+"""A node: partitions, connections in the server role, TCP and HTTP servers."""

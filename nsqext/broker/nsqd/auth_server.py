@@ -1,4 +1,4 @@
-"""Requests to an HTTP auth server, and what it allows a client."""
+"""Requests to HTTP auth servers, and what these allow a client."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GRANT: Schema = {"topic": str, "channels": [str], "permissions": [str]}
 _REPLY: Schema = {"ttl": int, "authorizations": [_GRANT], "identity": str, "identity_url": str}
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _KEEP_METHOD = frozenset((307, 308))
-_MOST_REQUESTS = 10  # of Go's client, with redirects
+_MOST_REQUESTS = 10  # with redirects, as Go's client
 
 _Matcher = Callable[[str], bool]
 
@@ -51,8 +51,6 @@ class _Grant:
 
 @frozen
 class Authorizations:
-    """What a client may do."""
-
     secret: bytes = field(repr=False)  #: of AUTH; never shown
     identity: str
     identity_url: str
@@ -60,7 +58,7 @@ class Authorizations:
     expires: float  #: clock time at which to ask the auth server again
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Return whether it may subscribe to a channel, or with an empty channel publish to a topic."""
+        """Return whether a client may subscribe to a channel, or with an empty channel publish."""
         return any(grant.allows(topic, channel) for grant in self.grants)
 
     def summary(self) -> dict[str, Any]:
@@ -106,10 +104,7 @@ async def _request(client: HttpClient, method: str, url: str, content: bytes = b
 async def query_auth(
     options: NodeOptions, secret: bytes, peer: str, *, tls: bool, common_name: str = ""
 ) -> Authorizations | None:
-    """Ask the auth servers in turn until one answers; None without an answer.
-
-    The original begins with a random server.
-    """
+    """Ask auth servers in turn until an answer; None without an answer. The original begins with a random server."""
     host = peer.rpartition(":")[0].strip("[]")
     values = {"remote_ip": host, "secret": decode(secret), "tls": "true" if tls else "false"}
     addresses = list(options.auth_addresses)

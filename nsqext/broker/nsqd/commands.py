@@ -1,4 +1,4 @@
-"""Commands of the redesigned generation except publishes, and the table of all its commands."""
+"""Commands of the redesigned generation, except publishes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
-    """Parse the start position, then run SUB."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:
@@ -76,7 +75,7 @@ def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
 
 
 def _channel(session: Session, hosted: Hosted, name: str) -> Channel:
-    """Return the channel, with the type requested in IDENTIFY."""
+    """Return the channel, with the dispatch type of IDENTIFY."""
     session.node.channel(hosted, name)
     settings = session.settings
     try:
@@ -92,7 +91,7 @@ class _Place(NamedTuple):
 
 
 def check_sub(session: Session, words: list[bytes]) -> tuple[str, str]:
-    """Run the checks of SUB for both generations; return topic and channel."""
+    """Check SUB for both generations; return topic and channel."""
     check_state("SUB", session.state)
     if not session.settings.heartbeat_interval:
         raise RequestError("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -238,11 +237,11 @@ def _compress(session: Session, *, secured: bool) -> None:
 
 
 def nop(_: Session, __: Command) -> None:
-    """Do nothing: the reception keeps the connection alive."""
+    """Do nothing; its reception counts as life."""
 
 
 def _create_topic(session: Session, command: Command) -> None:
-    """Run INTERNAL_CREATE_TOPIC, which a node of a cluster refuses (captured: standalone_create_topic)."""
+    """Create a topic; a cluster's node refuses (captured: standalone_create_topic)."""
     words = command.words
     if len(words) < 3:
         raise RequestError("E_INVALID", "CREATE_TOPIC insufficient number of parameters")
@@ -291,4 +290,3 @@ REDESIGNED = Dialect(
     CommandValidator,
     missed_heartbeats=3,
 )
-"""The redesigned generation."""

@@ -1,8 +1,8 @@
 """A session on a TCP socket: large reads, joined writes, bounds for clients that send much or read little.
 
-A connection has no task. The event loop calls it when its socket is readable, the server calls `ServerConnection.send`
-when its session has output. Only commands that wait (for replicas, for an auth server) and injected faults run in a
-task. After a turn of commands the other connections run. A client that does not read its replies is not read from.
+The event loop calls a connection when its socket is readable, the server calls `ServerConnection.send` when its session
+has output. Only commands that wait and injected faults run in a task. A client that does not read its replies is not
+read from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMANDS_AWAITED = 64  # replicas of this process answer without suspending the
 
 
 class Host(Protocol):
-    """The part of `nsqext.broker.nsqd.server.NsqdServer` that connections use."""
+    """What connections use of `nsqext.broker.nsqd.server.NsqdServer`."""
 
     busy: bool
 
@@ -36,8 +36,6 @@ class Host(Protocol):
 
 
 class ServerConnection:
-    """One client."""
-
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
         self._socket = sock
         self.session: Session = session
@@ -118,7 +116,7 @@ class ServerConnection:
 
     @property
     def _is_full(self) -> bool:
-        """Whether the client must read before another command runs; `_writable` then continues."""
+        """Whether the client must read first; `_writable` then continues."""
         return bool(self._backlog or self._carrying) and not self.session.has_room
 
     def _next_turn(self) -> None:
@@ -133,7 +131,6 @@ class ServerConnection:
         self._continue()
 
     async def _wait(self, waiting: Awaitable[None] | None) -> None:
-        """Await what a command waits for, then run the following commands."""
         host, session = self._host, self.session
         awaited = 0
         while waiting is not None:
@@ -188,7 +185,7 @@ class ServerConnection:
             return
         self._backlog = b""
         if not self.session.output.urgent:
-            # also when the socket took everything, because a session with much to send chokes itself
+            # a session with much to send has choked itself
             self.session.relieve()
 
     def _writable(self) -> None:
@@ -237,7 +234,7 @@ class ServerConnection:
         self._stop_writing()
         self._host.gone(self)
         self.session.end()
-        # unread bytes would make the kernel reset the connection before the client has read its replies
+        # with unread bytes, the kernel resets the connection before the client has read its replies
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             for _ in range(_LAST_READS):

@@ -45,7 +45,7 @@ _ID_SHIFT = 22
 
 @define(eq=False)
 class NodePublisher:
-    """Publishes of a client to a partition."""
+    """A client's publishes to a partition."""
 
     peer: str  #: ``host:port`` of the client
     user_agent: str  #: from its IDENTIFY
@@ -55,12 +55,12 @@ class NodePublisher:
 
 @define(eq=False)
 class PublishStats:
-    """Counts of a partition."""
+    """Publishes to a partition."""
 
     sizes: list[int] = field(factory=lambda: [0] * _BUCKETS)
     #: by duration of the publish; below 1 ms, 2 ms, 4 ms, …
     batches: list[int] = field(factory=lambda: [0] * _BUCKETS)
-    publishers: dict[str, NodePublisher] = field(factory=dict)  #: over TCP, by the client's ``host:port``
+    publishers: dict[str, NodePublisher] = field(factory=dict)  #: over TCP, by peer
     _hours: dict[int, int] = field(factory=dict, alias="hours")
 
     def note(self, sizes: list[int], now: int) -> None:
@@ -83,7 +83,7 @@ class PublishStats:
         return found
 
     def hours(self, now: int) -> list[int]:
-        """Return published bytes per hour, 22 hours, oldest first, without the two newest."""
+        """Return published bytes of 22 hours, oldest first, without the two newest."""
         hour = now // _HOUR
         return [self._hours.get(hour - back, 0) for back in range(_DAY - 1, 1, -1)]
 
@@ -93,7 +93,7 @@ class Hosted:
     """A partition on a node, with its role from the coordinator."""
 
     partition: Partition
-    meta: TopicMeta = field(factory=TopicMeta)  #: the topic in lookup responses
+    meta: TopicMeta = field(factory=TopicMeta)
     leader: bool = True  #: a follower refuses publishes and consumers
     writable: bool = True  #: the in-sync replicas are a majority
     epoch: int = 0  #: grows with each election
@@ -102,32 +102,31 @@ class Hosted:
     replicate: Callable[[Stored], Awaitable[None]] | None = None
     auto_create_channels: bool = True  #: SUB creates an unknown channel
     waiting: int = 0  #: bytes of publishes waiting for replicas
-    #: set when the large batch being stored is complete
+    #: set when a large batch is stored
     storing: anyio.Event | None = None
     traced: bool = False  #: logs publishes (`/message/trace/enable`)
-    failed: int = 0  #: failed publishes
-    #: end of the queue at the last flush, offset and messages (redesigned node without cluster)
-    flushed: tuple[int, int] = (0, 0)
+    failed: int = 0  #: publishes
+    flushed: tuple[int, int] = (0, 0)  #: end of the queue at the last flush, offset and messages
     deliveries: dict[str, int] = field(factory=dict)  #: messages per channel (original generation)
     traffic: PublishStats = field(factory=PublishStats)
 
 
 @define(eq=False)
 class Switches:
-    """Options that change while the node runs (`/config`)."""
+    """What `/config` changes; see `NodeOptions`."""
 
-    allow_ext_compatible: bool = False  #: see `NodeOptions`
-    allow_sub_ext_compatible: bool = False  #: see `NodeOptions`
+    allow_ext_compatible: bool = False
+    allow_sub_ext_compatible: bool = False
     max_connections: int = 0  #: 0 without limit
-    max_pub_waiting: int = 0  #: see `NodeOptions`
+    max_pub_waiting: int = 0
     write_disabled: str = ""  #: ``all``, ``ordered`` or empty (`/disable/write`)
     lookupd_addresses: list[str] = field(factory=list)  #: TCP addresses, original generation
-    log_level: int = 2  #: of `/config/log_level`
-    verbose: bool = False  #: of `/config/verbose`
+    log_level: int = 2
+    verbose: bool = False
 
 
 class ConnectedClient(Protocol):
-    """The part of `nsqext.broker.nsqd.session.Session` that its node, its checks and the statistics use."""
+    """What its node, its checks and the statistics use of `nsqext.broker.nsqd.session.Session`."""
 
     id: int
     node: Node
@@ -154,7 +153,7 @@ def _nothing(*_: object) -> None: ...
 
 
 def _level(channel: str) -> int:
-    """Return the log level for a channel; ephemeral channels come and go with connections."""
+    """Return the log level; ephemeral channels come and go with connections."""
     return logging.DEBUG if is_ephemeral(channel) else logging.INFO
 
 
@@ -165,7 +164,6 @@ class Node:
         self.name: str = name
         self.options: NodeOptions = options or NodeOptions()
         self.faults: NodeFaults = faults or NodeFaults()
-        # snappy only if cramjam is installed
         limits = self.options.limits
         self.limits: ServerLimits = evolve(limits, snappy=limits.snappy and find_spec("cramjam") is not None)
         self.switches: Switches = Switches(
@@ -175,8 +173,7 @@ class Node:
             self.options.max_pub_waiting,
             log_level=2,
         )
-        #: ``rpc_port`` and ``id`` in its cluster
-        self.place: dict[str, Any] = {}
+        self.place: dict[str, Any] = {}  #: ``rpc_port`` and ``id`` in its cluster
         self.started: int = self.options.wall()  #: nanoseconds since 1970
         #: added to internal ids by the original generation, to resemble the real server's
         self.id_base: int = ((self.started >> 20) - _EPOCH) << _ID_SHIFT
@@ -207,7 +204,7 @@ class Node:
         self._session_due = inf
 
     def host(self, topic: str, partition: int, meta: TopicMeta) -> Hosted:
-        """Return a partition; open it from disk or create it if not hosted."""
+        """Return a partition, opened or created if not hosted."""
         key = topic, partition
         found = self.hosted.get(key)
         if found is None:
@@ -242,7 +239,7 @@ class Node:
                 self.host(state.topic, state.partition, meta)
 
     def restart(self) -> None:
-        """Continue as a restarted process, with the messages stored in memory."""
+        """Continue as a restarted process, with the messages in memory."""
         for hosted in list(self.hosted.values()):
             hosted.deliveries.clear()
             hosted.traffic.publishers.clear()
@@ -259,7 +256,7 @@ class Node:
         return found
 
     def delete_topic(self, topic: str) -> bool:
-        """Delete a topic with its channels; return whether it existed."""
+        """Delete a topic; return whether it existed."""
         found = self.partitions(topic)
         if found:
             logger.info("TOPIC(%s): deleting", topic)
@@ -280,7 +277,7 @@ class Node:
             self.delete_topic(partition.topic)
 
     def internal_id(self, wire_id: bytes) -> int:
-        """Return the number in the original generation's 16 hexadecimal characters; 0 for other bytes."""
+        """Return the number in the original generation's 16 hexadecimal digits; 0 for other bytes."""
         try:
             return int(wire_id, 16) - self.id_base
         except ValueError:
@@ -299,7 +296,7 @@ class Node:
         return [found for (name, _), found in sorted(self.hosted.items(), key=lambda item: item[0]) if name == topic]
 
     def channel(self, hosted: Hosted, name: str) -> Channel:
-        """Return a channel, created at the end of the queue if unknown."""
+        """Return a channel; create an unknown channel at the end of the queue."""
         partition = hosted.partition
         found = partition.channels.get(name)
         if found is not None:
@@ -335,7 +332,6 @@ class Node:
                 hosted.flushed = hosted.partition.readable_offset, hosted.partition.readable
 
     def may_write(self, hosted: Hosted) -> bool:
-        """Return whether writes are switched on and this node is the partition's leader."""
         disabled = self.switches.write_disabled
         return hosted.leader and disabled != "all" and not (disabled == "ordered" and hosted.meta.ordered)
 
@@ -354,7 +350,6 @@ class Node:
         self.wake_at(due)
 
     def expire_output(self) -> None:
-        """Send due held messages, and ask for the next call."""
         if self.faults.frozen:
             return  # `tick` sends them after the thaw
         now = self.options.machine_clock()
@@ -369,7 +364,7 @@ class Node:
             self.wake_at(nearest)
 
     def tick(self) -> None:
-        """Run timers: message timeouts, deferred messages, heartbeats, silent clients."""
+        """Run due timers of channels and sessions."""
         if self.faults.frozen:
             return
         now = self.options.clock()
@@ -379,7 +374,7 @@ class Node:
         self._session_due = min((session.tick(now) for session in list(self.sessions.values())), default=inf)
 
     def seconds_to_tick(self) -> float:
-        """Return seconds until the next `tick`: at a deadline, and often enough for new connections."""
+        """Return seconds until the next `tick`."""
         if self.faults.frozen:
             return SHORTEST_TICK
         due = min(self.schedule.next_deadline, self._session_due) - self.options.clock()

@@ -1,4 +1,4 @@
-"""Frames on their way to a client: what is sent at once, what waits, and how it is cut into writes."""
+"""Frames on their way to a client: which wait, and how they are cut into writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class OutputBuffer:
-    """Output of one session.
+    """Output of a session.
 
-    A message waits until ``output_buffer_size`` bytes have gathered or its time is over. The redesigned server waits
-    ``output_buffer_timeout`` from the first message on. The original server waits for the next tick of a clock with
-    this interval; a tick during an empty buffer stays pending, so the first message after an idle time is sent at once
-    (captured: messagePump of the original server).
+    A message waits until ``output_buffer_size`` bytes have gathered or its time is over: in the redesigned server
+    ``output_buffer_timeout`` after the first message, in the original at the next tick of a clock with this interval. A
+    tick during an empty buffer stays pending: the first message after an idle time is sent at once (source: messagePump
+    of the original server).
     """
 
     def __init__(self, settings: ClientSettings, clock: Callable[[], float], *, ticking: bool) -> None:
@@ -25,14 +25,14 @@ class OutputBuffer:
         self.due: float = 0.0  #: clock time at which waiting messages are sent; 0.0 without any
         #: TLS and compression, outermost first; the session decodes with them
         self.layers: list[Layer] = []
-        self._settings = settings  # ``output_buffer_size`` and ``output_buffer_timeout``, read for every message
+        self._settings = settings  # may change later
         self._clock = clock  # seconds
-        self._ticking = ticking  # wait for ticks, as the original server
+        self._ticking = ticking  # as the original server
         self._frames: list[bytes] = []
         self._encoded: list[bytes] = []
         self._segments: deque[bytes] = deque()
-        self._urgent = False  # whether to send what follows the segments now
-        self._answered = False  # whether the last frame is no message
+        self._urgent = False  # send what follows the segments now
+        self._answered = False  # the last frame is no message
         self.restart_ticks()
 
     @property
@@ -44,7 +44,6 @@ class OutputBuffer:
         self._urgent = urgent
 
     def restart_ticks(self) -> None:
-        """Start a new clock of ticks, as IDENTIFY does."""
         self._started = self._clock()
         self._ticks = 0
 
@@ -121,7 +120,7 @@ class OutputBuffer:
         return self._take_encoded()
 
     def take_handshake(self, records: bytes) -> bytes:
-        """Return what was encoded before the TLS handshake, and its records; frames wait for its end."""
+        """Return bytes encoded before the TLS handshake, and its records; frames wait for its end."""
         self._encoded.append(records)
         return self._take_encoded()
 

@@ -1,6 +1,6 @@
 """Publish commands of the redesigned generation: check, store, replicate, answer.
 
-Both generations store large batches in parts, one per turn of the event loop, so that other clients are served.
+Both generations store large batches in parts, so that other clients are served between them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _RECORD_HEAD = 26
 
 
 def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
-    """Return whether a publish needs `store_in_parts`: it is large, or follows a large publish in progress."""
+    """Return whether a publish needs `store_in_parts`: it, or the publish in progress, is large."""
     return len(items) > _PART or hosted.storing is not None
 
 
 async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
     """Store a batch; other publishes to the partition wait, so that its ids and offsets are consecutive.
 
-    If ``put``, which stores a part, raises `RequestError` or `Refusal`, no message of the batch is stored.
+    If ``put``, which stores a part, raises `RequestError` or `Refusal`, nothing is stored.
     """
     while hosted.storing is not None:
         await hosted.storing.wait()
@@ -67,7 +67,7 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
 
 @frozen(eq=False)
 class Deferred:
-    """The rest of a command, to be awaited; the node may be killed before."""
+    """The rest of a command; never awaited if the node is killed before."""
 
     start: Callable[[], Coroutine[Any, Any, None]]
 
@@ -76,7 +76,7 @@ class Deferred:
 
 
 def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> Stored:
-    """Append messages to a partition; `commit` lets them be delivered."""
+    """Append messages, which `commit` makes readable."""
     if node.exiting or not (hosted.writable and node.may_write(hosted)):
         hosted.failed += 1
         node.publish_failed += 1
@@ -103,9 +103,9 @@ def store(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -
 
 
 def _check_sizes(node: Node, hosted: Hosted, items: Sequence[PublishItem], code: str) -> None:
-    """Refuse records that only the extend part makes too long for the disk, as late as the real server.
+    """Refuse records that the extend part makes too long for the disk, as late as the real server.
 
-    Their ids are used up. After such a batch, the real server refuses all messages, this server does not.
+    Their ids are used up. Unlike the real server, this server accepts messages afterwards.
     """
     longest = node.limits.max_msg_size + _RECORD_HEAD
     for item in items:
@@ -132,9 +132,9 @@ async def commit(
     ``epoch`` is the partition's at storing: a later leader may lack the entries.
 
     Raises:
-        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority; ``code`` for a full disk;
-            the publish of one message returns E_FAILED_ON_NOT_LEADER if the node is not the leader any more (source:
-            protocol_v2.go of the redesigned server). The entries may survive in each case.
+        RequestError: E_FAILED_ON_NOT_WRITABLE when the leader changed or lost its majority; for single publishes
+            E_FAILED_ON_NOT_LEADER if the node is not the leader any more (source: protocol_v2.go of the redesigned
+            server); ``code`` for a full disk. The entries may survive in each case.
     """
     if hosted.replicate is not None or hosted.epoch != epoch:
         size = stored.size
@@ -178,7 +178,7 @@ def publish_batch(session: Session, command: Command) -> Awaitable[None] | None:
 def put(
     session: Session, hosted: Hosted | None, items: Sequence[Any], code: str, trace_id: int | None, store: _Store
 ) -> Awaitable[None] | None:
-    """Store messages and answer, with ``trace_id`` by a trace reply; return what must be awaited."""
+    """Store messages and answer, with a trace reply if ``trace_id`` is set; return what must be awaited."""
     if hosted is None:
         raise RequestError("E_TOPIC_NOT_EXIST")
     if session.rules.stale_auth:

@@ -39,13 +39,13 @@ logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 _ORIGINAL = (OriginalRoutes, CommonRoutes)
 _REDESIGNED = (AdminRoutes, PublishRoutes, StatsRoutes, CommonRoutes)
 _DRAIN = 1.0  # seconds for which publishers are refused before a node ends
-_ACCEPTS = 64  # connections accepted in one turn of the event loop
+_ACCEPTS = 64  # connections accepted before others are served
 _ACCEPT_AGAIN = 0.1  # seconds, after lack of file descriptors
 _ANY = "127.0.0.1:0"
 
 
 def application(node: Node, addresses: Mapping[str, str], *, secure: bool = False) -> Starlette:
-    """Return the web application of a node that listens on these addresses; ``secure`` over HTTPS."""
+    """Return a node's web application; ``secure`` for HTTPS."""
     original = node.options.original
     if original and node.options.https_only and not secure:
         return web.application([refusing_route(addresses)], original=True)
@@ -54,7 +54,6 @@ def application(node: Node, addresses: Mapping[str, str], *, secure: bool = Fals
 
 
 def dialect_of(node: Node) -> Dialect:
-    """Return the commands and checks of the node's generation."""
     return ORIGINAL if node.options.original else REDESIGNED
 
 
@@ -73,11 +72,11 @@ class NsqdServer:
         self.node: Node = node
         self.busy: bool = False  #: output needs no wake-up, because `flush` follows
         self._wanted = {"tcp": tcp, "http": http, "https": https}
-        self._https_context = https_context  # of HTTPS
+        self._https_context = https_context
         self.addresses: dict[str, str] = {}  #: ``host:port`` of ``tcp``, ``http`` and ``https``, once it listens
         self._dialect = dialect_of(node)
         self._connections: dict[int, ServerConnection] = {}
-        self._https: list[HttpServer] = []  # None without HTTPS
+        self._https: list[HttpServer] = []  # of HTTP and HTTPS
         self._scope = anyio.CancelScope()
         self._flushing = Wakeup()
         self._tasks: TaskGroup | None = None
@@ -88,7 +87,7 @@ class NsqdServer:
         self._output_due = 0.0
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`, `drain` or cancellation; then close all sockets."""
+        """Serve until `stop`, `drain` or cancellation."""
         listeners = self._listen()
         self.node.wake, self.node.wake_at = self._wake, self._wake_at
         try:
@@ -149,10 +148,9 @@ class NsqdServer:
         self._scope.cancel()
 
     async def drain(self) -> None:
-        """End as on SIGTERM.
+        """End as on SIGTERM: the original server at once.
 
-        The redesigned server disconnects consumers, refuses publishes, and closes everything a second later; the
-        original server closes everything at once.
+        The redesigned server disconnects consumers, refuses publishes, and closes the other connections a second later.
         """
         if self.node.options.original:
             self.stop()
@@ -190,7 +188,7 @@ class NsqdServer:
             self.flush()
 
     def _wake_at(self, due: float) -> None:
-        """Call `Node.expire_output` at a time of the node's clock; ticks are too coarse."""
+        """Call `Node.expire_output` at this time; ticks are too coarse."""
         if self._output_timer is not None:
             if due >= self._output_due:
                 return
@@ -235,7 +233,7 @@ class NsqdServer:
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError:
-                # no file descriptor is free: the connection waits in the backlog
+                # no free file descriptor: the connection waits in the backlog
                 self._loop.remove_reader(listener)
                 self.start(partial(self._accept_after, partial(anyio.sleep, _ACCEPT_AGAIN), listener))
                 return

@@ -1,8 +1,7 @@
-"""The server role of a connection without I/O: received bytes to commands, frames to bytes to send.
+"""The server role of a connection without I/O.
 
-The owner of the connection calls `Session.receive` with bytes, `Session.step` to run their commands, and `Session.take`
-for the bytes to send. For a command that waits for replicas or an auth server, `step` returns an awaitable, which the
-owner awaits before the next step.
+The owner of the connection calls `Session.receive` with received bytes, `Session.step` to run their commands, and
+`Session.take` for bytes to send.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 
 Handler = Callable[["Session", Command], Awaitable[None] | None]
-"""Runs a command; returns what must be awaited before the next. Raises `RequestError`."""
+"""Runs a command; returns what the next command waits for. Raises `RequestError`."""
 
 _CONSUMER_BUFFER = 4096
-_TURN = 256  # commands of a connection before other connections have their turn
+_TURN = 256  # commands of a connection before other connections run
 _TOO_MANY = encode_frame(FrameType.ERROR, b"too much client connections")
 MESSAGE_HEAD: Struct = Struct(">IIqH16s")
 """Size and type of the frame, time stamp, attempts, id."""
@@ -50,25 +49,23 @@ class Dialect(NamedTuple):
 
     commands: Mapping[bytes, Handler]
     validator: type[CommandValidator]
-    missed_heartbeats: int  #: silent heartbeat intervals before a client is disconnected
+    missed_heartbeats: int  #: intervals without a command after which a client is disconnected
 
 
 class Session:
-    """One client of a node."""
-
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node
         self.peer: str = peer  #: ``host:port`` of the client
         self.clock: Callable[[], float] = options.clock
         self.settings: ClientSettings = ClientSettings.defaults(node.limits)  #: negotiated by IDENTIFY
-        # the original server knows a client without IDENTIFY by its host
+        # before IDENTIFY, the original server names a client by its host
         self.settings.client_id = self.settings.hostname = peer.rpartition(":")[0] if options.original else peer
         #: for deliveries and heartbeats, from the first IDENTIFY
         self.sending: ClientSettings = self.settings
         self.state: State = State.INIT
-        self.subscriber: SessionSubscriber | None = None  #: its entry in the channel
-        self.hosted: Hosted | None = None  #: the partition that it consumes
+        self.subscriber: SessionSubscriber | None = None
+        self.hosted: Hosted | None = None  #: the consumed partition
         self.authorizations: Authorizations | None = None
         self.closing: bool = False  #: close after the output is sent
         self.closed: bool = False  #: close now
@@ -93,7 +90,7 @@ class Session:
     # Bytes in
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the client; close the connection if a layer cannot decode them."""
+        """Parse bytes of the client; raises `NsqError` if a layer cannot decode them."""
         for layer in list(self.output.layers):
             data = layer.decode(data)
         if self.handshake is not None:
@@ -126,10 +123,10 @@ class Session:
         return data[len(MAGIC_V2) :]
 
     def step(self) -> Awaitable[None] | None:
-        """Run complete commands, at most as many as one turn allows, then deliver.
+        """Run a turn of complete commands, then deliver.
 
-        Returns what must be awaited before the next step. None when more bytes are needed, when the session is closing,
-        or at the end of the turn: then ``pending`` is true.
+        Returns what must be awaited before the next step: replicas or an auth server. None when more bytes are needed,
+        when the session is closing, or at the end of the turn: then ``pending`` is true.
         """
         self.pending = False
         if self._magic is not None or self.handshake is not None:
@@ -171,7 +168,7 @@ class Session:
         return waiting
 
     def eof_received(self) -> None:
-        """Refuse a command whose body the end of the stream truncates."""
+        """Refuse a command that the end of the stream truncates."""
         if self._waiting or self.closing or self._magic is not None or self.handshake is not None:
             return
         try:
@@ -186,8 +183,7 @@ class Session:
     def push_layer(self, layer: Layer) -> None:
         """Put a layer between this session and the client; frames written before bypass it.
 
-        Bytes behind the command, before the first layer, are discarded: the real servers lose them with the buffer that
-        they replace.
+        The first layer discards bytes behind the command: the real servers lose them with the buffer that they replace.
         """
         self.output.encode()
         self.output.urgent = True
@@ -198,32 +194,30 @@ class Session:
         self.output.layers.append(layer)
 
     def has_layer(self, kind: type[Layer]) -> bool:
-        """Return whether this layer encrypts or compresses the connection; a later IDENTIFY does not end it."""
+        """Return whether the connection has this layer; a later IDENTIFY does not end it."""
         return any(isinstance(layer, kind) for layer in self.output.layers)
 
     @property
     def tls_version(self) -> str:
-        """Version of TLS, or empty."""
         versions = [layer.version for layer in self.output.layers if isinstance(layer, TlsLayer)]
         return (versions[0] or "").replace("TLSv", "TLS") if versions else ""
 
     @property
     def common_name(self) -> str:
-        """Common name of the client's certificate, or empty."""
         return "".join(layer.peer_common_name for layer in self.output.layers if isinstance(layer, TlsLayer))
 
     # Bytes out
 
     @property
     def has_room(self) -> bool:
-        """Whether unsent output is within ``NodeOptions.max_unsent``; otherwise commands wait."""
+        """Whether unsent output is within ``NodeOptions.max_unsent``; else commands wait."""
         return self.output.size <= self._max_unsent
 
     def answer(self, data: bytes) -> None:
         self.write(encode_frame(FrameType.RESPONSE, data))
 
     def refuse(self, error: RequestError) -> None:
-        """Send an error; a fatal error closes the connection, an error without code closes it without a response."""
+        """Send an error; a fatal error closes the connection, without a code silently."""
         if error.code:
             self.write(error.frame())
         if error.fatal:
@@ -257,13 +251,13 @@ class Session:
         self._marked = False
 
     def take(self) -> bytes:
-        """Return the bytes of the next write, through the layers."""
+        """Return the bytes of the next write."""
         if self.handshake is not None:
             return self.output.take_handshake(self.handshake.pending())
         return self.output.take()
 
     def expire_output(self, now: float) -> float:
-        """Send held messages whose time is over; return when the others are due, or 0.0."""
+        """Send due held messages; return when the others are due, or 0.0."""
         self.output.expire(now)
         self.mark()
         return self.output.due
@@ -278,14 +272,14 @@ class Session:
         publisher.last = self.node.options.wall()
 
     def subscribed(self, hosted: Hosted, subscriber: SessionSubscriber) -> None:
-        """Become a consumer; the redesigned server then enlarges the buffer, unless negotiated."""
+        """Become a consumer; the redesigned server then enlarges a buffer that was not negotiated."""
         channel = subscriber.channel
         self.hosted, self.subscriber = hosted, subscriber
         self.state = State.SUBSCRIBED
         asked = self.settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
-        # in a separate write, which JavaNSQClient expects
+        # JavaNSQClient expects a separate write
         self.answer(OK)
         self.output.end_segment()
 
@@ -299,10 +293,7 @@ class Session:
             self._heartbeat_due = self.clock() + self.sending.heartbeat_interval
 
     def tick(self, now: float) -> float:
-        """Send due heartbeats and held messages, disconnect a silent client; return the next due time.
-
-        A heartbeat due before the disconnection is sent first; the next tick disconnects.
-        """
+        """Send due heartbeats and held messages, or disconnect a silent client; return the next due time."""
         due, end = self._heartbeat_time(), self._disconnect_time()
         if due <= now and due < end and not self.closing:
             self._heartbeat_due = max(due + self.sending.heartbeat_interval, now)
@@ -319,14 +310,13 @@ class Session:
         return self._heartbeat_due if self.sending.heartbeat_interval and self._magic is None else inf
 
     def _disconnect_time(self) -> float:
-        """Return when the client is disconnected if it stays silent."""
         if self._magic is not None:
             return self.heard + (inf if self.node.options.original else self.node.options.client_timeout)
         patience = self.settings.heartbeat_interval
         return self.heard + patience * self._dialect.missed_heartbeats if patience and not self._waiting else inf
 
     def set_ready(self, count: int) -> None:
-        """Apply RDY; a count above zero waits until the client has read what was sent."""
+        """Apply RDY; of a choked session, only 0."""
         self.ready = count
         if not self._choked or not count:
             self._apply_ready(count)
@@ -347,17 +337,16 @@ class Session:
             self.subscriber.channel.set_ready(self.subscriber, count)
 
     def fail(self) -> None:
-        """Send what a failed layer has to send, such as a TLS alert, and close the connection."""
+        """Send a failed layer's output, such as a TLS alert, and close the connection."""
         self.closing = self.output.urgent = True
         self.mark()
 
     def close(self) -> None:
-        """Close the connection, because its channel was deleted, or the node drains."""
         self.closed = True
         self.mark()
 
     def end(self) -> None:
-        """Release everything after the connection closed; messages in flight are requeued."""
+        """Clean up after the connection closed; messages in flight are requeued."""
         self.closed = True
         self.node.remove(self)
         for topic in self.published:

@@ -23,11 +23,11 @@ from nsqext.protocol.tls_layer import TlsLayer
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import ConnectedClient, Hosted
 
-_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # their body is no message
+_SMALL = frozenset((b"IDENTIFY", b"AUTH"))  # no publishes
 
 
 def auth(client: ConnectedClient, command: Command) -> Awaitable[None]:
-    """Run AUTH; refused without an auth server, and after a successful AUTH."""
+    """Run AUTH."""
     if client.authorizations is not None:
         raise RequestError("E_INVALID", f"AUTH {_cased(client, 'Already')} set")
     if not client.node.limits.auth:
@@ -58,7 +58,7 @@ async def _query(client: ConnectedClient, secret: bytes) -> Authorizations | Non
 def check_auth(client: ConnectedClient, command: str, topic: str, channel: str) -> bool:
     """Refuse a command unless the client may subscribe to a channel, or with an empty channel publish.
 
-    Returns False for expired authorizations: then `recheck_auth` must be awaited.
+    Returns False for expired authorizations, for `recheck_auth`.
     """
     if not client.node.limits.auth:
         return True
@@ -79,7 +79,7 @@ def _check_grants(found: Authorizations, command: str, topic: str, channel: str)
 def run_authorized(
     client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> Awaitable[None] | None:
-    """Check a client, and run the rest of a command; return what waits."""
+    """Check a client and run the rest of a command; return what must be awaited."""
     if check_auth(client, command, topic, channel):
         return run()
     return recheck_auth(client, command, topic, channel, run)
@@ -88,9 +88,9 @@ def run_authorized(
 async def recheck_auth(
     client: ConnectedClient, command: str, topic: str, channel: str, run: Callable[[], Awaitable[None] | None]
 ) -> None:
-    """Ask the auth server again, check, run the rest of a command; an error is its answer."""
+    """Ask the auth server again, check, and run the rest of a command; answer an error."""
     try:
-        # authorizations that are all withdrawn are refused as in this command; AUTH is required only for later commands
+        # a client without any authorization left is asked for AUTH only from the next command on
         _check_grants(await _renew(client), command, topic, channel)
         waiting = run()
     except RequestError as error:
@@ -109,7 +109,6 @@ async def _renew(client: ConnectedClient) -> Authorizations:
 
 
 def read_partition(word: bytes) -> int:
-    """Return the number of a partition."""
     try:
         return parse_int(decode(word))
     except ValueError as error:
@@ -117,18 +116,18 @@ def read_partition(word: bytes) -> int:
 
 
 class CommandValidator:
-    """The checks for one session."""
+    """The redesigned server's checks for a session."""
 
     def __init__(self, client: ConnectedClient) -> None:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
-        #: only IDENTIFY is allowed until the TLS handshake is complete
+        #: the TLS handshake is not complete: only IDENTIFY is allowed
         self.tls_missing: bool = self._limits.tls_required
         self.hosted: Hosted | None = None  #: partition of the publish being read
-        self.target: CommandTarget = CommandTarget("")  #: how to read its body
-        self.topic: str = ""  #: its topic (original generation)
-        self.delay: float = 0.0  #: seconds of its DPUB (original generation)
+        self.target: CommandTarget = CommandTarget("")
+        self.topic: str = ""  #: of the publish (original generation)
+        self.delay: float = 0.0  #: seconds, of DPUB
         self.stale_auth: bool = False  #: ask the auth server again before storing
         self._partition = -1
 
@@ -161,7 +160,7 @@ class CommandValidator:
             self._partition = read_partition(words[2])
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Check the announced size, and choose how to read the body."""
+        """Check the announced size; choose how to read the body."""
         verb = words[0]
         if verb not in _SMALL:
             check_publish_size(verb, size, self._limits)
@@ -186,7 +185,7 @@ class CommandValidator:
         raise RequestError("E_BAD_MESSAGE", "failed to read message body")
 
     def _reader(self, words: list[bytes], size: int) -> BatchReader | None:
-        """Find the partition of a publish, and choose how to read the body."""
+        """Find the partition of a publish; choose how to read the body."""
         verb = words[0]
         topic = decode(words[1])
         hosted = self._node.find(topic, self._partition)

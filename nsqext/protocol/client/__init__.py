@@ -1,1 +1,1 @@
-"""The client's side of the protocol: encode commands, match responses."""
+"""The client role: encode commands, match responses."""

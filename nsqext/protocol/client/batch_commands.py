@@ -23,12 +23,12 @@ def multi(line: bytes, bodies: Sequence[bytes], sizes: Sequence[int] | int | Non
     """Return MPUB: line, size, count, then each body with its size.
 
     Args:
-        sizes: their lengths, or their common length, if known.
+        sizes: lengths, or the common length, if known.
     """
     count = len(bodies)
     if isinstance(sizes, int):
         if sizes < LARGE:
-            # joined by their common size word, in a third of the general case's time
+            # joined by the size word, in a third of the general case's time
             head = b"%b%b%b" % (line, _U32.pack(4 + (4 + sizes) * count), _U32.pack(count))
             return _U32.pack(sizes).join((head, *bodies))
         sizes = [sizes] * count
@@ -46,17 +46,14 @@ def multi_trace(line: bytes, trace_ids: Sequence[int], bodies: Sequence[bytes]) 
 
 
 def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) -> Command:
-    """Return MPUB_EXT: as `multi` with a header before each body.
-
-    A header may be empty, unlike in PUB_EXT (captured: pub_ext_errors).
-    """
+    """Return MPUB_EXT: as `multi` with a header, which may be empty, before each body (captured: pub_ext_errors)."""
     lengths = list(map(len, headers))
     sizes = [_U16.size + length + len(body) for length, body in zip(lengths, bodies, strict=True)]
     return _multi(line, sizes, map(add, map(_SIZE_AND_LENGTH.pack, sizes, lengths), headers), bodies)
 
 
 def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Sequence[bytes]) -> Command:
-    """Return a command of the MPUB family from item sizes, bytes before bodies, and bodies."""
+    """Return a command from item sizes, bytes before bodies, and bodies."""
     count = len(bodies)
     parts = [b"%b%b%b" % (line, _U32.pack(4 + 4 * count + sum(sizes)), _U32.pack(count))] * (2 * count + 1)
     parts[1::2] = heads
@@ -66,5 +63,5 @@ def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Se
 
 @cache
 def _small_words() -> tuple[bytes, ...]:
-    """Return the size words of small items; look-ups take a fifth of the time of packing."""
+    """Return the size words of small items; a look-up takes a fifth of the time of packing."""
     return tuple(map(_U32.pack, range(_SMALL)))

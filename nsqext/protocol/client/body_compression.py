@@ -1,7 +1,7 @@
-"""Compress and decompress bodies as the Go client of the redesigned NSQ does, with two extend headers.
+"""Compress and decompress bodies as the Go client of the redesigned NSQ, with two extend headers that servers ignore.
 
 ``nsq.client.compress`` is ``1`` for gzip, ``2`` for a snappy block, ``3`` for an lz4 block, ``0`` or absent for a plain
-body; ``nsq.msg.size`` is the uncompressed size in bytes. Servers ignore them. Snappy and lz4 need the ``snappy`` extra.
+body; ``nsq.msg.size`` is the uncompressed size in bytes. Snappy and lz4 need the ``snappy`` extra.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ __all__ = (
 )
 
 Codec = Literal["none", "gzip", "snappy", "lz4"]
-"""Compression of bodies."""
 Compression = Codec | Mapping[str, Codec]
 """A codec for all topics, or codecs by topic or pattern."""
 
@@ -38,20 +37,16 @@ _HINT = "give a codec, or codecs by topic: {'logs': 'snappy', 'events.*': 'gzip'
 
 SIZE_HEADER: Final = "nsq.msg.size"
 MAX_UNPACKED: Final = 64 * 1024 * 1024
-"""Default bound of a body after decompression, in bytes."""
+"""Default bound of a decompressed body, in bytes."""
 
-# bytes that one byte of a block can unpack to, because snappy copies 64 bytes with three, lz4 255 with one
+# bytes that a byte of a block can unpack to: snappy copies 64 bytes with three, lz4 255 with a byte
 _LARGEST_RATIO = {"snappy": 22, "lz4": 255}
 _NUMBERS = {"gzip": "1", "snappy": "2", "lz4": "3"}
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 def check_codec(codec: str) -> None:
-    """Check that a codec exists and is installed.
-
-    Raises:
-        InvalidSetting: the name is unknown, or a package is not installed.
-    """
+    """Raise InvalidSetting if a codec is unknown or not installed."""
     if codec in ("none", "gzip"):
         return
     if codec not in _NUMBERS:
@@ -60,11 +55,7 @@ def check_codec(codec: str) -> None:
 
 
 def read_compression(text: str) -> Compression:
-    """Return the compression in a text: a codec, or ``topic=codec`` with commas.
-
-    Raises:
-        ValueError: any other text.
-    """
+    """Return the compression in a text: a codec, or ``topic=codec`` with commas; raises ValueError."""
     if "=" not in text:
         return cast("Codec", text)
     table: dict[str, Codec] = {}
@@ -79,11 +70,7 @@ def read_compression(text: str) -> Compression:
 
 
 def check_compression(given: object) -> None:
-    """Check that codecs exist and are installed, and that topic names are valid.
-
-    Raises:
-        InvalidSetting, InvalidName: a check failed.
-    """
+    """Raise InvalidSetting or InvalidName if a codec or topic name is invalid."""
     if isinstance(given, str):
         check_codec(given)
         return
@@ -116,7 +103,7 @@ def compress_body(codec: Codec, body: bytes) -> tuple[bytes, dict[str, str]] | N
 
 
 def decompress_body(headers: Mapping[str, Any], body: bytes, limit: int = MAX_UNPACKED) -> bytes:
-    """Return the decompressed body; unchanged if the headers name no compression.
+    """Return the decompressed body; unchanged without compression in the headers.
 
     Args:
         limit: largest decompressed size, in bytes.

@@ -1,4 +1,4 @@
-"""The client role of one connection, without I/O: bytes in; responses, messages, notices and bytes out."""
+"""The client role of a connection, without I/O: bytes in; responses, messages, notices and bytes out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsqext.protocol.frames import (
 __all__ = ("MAX_NOTICES", "ClientProtocol", "FrameParser", "Reply")
 
 MAX_NOTICES = 10_000
-"""Most unread rejections of FIN, REQ and TOUCH; one more ends the connection."""
+"""Most unread rejections of FIN, REQ and TOUCH; the next ends the connection."""
 
 # plain numbers, compared in the loop over frames
 _RESPONSE = int(FrameType.RESPONSE)
@@ -32,13 +32,13 @@ _LONE_OK = encode_frame(_RESPONSE, b"OK")
 _LONE_TRACE_HEAD = encode_frame(_RESPONSE, bytes(TRACE_REPLY_SIZE))[:-TRACE_REPLY_SIZE]
 _LONE_TRACE_SIZE = len(_LONE_TRACE_HEAD) + TRACE_REPLY_SIZE
 _LARGE = 65536  # bytes of a frame that is read alone; below, further frames of the same read save more than copies cost
-_SMALL = 4096  # bytes of a piece that is appended to another: its own object would take more memory
+_SMALL = 4096  # bytes of a piece that is appended to another: an object would take more memory
 
 
 class FrameParser:
     """Split received bytes into frames.
 
-    Memory grows with received bytes, never with an announced size. A frame received in many pieces is joined once.
+    Memory grows with received bytes, never with an announced size. A frame in many pieces is joined once.
 
     Args:
         max_frame_size: largest accepted size word, in bytes.
@@ -47,14 +47,13 @@ class FrameParser:
     __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "wanted")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
-        self.buffered: int = 0  #: bytes of an unfinished frame; `feed` changes it
-        #: most bytes for the next read, which belong to one large frame; 0 for any number. At most twice the bytes
-        #: received of this frame, so that an announced size allocates nothing.
+        self.buffered: int = 0  #: bytes of an unfinished frame
+        #: most bytes for the next read, of a large frame alone, at most twice its received bytes; 0 for any number
         self.wanted: int = 0
         self._pieces: list[bytes | bytearray] = []
         self._need = 8
         self._max = max_frame_size
-        #: return one frame per call of `feed`, because the following bytes may belong to another layer
+        #: return a single frame per call of `feed`, because the following bytes may belong to another layer
         self.single: bool = False
         #: why the stream cannot be parsed further; frames before the error have been returned
         self.error: ProtocolError | None = None
@@ -65,8 +64,8 @@ class FrameParser:
         Never raises: invalid bytes set ``error``, and all further bytes are discarded.
 
         Args:
-            messages: takes the data of message frames, which are then not returned: the garbage collector counts and
-                visits tuples, but not bytes.
+            messages: takes the data of message frames, which are then not returned: the garbage collector visits
+                tuples, but not bytes.
         """
         frames: list[Frame] = []
         if self.error is not None:
@@ -105,7 +104,7 @@ class FrameParser:
         return frames
 
     def _keep(self, data: bytes, held: int) -> None:
-        """Keep the bytes of an unfinished frame, of which ``held`` were received."""
+        """Keep bytes of an unfinished frame, of which ``held`` were received."""
         pieces = self._pieces
         if len(data) < _SMALL and pieces and type(pieces[-1]) is bytearray:
             pieces[-1] += data
@@ -120,7 +119,7 @@ class FrameParser:
         self.buffered = self.wanted = 0
 
     def _finish_large(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> None:
-        """Add the frame that ``data`` ends exactly; as `feed`, with one copy less."""
+        """Add the frame that ``data`` ends exactly; as `feed`, without a copy."""
         pieces = self._pieces
         kind = FRAME_HEAD.unpack_from(pieces[0])[1]
         pieces[0] = pieces[0][8:]
@@ -132,7 +131,7 @@ class FrameParser:
             frames.append((kind, payload))
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last frame, for a layer just negotiated."""
+        """Remove and return the bytes behind the last frame, for a new layer."""
         rest = b"".join(self._pieces)
         self._forget()
         return rest
@@ -158,12 +157,11 @@ class FrameParser:
 
 
 class Reply:
-    """The response to one command, once received.
+    """The response to a command, once received.
 
     Args:
         deadline: when the caller stops waiting, see `ClientProtocol.expire`.
-        breaks: an error response leaves the stream out of step (captured: pub_ext_on_plain, where the server takes the
-            rest of a batch for commands).
+        breaks: after an error response, the server takes the rest of a batch for commands (captured: pub_ext_on_plain).
     """
 
     __slots__ = ("breaks", "data", "deadline", "error", "wake")
@@ -171,8 +169,8 @@ class Reply:
     def __init__(self, deadline: float = inf, breaks: bool = False) -> None:
         self.deadline: float = deadline
         self.breaks: bool = breaks
-        self.data: bytes | None = None  #: data of the response frame
-        self.error: NsqError | None = None  #: the error response, or why no response exists
+        self.data: bytes | None = None  #: of the response frame
+        self.error: NsqError | None = None  #: the error response, or why no response came
         self.wake: Callable[[], None] | None = None  #: called when ``data`` or ``error`` is set
 
     @property
@@ -181,10 +179,10 @@ class Reply:
 
 
 class ClientProtocol:
-    """Client role of one connection.
+    """Client role of a connection.
 
-    Responses arrive in the order of commands: a queue of `Reply` objects matches them. A caller that stops waiting
-    leaves its reply in the queue, which discards the late response.
+    Responses arrive in the order of commands: a queue of `Reply` objects matches them. The reply of a caller that
+    stopped waiting stays in the queue, for the late response.
 
     Args:
         node: ``host:port``, for errors.
@@ -195,12 +193,12 @@ class ClientProtocol:
 
     def __init__(self, node: str = "", max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self.node: str = node
-        self.out: list[bytes] = []  #: bytes to send, oldest first; the transport sends and clears them
-        #: rejections of FIN, REQ and TOUCH, which are no responses; the user reads and clears them
+        self.out: list[bytes] = []  #: bytes to send, oldest first; the transport clears them
+        #: rejections of FIN, REQ and TOUCH, which are no responses; the user clears them
         self.notices: list[ServerError] = []
         self.error: NsqError | None = None  #: why the connection is unusable
-        self.heartbeats: int = 0  #: number of heartbeats received and answered
-        #: replies to commands without response, oldest first; always the same deque
+        self.heartbeats: int = 0  #: received and answered
+        #: of commands without response, oldest first; always the same deque
         self.pending: deque[Reply] = deque()
         self._parser = FrameParser(max_frame_size)
 
@@ -210,7 +208,7 @@ class ClientProtocol:
 
     @property
     def wanted(self) -> int:
-        """Most bytes for the next read, which belong to one large frame; 0 for any number."""
+        """See `FrameParser.wanted`."""
         return self._parser.wanted
 
     def expect(self, reply: Reply) -> None:
@@ -256,7 +254,7 @@ class ClientProtocol:
         return messages
 
     def _skip_heartbeats(self, frames: list[Frame], messages: list[bytes]) -> list[Frame]:
-        """Answer heartbeats between two frames of the handshake, which are parsed one at a time."""
+        """Answer heartbeats between frames of the handshake, which are parsed singly."""
         while frames == [(_RESPONSE, HEARTBEAT)]:
             self.heartbeats += 1
             self.out.append(NOP)
@@ -271,15 +269,15 @@ class ClientProtocol:
                 return
 
     def read_ahead(self, on: bool = True) -> None:
-        """Parse all received frames; if switched off, one at a time, because a layer may follow."""
+        """Parse all received frames; if switched off, a single frame, because a layer may follow."""
         self._parser.single = not on
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last frame, for a layer just negotiated."""
+        """See `FrameParser.take_rest`."""
         return self._parser.take_rest()
 
     def expire(self, now: float) -> int:
-        """Fail expired requests and return their number; late responses are discarded."""
+        """Fail expired requests; return their number."""
         expired = 0
         for reply in self.pending:
             if reply.deadline < now and not reply.done:
@@ -292,8 +290,8 @@ class ClientProtocol:
     def fail(self, error: NsqError, unsent: int = 0) -> None:
         """End the connection: all pending and further requests fail.
 
-        Servers read commands one after another: after an error that makes the server close the connection, it has not
-        read the commands behind the refused command. They fail with `NotSent`, as the last ``unsent`` commands do.
+        With an error by which the server closes the connection, it has not read the commands behind the refused
+        command: they fail with `NotSent`, as the last ``unsent`` commands do.
         """
         if self.error is None:
             self.error = error.at(node=self.node)
@@ -309,7 +307,7 @@ class ClientProtocol:
                 reply.wake()
 
     def loss(self, unsent: bool = True) -> NsqError:
-        """Return a new error for a request, with the reason for the end of the connection."""
+        """Return an error for a request, with the reason for the connection's end."""
         cause = self.error
         kind: type[NsqError] = ConnectionLost
         if unsent:

@@ -1,7 +1,6 @@
 """Encode commands of the client (``NAME words\\n``, some with a sized body), and queue what is not sent yet.
 
-The caller has checked the arguments (`nsqext.protocol.names`). Each topic and partition has one publish line, made
-once.
+The caller has checked the arguments (`nsqext.protocol.names`).
 """
 
 from __future__ import annotations
@@ -46,21 +45,18 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
-"""Largest message that servers accept by default, in bytes with trace id and header.
-
-Captured: pub_max_size.
-"""
+"""Largest message that servers accept by default, in bytes with trace id and header (captured: pub_max_size)."""
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
 """Largest batch that servers accept by default, in bytes with its count word."""
 
 TRACE_SIZE = 8
-"""Bytes of a trace id in front of a body."""
+"""Bytes of a trace id."""
 HEADER_LENGTH = 2
-"""Bytes of the length in front of an extend header."""
+"""Bytes of the length before an extend header."""
 
 LARGE = 65536
-"""Bytes from which sending a body separately is cheaper than a copy."""
-_JOINED = 262144  # bytes of small commands in one part
+"""Bytes from which a separate body is cheaper than a copy."""
+_JOINED = 262144  # bytes of small commands in a part
 
 _U16 = Struct(">H")
 _U32 = Struct(">I")
@@ -70,11 +66,7 @@ _SIZE_AND_LENGTH = Struct(">IH")
 
 
 class LargeCommand:
-    """A command with large bodies, which are sent without a copy.
-
-    Args:
-        parts: bytes in the order of sending; large parts are not joined with others.
-    """
+    """A command with large bodies, which are sent without a copy."""
 
     __slots__ = ("parts",)
 
@@ -92,26 +84,24 @@ Command = bytes | LargeCommand
 
 
 class SendQueue:
-    """Commands that the kernel has not accepted, in parts, in the order in which they are sent.
+    """Commands that the kernel has not accepted, in parts.
 
-    Small commands are joined with their neighbours, large bodies are separate parts. Each system call gets a bounded
-    number of parts: copies and calls are linear in bytes and commands, whatever their mix, and however few bytes the
-    kernel accepts at a time.
+    Small commands are joined, large bodies are separate parts. Each system call gets a bounded number of parts: copies
+    and calls are linear in bytes and commands, however few bytes the kernel accepts at a time.
     """
 
     __slots__ = ("_encoded", "_parts", "begun")
 
     def __init__(self) -> None:
-        # bytes, and the number of commands that begin in them
+        # with the number of commands that begin in each part
         self._parts: deque[tuple[bytes | memoryview, int]] = deque()
         self._encoded = False
-        self.begun: int = 0  #: commands of a partly sent first part, otherwise 0
+        self.begun: int = 0  #: commands of a partly sent first part, else 0
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def put(self, commands: Iterable[Command]) -> None:
-        """Append commands."""
         small: list[bytes] = []
         size = begin = 0
         for command in commands:
@@ -140,7 +130,7 @@ class SendQueue:
             small.clear()
 
     def encode(self, layers: Sequence[Layer]) -> None:
-        """Encode the first part by the layers, once."""
+        """Encode the first part, once."""
         if not self._encoded:
             part, count = self._parts[0]
             data = bytes(part)
@@ -153,7 +143,7 @@ class SendQueue:
         return [part for part, _ in islice(self._parts, count)]
 
     def sent(self, size: int) -> int:
-        """Remove the first, sent bytes; return the number of commands in the parts that end with them."""
+        """Remove sent bytes; return the number of commands in the completed parts."""
         parts = self._parts
         commands = 0
         while parts:
@@ -172,31 +162,27 @@ class SendQueue:
 
 
 def with_body(head: bytes, body: bytes) -> Command:
-    """Return a command that ends with a body."""
     return head + body if len(body) < LARGE else LargeCommand(head, body)
 
 
 def sized(line: bytes, body: bytes) -> bytes:
-    """Return a command line followed by a sized body."""
     return b"%b%b%b" % (line, _U32.pack(len(body)), body)
 
 
 def identify(body: bytes) -> bytes:
-    """Return IDENTIFY."""
     return sized(b"IDENTIFY\n", body)
 
 
 def auth(secret: bytes) -> bytes:
-    """Return AUTH."""
     return sized(b"AUTH\n", secret)
 
 
 def publish_line(verb: str, topic: str, partition: int | None = None, *, delay: float | None = None) -> bytes:
-    """Return the line of a publish command (PUB, MPUB, PUB_TRACE, MPUB_TRACE, PUB_EXT, MPUB_EXT, DPUB).
+    """Return the line of a publish command.
 
     Args:
         partition: None for the original NSQ.
-        delay: seconds, only for DPUB, sent in milliseconds.
+        delay: seconds, only for DPUB.
     """
     if delay is not None:
         return b"%b %b %d\n" % (verb.encode(), topic.encode(), round(delay * 1000))
@@ -206,12 +192,12 @@ def publish_line(verb: str, topic: str, partition: int | None = None, *, delay: 
 
 
 def publish_trace(line: bytes, trace_id: int, body: bytes) -> Command:
-    """Return PUB_TRACE of one message."""
+    """Return PUB_TRACE."""
     return with_body(line + _SIZE_AND_TRACE.pack(_U64.size + len(body), trace_id), body)
 
 
 def publish_ext(line: bytes, header: bytes, body: bytes) -> Command:
-    """Return PUB_EXT of one message; its header is not empty."""
+    """Return PUB_EXT; its header is not empty."""
     length = len(header)
     sizes = _SIZE_AND_LENGTH.pack(_U16.size + length + len(body), length)
     return with_body(b"%b%b%b" % (line, sizes, header), body)
@@ -221,8 +207,8 @@ def check_body(body: bytes, limit: int = DEFAULT_MAX_MESSAGE_SIZE, overhead: int
     """Return a message body; raise `InvalidBody` if servers do not accept it.
 
     Args:
-        limit: largest message of the server, in bytes.
-        overhead: bytes of trace id and header, which count against the limit.
+        limit: largest message of the server, in bytes with trace id and header.
+        overhead: bytes of trace id and header.
     """
     if not isinstance(body, bytes):
         hint = "encode it first"
@@ -245,8 +231,8 @@ def sub(
     """Return SUB, SUB_ADVANCED or SUB_ORDERED.
 
     Args:
-        partition: the partition; None at the original NSQ.
-        start: start position of SUB_ADVANCED, ``kind:number``; with it, servers ignore the partition (captured:
+        partition: None for the original NSQ.
+        start: start position of SUB_ADVANCED, ``kind:number``, with which servers ignore the partition (captured:
             sub_advanced_offset_partition).
     """
     words = [verb, topic, channel]
@@ -258,17 +244,17 @@ def sub(
 
 
 def rdy(count: int) -> bytes:
-    """Return RDY, the allowed number of messages in flight."""
+    """Return RDY, the largest number of messages in flight."""
     return b"RDY %d\n" % count
 
 
 def fin(message_id: bytes) -> bytes:
-    """Return FIN of 16 raw id bytes, which may contain spaces and newlines."""
+    """Return FIN of 16 raw bytes, maybe with spaces and newlines."""
     return b"FIN %b\n" % message_id
 
 
 def req(message_id: bytes, delay_ms: int = 0) -> bytes:
-    """Return REQ with a delay in milliseconds."""
+    """Return REQ."""
     return b"REQ %b %d\n" % (message_id, delay_ms)
 
 

@@ -1,8 +1,8 @@
-"""Publish commands as requests to nsqd's HTTP side, and its responses as TCP responses, without I/O.
+"""Publish commands as HTTP requests to nsqd, and responses as TCP responses, without I/O.
 
-One message without headers and trace id is sent as a batch of one, in the binary form of ``/mpub``: when a connection
-ends within a body, the redesigned server stores the received part of ``/pub``, but refuses an incomplete batch.
-Arguments and codes are captured (http_pub, http_mpub, http_pubtrace, http_pub_ext).
+A message without headers and trace id is sent as a batch, in the binary form of ``/mpub``: when a connection ends
+within a body, the redesigned server stores the received part of ``/pub``, but refuses an incomplete batch. Arguments
+and codes are captured (http_pub, http_mpub, http_pubtrace, http_pub_ext).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _U16 = Struct(">H")
 _U64 = Struct(">Q")
 _ONE = _SIZE.pack(1)
 _BINARY: Final = (("binary", "true"),)
-# codes that only the HTTP side has, and TCP's codes for them
+# codes that only HTTP has, and TCP's codes for them
 _CODES: Final = {
     "BODY_TOO_BIG": "E_BAD_BODY",
     "EXITING": "E_PUB_FAILED",
@@ -42,23 +42,21 @@ _CODES: Final = {
 }
 _STATUSES: Final = {413: "E_BAD_BODY", 429: "E_PUB_TOO_MUCH_WAITING"}
 MAX_QUERY: Final = 60_000
-"""Longest query of a URL; httpx refuses URLs of more than 65,536 characters."""
+"""Characters of a URL's query; httpx refuses URLs of more than 65,536 characters."""
 _FAILED_INSIDE: Final = 503
 _MOST_TEXT: Final = 200
 
 
 @frozen
 class HttpPublish:
-    """A request that publishes."""
-
     path: str
-    query: str  #: of the URL, encoded
+    query: str  #: encoded
     content: bytes
-    trace_id: int | None = None  #: in the response; None where the response is OK
+    trace_id: int | None = None  #: in the response; None for the response OK
 
 
 def encode_publish(command: Command) -> HttpPublish:
-    """Return the request for PUB, DPUB, MPUB, PUB_TRACE, PUB_EXT, or MPUB_TRACE and MPUB_EXT of one message.
+    """Return the request for a publish command; for MPUB_TRACE and MPUB_EXT of a single message.
 
     Raises InvalidHeader (too long for a URL), or OperationNotSupported for a batch with headers or trace ids.
     """
@@ -101,9 +99,9 @@ def _request(path: str, query: Any, content: bytes, trace_id: int | None = None)
 
 
 def decode_reply(publish: HttpPublish, status: int, content: bytes) -> bytes:
-    """Return the TCP response for an HTTP response, which stays unchanged where it is not understood.
+    """Return the TCP response for an HTTP response; an unknown response stays unchanged.
 
-    Raises ServerError if the server, or a proxy, refuses the publish, or ProtocolError (not nsqd, nothing was stored).
+    Raises ServerError (server or proxy refuses the publish) or ProtocolError (not nsqd, nothing was stored).
     """
     if status == 200:
         if content[:1] != b"{":

@@ -1,1 +1,1 @@
-"""The server's side of the protocol: parse commands, negotiate."""
+"""The server role: parse commands, negotiate."""

@@ -1,12 +1,10 @@
 """Split received bytes into commands as the real servers do; commands accepted in each connection state.
 
-The caller pulls one command at a time, because a command decides how the next is read (IDENTIFY may start a layer, an
-error ends reading). Line and size are checked before the body is received: errors are sent as early as by the real
-server.
+A command decides how the next command is read (IDENTIFY may start a layer, an error ends reading). Line and size are
+checked before the body is received: errors are sent as early as by the real server.
 
-Publish bodies are parsed with the limits, the order of checks and the error texts of both generations. A batch (MPUB,
-MPUB_TRACE, MPUB_EXT) is parsed item by item from the stream, as by the servers: an invalid item is refused before later
-items are received, and their bytes remain in the stream (captured: pub_ext_on_plain).
+A batch (MPUB, MPUB_TRACE, MPUB_EXT) is parsed item by item: an invalid item is refused before later items are received,
+and their bytes remain in the stream (captured: pub_ext_on_plain).
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ServerLimits
 
 BATCH_VERBS = frozenset((b"MPUB", b"MPUB_TRACE", b"MPUB_EXT"))
-"""Commands with many messages."""
 PUBLISH_VERBS = BATCH_VERBS | {b"PUB", b"PUB_TRACE", b"PUB_EXT", b"DPUB"}
-"""Commands with messages."""
-
 _I32 = Struct(">i")
 _U64 = Struct(">Q")
 _U16 = Struct(">H")
@@ -39,7 +34,7 @@ _LENGTH_SIZE = 2
 
 
 class CommandTarget(NamedTuple):
-    """The topic of a publish, with settings for parsing."""
+    """The topic of a publish."""
 
     topic: str  #: for error texts
     extend: bool = False  #: accepts JSON headers
@@ -48,17 +43,17 @@ class CommandTarget(NamedTuple):
 
 
 class PublishItem(msgspec.Struct, gc=False):
-    """One message of a publish."""
+    """A message of a publish."""
 
     body: bytes
-    trace_id: int = 0  #: of PUB_TRACE, or of the header's ``##trace_id``
+    trace_id: int = 0  #: of PUB_TRACE, or the header's ``##trace_id``
     header: bytes = b""  #: JSON, unchanged
     version: int = EXT_NONE  #: of the stored extend part
     traced: bool = False  #: the response has a trace
 
 
 def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
-    """Check the announced size of a publish command, before its body (captured: pub_errors)."""
+    """Check the announced size of a publish (captured: pub_errors)."""
     batch = verb in BATCH_VERBS
     largest = limits.max_body_size if batch else limits.max_msg_size
     if 0 < size <= largest:
@@ -75,9 +70,9 @@ def check_publish_size(verb: bytes, size: int, limits: ServerLimits) -> None:
 
 
 def check_room(verb: bytes, size: int) -> None:
-    """Check that a body has room for a message after its trace id or header length.
+    """Check that a body has room for a message behind its trace id or header length.
 
-    The server checks it after it found the topic, before it reads the body (captured: pub_trace, pub_ext_errors).
+    The server checks it between topic and body (captured: pub_trace, pub_ext_errors).
     """
     if verb == b"PUB_TRACE" and size <= _TRACE_SIZE:
         raise RequestError("E_BAD_BODY", f"invalid body size {size} with trace id enabled")
@@ -86,7 +81,7 @@ def check_room(verb: bytes, size: int) -> None:
 
 
 def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: CommandTarget) -> list[PublishItem]:
-    """Return the messages of a complete body; raises `RequestError` with the server's text, maybe not fatal."""
+    """Return the messages of a complete body."""
     check_publish_size(verb, len(body), limits)
     if verb in BATCH_VERBS:
         reader = BatchReader(verb, limits, target)
@@ -102,7 +97,6 @@ def parse_publish(verb: bytes, body: bytes, limits: ServerLimits, target: Comman
 
 
 def _cut_header(body: bytes) -> bytes:
-    """Return the header of an ext body; checks its length."""
     stop = _LENGTH_SIZE + _U16.unpack_from(body)[0] if len(body) >= _LENGTH_SIZE else _LENGTH_SIZE
     if len(body) <= stop:
         raise RequestError("E_BAD_BODY", f"invalid body size {len(body)} in ext json header content length")
@@ -132,7 +126,7 @@ def _not_supported(target: CommandTarget) -> RequestError:
 
 
 def _read_ext(body: bytes, target: CommandTarget, *, batch: bool) -> PublishItem:
-    """Return the message of PUB_EXT, or of an MPUB_EXT item, whose header may be empty and requests no trace."""
+    """Return a message of PUB_EXT, or of MPUB_EXT, whose header may be empty and requests no trace."""
     header = _cut_header(body)
     rest = body[_LENGTH_SIZE + len(header) :]
     if batch and not header:
@@ -154,17 +148,17 @@ class BatchReader:
     __slots__ = ("_left", "_limits", "_taken", "_target", "_verb", "items", "need", "position")
 
     def __init__(self, verb: bytes, limits: ServerLimits, target: CommandTarget) -> None:
-        self._verb = verb  # of the MPUB family
+        self._verb = verb
         self._limits = limits
         self._target = target
         self._left = -1
         self._taken = 0
         self.items: list[PublishItem] = []
         self.position: int = 0  #: where parsing stopped in the last buffer; after a refusal, behind the refused item
-        self.need: int = 4  #: bytes required from ``position`` to continue; 0 for a complete batch
+        self.need: int = 4  #: bytes required from ``position`` on; 0 for a complete batch
 
     def read(self, data: bytes | bytearray, position: int) -> bool:
-        """Parse complete items from a position on; return whether the batch is complete. Refuses invalid items."""
+        """Parse complete items from a position on; return whether the batch is complete."""
         self.position = position
         with memoryview(data) as view:
             if self._left < 0 and self._has(view, 4):
@@ -176,7 +170,7 @@ class BatchReader:
         return self._left == 0
 
     def check_end(self) -> None:
-        """Raise the error of a truncated batch."""
+        """Refuse a truncated batch."""
         if self._left < 0:
             raise RequestError("E_BAD_BODY", "MPUB failed to read message count")
         if self._left and self.need == 4:
@@ -202,7 +196,7 @@ class BatchReader:
         if not 0 < size <= self._limits.max_msg_size:
             self.position += 4
             self._refuse(size)
-        # servers trust the count; the bounded sum keeps a client from filling the memory
+        # servers trust the count, by which a client could fill the memory
         if self._taken + size > self._limits.max_body_size:
             raise RequestError("E_BAD_BODY", f"body too big {self._taken + size} > {self._limits.max_body_size}")
         if not self._has(view, 4 + size):
@@ -229,10 +223,7 @@ class BatchReader:
 
 
 MAX_LINE = 4 * 1024
-"""Longest command line of the redesigned server, in bytes with newline.
-
-After as many bytes without a newline, a server closes the connection without an error frame.
-"""
+"""Longest command line of the redesigned server, in bytes with newline."""
 
 MAX_LINE_ORIGINAL = 16 * 1024
 """Longest command line of the original server."""
@@ -243,18 +234,16 @@ BODY_VERBS = PUBLISH_VERBS | {b"IDENTIFY", b"AUTH"}
 
 
 class Command(NamedTuple):
-    """A command."""
-
     words: list[bytes]  #: of its line; the first is its name
     body: bytes | None = None
     items: list[PublishItem] | None = None  #: messages of a batch read by a `BatchReader`, instead of the body
 
 
 class BodyRules(Protocol):
-    """Checks of a command with a body while it is received; each raises `RequestError` to refuse it."""
+    """Checks of a command with a body; each raises `RequestError` to refuse it."""
 
     def check_line(self, words: list[bytes]) -> None:
-        """Check a command's words before its size is read."""
+        """Check the words before the size is read."""
 
     def check_size(self, words: list[bytes], size: int) -> BatchReader | None:
         """Check the announced, signed size before the body is received; return a reader for a batch."""
@@ -264,14 +253,11 @@ class BodyRules(Protocol):
 
 
 class CommandParser:
-    """Split received bytes into commands."""
-
     __slots__ = ("_batch", "_buffer", "_max_line", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:
         self._rules = rules
-        # FIN, REQ and TOUCH have 16 raw bytes at a fixed position (redesigned server), otherwise a line (original
-        # server)
+        # FIN, REQ and TOUCH have 16 raw bytes at a fixed position (redesigned server), not a word (original server)
         self._raw_ids = raw_ids
         self._max_line = MAX_LINE if raw_ids else MAX_LINE_ORIGINAL
         self._buffer = bytearray()
@@ -290,11 +276,10 @@ class CommandParser:
 
     @property
     def buffered(self) -> int:
-        """Received bytes not yet consumed."""
         return len(self._buffer) - self._position
 
     def take_rest(self) -> bytes:
-        """Return and forget the bytes after the last command, for a layer just negotiated."""
+        """Remove and return the bytes behind the last command, for a new layer."""
         rest = bytes(self._buffer[self._position :])
         self._buffer.clear()
         self._position = self._need = 0
@@ -306,9 +291,9 @@ class CommandParser:
             self._rules.check_end(self._words, self._batch, sized=self._size is not None)
 
     def next_command(self) -> Command | None:
-        """Return the next command, or None when more bytes are needed.
+        """Return the next command; None when more bytes are needed.
 
-        Raises the `RequestError` of the rules. For a line that is too long it has no code: the server closes the
+        Raises the `RequestError` of the rules, or without code for a line that is too long: the server closes the
         connection without an error frame.
         """
         if len(self._buffer) < self._need:
@@ -384,7 +369,7 @@ class CommandParser:
         return newline
 
     def _take_touch(self) -> list[bytes] | None:
-        """Parse TOUCH; a line that ends before byte 23 has 23 bytes, because the id may contain the newline."""
+        """Parse TOUCH: at least 23 bytes, because the id may contain a newline."""
         position = self._position
         newline = self._find_newline(position)
         if newline < 0:
@@ -405,7 +390,7 @@ def _cut_raw(line: bytes) -> list[bytes]:
 
 
 class State(Enum):
-    """State of a connection, in both roles, as in the original server's notes."""
+    """State of a connection, in both roles."""
 
     INIT = auto()
     SUBSCRIBED = auto()
@@ -423,11 +408,11 @@ ACCEPTED_IN: Mapping[str, frozenset[State]] = {
     "RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
     "CLS": frozenset({State.SUBSCRIBED}),
 }
-"""States in which a command is accepted; unlisted commands are accepted in every state."""
+"""Unlisted commands are accepted in every state."""
 
 
 def check_state(verb: str, state: State) -> None:
-    """Raise the error of a command that this state does not accept (captured: wrong_state)."""
+    """Refuse a command in a wrong state (captured: wrong_state)."""
     accepted = ACCEPTED_IN.get(verb)
     if accepted is not None and state not in accepted:
         name = "SUB" if verb in _SUBS else verb

@@ -9,9 +9,8 @@ from nsqext.protocol.extjson import quote
 from nsqext.protocol.server.request_error import RequestError
 
 NANOSECONDS = 1_000_000_000
-"""Nanoseconds of a second; Go's durations count nanoseconds."""
+"""Of a second; Go's durations count nanoseconds."""
 MASK_64: int = (1 << 64) - 1
-"""Every bit of a 64-bit number."""
 
 _SIGNED = re.compile(r"[+-]?[0-9]+")
 _DIGITS = re.compile(r"[0-9]+")
@@ -20,27 +19,26 @@ _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 
 
 def build(version: str) -> str:
-    """Return version and build, as ``--version`` and ``/stats`` show them."""
+    """Return version and build, for ``--version`` and ``/stats``."""
     return f"{version} (built w/python{'.'.join(map(str, sys.version_info[:3]))})"
 
 
 def decode(word: bytes) -> str:
-    """Return a word as text; bytes that are not UTF-8 survive encoding it again."""
+    """Return a word as text, with surrogate escapes for invalid UTF-8."""
     return word.decode("utf-8", "surrogateescape")
 
 
 def byte_list(word: bytes) -> str:
-    """Return ``[98 111 …]``, how the redesigned server prints bytes (captured: unknown_commands)."""
+    """Return ``[98 111 …]``, as the redesigned server prints bytes (captured: unknown_commands)."""
     return f"[{' '.join(map(str, word))}]"
 
 
 def word_lists(words: list[bytes]) -> str:
-    """Return the words of a command as a list of byte lists."""
     return f"[{' '.join(map(byte_list, words))}]"
 
 
 def parse_int(text: str, function: str = "Atoi") -> int:
-    """Parse a signed 64-bit number; raises `ValueError` with the server's text, which names Go's function."""
+    """Parse a signed 64-bit number; raises `ValueError` with the server's text, which names the function."""
     if not _SIGNED.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
     digits = text.lstrip("+-0") or "0"
@@ -58,7 +56,7 @@ def parse_unsigned(text: str) -> int | None:
 
 
 def parse_bool(text: str) -> bool:
-    """Parse a boolean of the servers' forms; raises `ValueError` with the server's text."""
+    """Parse a boolean; raises `ValueError` with the server's text."""
     if text in _TRUE:
         return True
     if text in _FALSE:
@@ -67,15 +65,15 @@ def parse_bool(text: str) -> bool:
 
 
 def wrap(value: int) -> int:
-    """Wrap a number to 64 bits with a sign."""
+    """Wrap a number to signed 64 bits."""
     value &= MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
 def base10(word: bytes, text: str) -> int:
-    """Parse the number in RDY, REQ and DPUB as the servers do: empty is 0, more than 64 bits wrap around.
+    """Parse the number in RDY, REQ and DPUB: empty is 0, more than 64 bits wrap around.
 
-    Raises `RequestError` with the given text if a byte is not a digit.
+    Raises `RequestError` with the given text for other words.
     """
     if not word:
         return 0

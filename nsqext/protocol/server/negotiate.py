@@ -1,4 +1,4 @@
-"""The server's side of IDENTIFY for both generations: bounds, defaults and the JSON reply."""
+"""The server's side of IDENTIFY for both generations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from nsqext.protocol.names import MAX_TAG_BYTES
 from nsqext.protocol.server.request_error import RequestError
 
 Generation = str
-"""The redesigned NSQ (youzan/nsq) or the original (nsqio/nsq)."""
+"""``redesigned`` (youzan/nsq) or ``original`` (nsqio/nsq)."""
 
 
 @frozen
 class ServerLimits:
     """What a server allows and offers; sizes in bytes, times in seconds.
 
-    Defaults are the redesigned server's, `original` returns the original's. ``max_channel_consumers`` and
-    ``max_connections`` are 0 for no limit. Without ``key_failover``, a consumer's dispatch type is ignored, as by
-    released servers.
+    Defaults are the redesigned server's. ``max_channel_consumers`` and ``max_connections`` are 0 for no limit. Without
+    ``key_failover``, a consumer's dispatch type is ignored, as by released servers.
     """
 
     generation: Generation = "redesigned"
@@ -54,7 +53,7 @@ class ServerLimits:
 
     @classmethod
     def original(cls, **changes: Any) -> ServerLimits:
-        """Return the limits of the original NSQ."""
+        """Return the original server's limits."""
         values: dict[str, Any] = {
             "generation": "original",
             "version": "1.3.0",
@@ -93,7 +92,7 @@ class ClientSettings:
 
     @classmethod
     def defaults(cls, limits: ServerLimits) -> ClientSettings:
-        """Return the settings of a connection without IDENTIFY."""
+        """Return the settings before IDENTIFY."""
         timeout, original = limits.output_buffer_timeout, limits.generation == "original"
         return cls(
             heartbeat_interval=limits.heartbeat_interval,
@@ -130,9 +129,9 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def negotiate(body: bytes, limits: ServerLimits, settings: ClientSettings) -> None:
-    """Apply the JSON body of IDENTIFY to a connection's settings, in the servers' order of checks.
+    """Apply IDENTIFY to a connection's settings, with checks in the servers' order.
 
-    Raises `RequestError` with the server's text (captured: identify_bounds, identify_malformed); always fatal.
+    Raises a fatal `RequestError` with the server's text (captured: identify_bounds, identify_malformed).
     """
     try:
         data = read_fields(body, _SCHEMAS[limits.generation])
@@ -210,7 +209,7 @@ def _tag(settings: ClientSettings, tag: str) -> None:
 
 
 def _dispatch(settings: ClientSettings, dispatch: str, key_header: str) -> None:
-    """Set the dispatch type; the real server ignores both members."""
+    """Set the dispatch type, which the real server ignores."""
     if dispatch and dispatch not in DISPATCH_TYPES:
         raise RequestError("E_BAD_BODY", f"IDENTIFY dispatch ({dispatch}) is invalid")
     settings.dispatch, settings.key_header = dispatch, key_header

@@ -8,13 +8,12 @@ __all__ = ("RequestError",)
 
 
 class RequestError(Exception):
-    """An error sent to the client as an error frame."""
+    """An error for the client."""
 
     def __init__(self, code: str, text: str | None = "", *, fatal: bool = True) -> None:
         super().__init__(code, text, fatal)
         self.code = code  #: ``E_…`` word
-        #: description; its leading space is sent even without text, as by the redesigned server. None for an error that
-        #: is only its code.
+        #: the space before it is sent even without text, as by the redesigned server; None for an error of only a code
         self.text = text
         self.fatal = fatal  #: the connection closes after the frame
 
@@ -22,5 +21,4 @@ class RequestError(Exception):
         return self.code if self.text is None or self.code == "E_BAD_PROTOCOL" else f"{self.code} {self.text}"
 
     def frame(self) -> bytes:
-        """Return the bytes of the error frame; surrogate escapes stand for invalid UTF-8."""
         return encode_frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))

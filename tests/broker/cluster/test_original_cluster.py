@@ -139,5 +139,5 @@ def test_operations_that_the_original_nsq_does_not_support() -> None:
 )
 def test_limits_of_the_other_generation_are_refused(generation: str, limits: ServerLimits) -> None:
     cluster = Cluster(1, generation=generation, options=ClusterOptions(limits=limits))
-    with pytest.raises(InvalidSetting, match="the limits are those of the generation"):
+    with pytest.raises(InvalidSetting, match="the limits are for the generation"):
         cluster.start()

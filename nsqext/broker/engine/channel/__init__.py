@@ -1,1 +1,1 @@
-"""Channels of a partition: read position, messages in flight, clients and dispatch."""
+"""Channels: read position, messages in flight, clients, dispatch."""

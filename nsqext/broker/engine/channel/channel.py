@@ -1,7 +1,6 @@
 """A channel of the redesigned server: clients, delivery, responses to messages, switches.
 
-The channel reads one message ahead. If no client can take this message now, it blocks the messages behind it (captured:
-tag_head_of_line).
+The channel reads a message ahead, which blocks later messages until a client can take it (captured: tag_head_of_line).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Channel:
-    """Channel of a partition; reads from an offset with ``count`` messages before it."""
+    """Channel that reads from an offset with ``count`` messages before it."""
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         self.name = name
@@ -36,10 +35,10 @@ class Channel:
         self.paused: bool = False  #: nothing is delivered
         self.skipped: bool = False  #: every message is discarded
         self.traced: bool = False  #: logs deliveries and finished messages (`/message/trace/enable`)
-        self.cursor: Cursor = self._make_cursor(partition, (offset, count))  #: read position and messages in flight
+        self.cursor: Cursor = self._make_cursor(partition, (offset, count))
         self.read_ahead: Delivery | None = None  #: read, not yet delivered
-        self.clients: dict[int, SubscribedClient] = {}  #: by their numbers
-        self.timeouts: int = 0  #: messages that timed out
+        self.clients: dict[int, SubscribedClient] = {}
+        self.timeouts: int = 0
         self.latencies: Latencies = Latencies()
         self.kind = PLAIN
         self._partition = partition
@@ -58,7 +57,7 @@ class Channel:
 
     @property
     def ordered(self) -> bool:
-        """All clients together get one message at a time, in queue order."""
+        """All clients together get a single message at a time, in queue order."""
         return self.cursor.ordered
 
     @property
@@ -98,8 +97,8 @@ class Channel:
     def _make_ordered(self) -> None:
         """Become ordered: read again from the acknowledged position.
 
-        The message read ahead is delivered first; the rewind then takes it from its client, which receives it twice
-        with the same attempts, for any RDY count (captured: sub_ordered_first_reset_duplicate).
+        A message read ahead is delivered before, and so twice with the same attempts, for any RDY count (captured:
+        sub_ordered_first_reset_duplicate).
         """
         if not self.ordered:
             self.cursor.ordered = True
@@ -108,11 +107,11 @@ class Channel:
 
     @property
     def _waits_for_tag(self) -> bool:
-        """Whether the message read ahead waits for a client of its tag; moves are then ignored."""
+        """Whether the message read ahead waits for a client of its tag: moves are then ignored."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, client: SubscribedClient) -> None:
-        """Remove a client; its messages in flight are requeued, and the attempt is not counted."""
+        """Remove a client; requeue its messages in flight without counting the attempt."""
         if self.clients.pop(client.id, None) is None:
             return
         self._selector.remove(client)
@@ -125,8 +124,7 @@ class Channel:
     def _requeue_all_of(self, client: SubscribedClient) -> None:
         """Requeue a client's messages in flight in random order, as the real server, which iterates over a Go map.
 
-        The server delivers at the same time: other clients may receive the first of these messages, and new messages,
-        before the last is requeued.
+        As there, other clients may receive some of them, and new messages, before the last is requeued.
         """
         random = self._options.random
         deliveries = self._in_flight.of(client)
@@ -146,7 +144,7 @@ class Channel:
             self.pump()
 
     def set_client_limit(self, prefix: str, limit: int) -> None:
-        """Limit the messages in flight of clients whose ``host:port`` has a prefix, whatever their RDY count."""
+        """Limit the messages in flight of clients whose ``host:port`` has a prefix."""
         for client in self.clients.values():
             if client.name.startswith(prefix):
                 client.limit = limit
@@ -198,7 +196,7 @@ class Channel:
             self._pumping = False
 
     def _must_not_pump(self) -> bool:
-        """Mark the partition as used; return whether deliveries must wait or are already made."""
+        """Touch the partition; return whether deliveries must wait or are being made."""
         if not self._partition.touched:
             self._partition.touch()
         return self._pumping or self._options.turn.defers(self)
@@ -225,7 +223,7 @@ class Channel:
             self.cursor.acknowledge(delivery)
             return
         known = self._in_flight.table.get(delivery.entry.record.internal_id)
-        if known is not None:  # read again after a move of the position, while a client has it
+        if known is not None:  # a client has it; read again after a move of the position
             if known.delayed and not delivery.delayed:
                 self.cursor.acknowledge(delivery)
             return
@@ -245,8 +243,8 @@ class Channel:
 
     def _trace(self, event: str, delivery: Delivery, client: SubscribedClient) -> None:
         record, who = delivery.entry.record, client.name
-        told = (record.internal_id, record.trace_id, delivery.attempts, event, who)
-        logger.info("CHANNEL(%s): message %d, trace id %d, attempt %d %s %s", self.name, *told)
+        values = (record.internal_id, record.trace_id, delivery.attempts, event, who)
+        logger.info("CHANNEL(%s): message %d, trace id %d, attempt %d %s %s", self.name, *values)
 
     def _next_attempt(self, attempts: int) -> int:
         return min(attempts + 1, MAX_ATTEMPTS)
@@ -271,7 +269,7 @@ class Channel:
         self.pump()
 
     def finish_forced(self, internal_id: int) -> None:
-        """Finish a message at any client, or a deferred message; raises `Refusal` if there is none."""
+        """Finish a message at any client, or a deferred message; else raises `Refusal`."""
         delivery = self._in_flight.table.get(internal_id)
         if delivery is None:
             raise Refusal(NOT_IN_FLIGHT)
@@ -285,10 +283,9 @@ class Channel:
             self.finish_forced(delivery.entry.record.internal_id)
 
     def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
-        """Requeue a message after some seconds, or raise `Refusal`.
+        """Requeue a message after ``delay`` seconds, or raise `Refusal`.
 
-        An ordered channel ignores REQ with a delay; the message is redelivered after its timeout (captured:
-        sub_ordered_requeue).
+        An ordered channel ignores REQ with a delay: the message times out (captured: sub_ordered_requeue).
         """
         if delay > 0 and (self.ordered or self._partition.ordered):
             return
@@ -326,7 +323,7 @@ class Channel:
     # Time
 
     def tick(self) -> float:
-        """Process timeouts, delays and the delayed queue; return the clock time of the next call."""
+        """Process timeouts and delays; return the clock time of the next call."""
         now = self._clock()
         for delivery in self._in_flight.pop_due(now):
             self._expire(delivery)
@@ -358,7 +355,7 @@ class Channel:
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message read ahead is kept.
 
-        Without effect while that message waits for its tag. Raises `Refusal` for an unknown position.
+        Without effect while this message waits for its tag. Raises `Refusal` for an unknown position.
         """
         found = position.find(self._partition.log, clustered=self._options.clustered)
         if not self._waits_for_tag:
@@ -382,7 +379,7 @@ class Channel:
             self.pump()
 
     def set_ordered(self, ordered: bool) -> None:
-        """Make the channel ordered or unordered; the latter closes its clients."""
+        """Make the channel ordered, or unordered, which closes its clients."""
         if ordered:
             self._make_ordered()
             self.pump()
@@ -396,7 +393,7 @@ class Channel:
         self.pump()
 
     def set_skipped(self, skipped: bool) -> None:
-        """Discard the queue and all further messages, or keep messages again from the queue's end on."""
+        """Discard all messages, or stop this at the queue's end."""
         self.skipped = skipped
         self._partition.note_channels()
         self.empty()
@@ -404,7 +401,7 @@ class Channel:
     # Leader changes, close, disk
 
     def suspend(self) -> None:
-        """Close all clients and discard messages in flight, because another node is the leader."""
+        """Remove all clients and messages in flight, because another node is the leader."""
         self._close_clients()
         for client in self.clients.values():
             self._selector.remove(client)

@@ -1,8 +1,7 @@
-"""The read position of a channel, with requeued messages, messages in flight and the acknowledged position.
+"""A channel's read and acknowledged positions, with requeued messages and messages in flight.
 
-Requeued messages precede the queue. A move of the read position discards everything in flight; the message read ahead
-is outside the cursor and is still delivered (captured: channel_setoffset, channel_empty_connected,
-sub_advanced_special).
+Requeued messages precede the queue. A move of the read position discards everything in flight; the message read ahead,
+outside the cursor, is still delivered (captured: channel_setoffset, channel_empty_connected, sub_advanced_special).
 """
 
 from __future__ import annotations
@@ -34,33 +33,33 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define(eq=False)
 class Latencies:
-    """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, … in twelve buckets."""
+    """Histogram of finished messages: below 16 ms, 32 ms, 64 ms, …"""
 
     consume: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since the message was stored
     delivery: list[int] = field(factory=lambda: [0] * _BUCKETS)  #: by time since its delivery
 
     def add(self, held: float, age: int) -> None:
-        """Count a message by seconds since its delivery and nanoseconds since it was stored."""
+        """Count a message by seconds since its delivery and nanoseconds since its storage."""
         self.delivery[bisect_right(_BOUNDS, held * 1000)] += 1
         self.consume[bisect_right(_BOUNDS, age // 1_000_000)] += 1
 
 
 @define
 class KeyRangeStats:
-    """Key range of a channel of type key_failover."""
+    """Key range of a key_failover channel."""
 
     low: float  #: bounds, 0 to 1
     high: float
-    tag: str  #: dispatch tag of the client; each tag has separate ranges
+    tag: str  #: dispatch tag; each tag has separate ranges
     client_id: int
     remote_address: str
-    rate: float  #: messages per second recently read for it
-    waiting: int  #: messages of the replay set for this client
+    rate: float  #: messages per second recently read
+    waiting: int  #: messages of the replay set
 
 
 @define(kw_only=True)
 class ChannelCounters:
-    """Counters of one channel; offsets and sizes in bytes, times in nanoseconds since 1970."""
+    """Counters of a channel; sizes in bytes, times in nanoseconds since 1970."""
 
     depth: int  #: unfinished messages (redesigned server) or undelivered messages (original)
     depth_size: int  #: their bytes in the queue
@@ -81,7 +80,7 @@ class ChannelCounters:
 
 
 class PartitionView(Protocol):
-    """The part of `nsqext.broker.engine.partition.Partition` that channels use."""
+    """What channels use of `nsqext.broker.engine.partition.Partition`."""
 
     topic: str
     options: PartitionOptions
@@ -103,7 +102,7 @@ class PartitionView(Protocol):
 
 
 class Cursor:
-    """Messages of a channel from its read position, an offset with ``count`` messages before it."""
+    """Messages of a channel from a position: an offset, and the messages before it."""
 
     def __init__(
         self, partition: PartitionView, channel: str, position: tuple[int, int], on_dropped: Callable[[Delivery], None]
@@ -112,9 +111,9 @@ class Cursor:
         self.offset: int = position[0]  #: of the next record to read
         self.count: int = position[1]  #: messages before it
         self.timestamp: int = 0  #: time stamp (ns) of the last message read; 0 without messages
-        self.ordered: bool = False  #: one message at a time
+        self.ordered: bool = False
         self.requeued: deque[Delivery] = deque()  #: delivered next
-        self.in_flight: InFlight = InFlight()  #: messages at clients and deferred messages
+        self.in_flight: InFlight = InFlight()
         self.acked: AckTracker = AckTracker(*position)
         self.delayed: DelayedQueue = DelayedQueue(channel, self._journal(partition, channel))
         #: internal ids of unfinished messages from the delayed queue
@@ -124,7 +123,7 @@ class Cursor:
         self._options = partition.options
         self._window = partition.options.rules.confirm_window
         self._on_dropped = on_dropped  # called with each message in flight when the position moves
-        # bound of `requeued` as in the real server's requeuedMsgChan; further messages wait in a Go map, without order
+        # bound of `requeued`, as of the real server's requeuedMsgChan; further messages wait in a Go map, without order
         small = partition.ordered or is_ephemeral(channel)
         self._max_requeued = 2 if small else partition.options.limits.max_rdy_count // 10 + 1
         self._overflow: list[Delivery] = []
@@ -138,7 +137,7 @@ class Cursor:
     # Reading and acknowledging
 
     def take(self) -> Delivery | None:
-        """Return the next message; None at the end, or with too many unacknowledged messages."""
+        """Return the next message; None at the end, or while too many are not acknowledged."""
         rewound = False
         while True:
             if self._rewind is not None:
@@ -153,7 +152,7 @@ class Cursor:
             self._rewind = True
 
     def _move_to(self, entry: LogEntry) -> None:
-        """Acknowledge up to a message: the acknowledged position is between messages."""
+        """Move the acknowledged position, which is inside a message, to a message's start."""
         logger.warning(
             "%s: the acknowledged position %d is not the start of a message; it moves to %d",
             self.channel,
@@ -164,7 +163,7 @@ class Cursor:
         self._partition.note_progress()
 
     def _next(self) -> Delivery | None:
-        """Take a requeued message or the queue's next message; both read the queue, as at the server."""
+        """Take a requeued message or the queue's next message; both read the queue, as in the real server."""
         ahead = self._read_ahead or self._read()
         if self._overflow and not self.requeued and (ahead is None or self._options.random.random() < 0.5):
             self._refill()
@@ -172,7 +171,7 @@ class Cursor:
         return self.requeued.popleft() if self.requeued else ahead
 
     def _refill(self) -> None:
-        """Move messages from the overflow to `requeued` in random order, as the real server."""
+        """Move random messages from the overflow to `requeued`, as the real server."""
         self._options.random.shuffle(self._overflow)
         self.requeued.extend(self._overflow[: self._max_requeued])
         del self._overflow[: self._max_requeued]
@@ -199,9 +198,9 @@ class Cursor:
         return Delivery(entry)
 
     def _starts_over(self) -> bool:
-        """Forget what was finished out of order, if only that stops a reader at the acknowledged position.
+        """Forget what was finished out of order, if only this stops a reader at the acknowledged position.
 
-        A new leader starts so. As at the real server, finished messages are redelivered.
+        A new leader may start so. As in the real server, finished messages are redelivered.
         """
         if self.count != self.acked.count or not self.acked.starts:
             return False
@@ -211,7 +210,7 @@ class Cursor:
         return True
 
     def _pass_over_missing(self) -> None:
-        """Acknowledge messages lost on disk, or move to the later start of a queue."""
+        """Acknowledge messages lost on disk, or move to the start of the queue."""
         gap = self._partition.log.gap_at(self.count + 1)
         if gap is None:
             self.jump(self._partition.log.start_offset, self._partition.log.start_count)
@@ -222,14 +221,14 @@ class Cursor:
 
     @property
     def blocked_by_disk(self) -> bool:
-        """Whether the disk did not return the next message; each tick tries again."""
+        """Whether the disk did not return the next message, which each tick tries again."""
         return self._unreadable == self.count and self.count < self._partition.readable
 
     def _must_wait(self) -> bool:
         return (self.ordered and bool(self.in_flight.table or self.requeued or self._overflow)) or self.is_full()
 
     def is_full(self) -> bool:
-        """Return whether too many messages are finished out of order to read on."""
+        """Return whether too many messages are finished out of order or deferred to read on."""
         return len(self.acked.starts) > self._window or self.is_clogged()
 
     def is_blocked(self) -> bool:
@@ -249,7 +248,7 @@ class Cursor:
             self._partition.note_progress()
 
     def is_finished(self, delivery: Delivery) -> bool:
-        """Return whether a message is finished or in the delayed queue."""
+        """Return whether a message needs no delivery: finished, or in the delayed queue."""
         entry = delivery.entry
         if delivery.delayed:
             return False
@@ -273,7 +272,7 @@ class Cursor:
     def delay(self, delivery: Delivery, delay: float) -> bool:
         """Move a message to the delayed queue; return False if its journal could not be written.
 
-        After very many attempts it waits at least a second for each.
+        After very many attempts, it waits at least a second for each.
         """
         if delivery.attempts >= MAX_ATTEMPTS // 4:
             delay = max(delay, delivery.attempts)
@@ -295,7 +294,7 @@ class Cursor:
                 self.requeue(Delivery(delayed.entry, delayed.attempts, delayed=True))
 
     def delayed_deadline(self) -> float:
-        """Return the clock time of the delayed queue's next message; infinity while the queue is not read."""
+        """Return the clock time of the delayed queue's next message; infinity while it is not read."""
         if not self.delayed.messages or self.ordered or self.from_delayed:
             return inf
         return self._options.clock() + max(self.delayed.first_due - self._options.wall(), 0) / 1e9
@@ -303,17 +302,14 @@ class Cursor:
     # Other positions
 
     def jump(self, offset: int, count: int) -> None:
-        """Move to a position: everything before it is finished, nothing behind it."""
+        """Move to a position: everything before it is finished."""
         self.acked.reset(offset, count)
         self._partition.note_progress()
         self.offset, self.count = offset, count
         self.drain()
 
     def rewind(self, *, forget: bool) -> None:
-        """Read again from the acknowledged position, after the message read ahead.
-
-        ``forget`` also redelivers messages finished out of order.
-        """
+        """Read again from the acknowledged position; ``forget`` also redelivers messages finished out of order."""
         self._rewind = forget
 
     def _apply_rewind(self, forget: bool) -> None:
@@ -346,7 +342,7 @@ class Cursor:
             self.delayed.restore(message)
 
     def cut(self, offset: int, count: int) -> None:
-        """Discard everything behind the end of a truncated queue."""
+        """Discard everything at and behind an offset."""
         self.acked.cut(offset, count)
         for internal_id, delayed in list(self.delayed.messages.items()):
             if delayed.entry.offset >= offset:

@@ -1,4 +1,4 @@
-"""Clients of a channel, and its deliveries: read, at a client, delayed, or acknowledged."""
+"""Clients of a channel, and its messages in flight, deferred or acknowledged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.record import Record
 
 NO_LIMIT = 50_000
-"""Most messages in flight at a client, unless a limit is set over HTTP."""
+"""Most messages in flight at a client without a limit set over HTTP."""
 
 _SLOW_AFTER = 5
 
@@ -35,21 +35,21 @@ class SubscribedClient(ABC):
 
     id: int  #: unique in the node
     name: str  #: ``host:port``
-    tag: str = ""  #: desired dispatch tag; empty without a tag, and on topics without extend support
-    extend: bool = False  #: it reads extend headers
+    tag: str = ""  #: desired dispatch tag; empty on topics without extend support
+    extend: bool = False  #: reads extend headers
     sample_rate: int = 0  #: percentage of messages to deliver; 0 for all
-    ext_filter: Mapping[str, Any] = field(factory=dict)  #: member ``ext_filter`` of IDENTIFY
+    ext_filter: Mapping[str, Any] = field(factory=dict)  #: of IDENTIFY
     msg_timeout: float = 60.0  #: seconds
     touch_timeout: float = 60.0  #: seconds that TOUCH adds
-    ready: int = field(default=0, init=False)  #: RDY count; set by `Channel.set_ready`
+    ready: int = field(default=0, init=False)  #: RDY count
     matches: Callable[[Record], bool] | None = field(init=False)  #: header filter
     filtered: bool = field(init=False)  #: gets only some messages
     in_flight: int = field(default=0, init=False)
     window: int = field(default=0, init=False)  #: most messages in flight now
-    limit: int = field(default=NO_LIMIT, init=False)  #: most messages in flight, set over HTTP
+    limit: int = field(default=NO_LIMIT, init=False)  #: most messages in flight ever; set over HTTP
     errors: int = field(default=0, init=False)
     queued: bool = field(default=False, init=False)  #: in a selector's queue
-    #: gets no more messages, being disconnected, or without its topic's new extend support (capture upgrade_ext)
+    #: gets no further messages: disconnected, or without its topic's new extend support (captured: upgrade_ext)
     stalled: bool = field(default=False, init=False)
     messages: int = field(default=0, init=False)
     finished: int = field(default=0, init=False)
@@ -67,7 +67,7 @@ class SubscribedClient(ABC):
     def closed(self) -> None: ...
 
     def refresh(self) -> None:
-        """Compute the window from RDY count, limit and recent errors; five errors or more reduce it, down to 1."""
+        """Compute the window; errors from the fifth on reduce it, down to 1."""
         ready = self.ready
         if ready:
             ready = max(min(ready, ready - self.errors + _SLOW_AFTER), 1)
@@ -93,10 +93,10 @@ class SubscribedClient(ABC):
 
 @define(eq=False)
 class TagSelector:
-    """The clients of a channel that can take a message, in a queue per dispatch tag.
+    """Clients that can take a message, in a queue per dispatch tag.
 
-    A message whose tag a connected client requested goes to clients of that tag, any other message to clients without
-    tag (captured: tag_dispatch, tag_fallback, tag_head_of_line).
+    A message whose tag a connected client requested goes to clients of that tag, other messages to clients without tag
+    (captured: tag_dispatch, tag_fallback, tag_head_of_line).
     """
 
     tagged: bool = field(default=False, init=False)
@@ -129,7 +129,7 @@ class TagSelector:
             self._queues[client.tag].append(client)
 
     def renew(self, client: SubscribedClient) -> None:
-        """Move a client with a new window or RDY count to the end of its queue (captured: turns)."""
+        """Move a client with a new window to the end of its queue (captured: turns)."""
         if not client.queued:
             self.offer(client)
             return
@@ -139,7 +139,7 @@ class TagSelector:
             queue.append(client)
 
     def pick(self, tag: str) -> SubscribedClient | None:
-        """Remove and return a client for a message with this tag."""
+        """Remove and return a client for a message."""
         queue = self._queues.get(tag)
         if queue is None:
             queue = self._queues[""]
@@ -153,22 +153,22 @@ class TagSelector:
 
 @define(eq=False)
 class Delivery:
-    """A message between the queue and its acknowledgement."""
+    """A message that was read and not acknowledged."""
 
     entry: LogEntry
     attempts: int = 0
     delayed: bool = field(default=False, kw_only=True)  #: taken from the delayed queue
-    owner: SubscribedClient | None = None  #: has it
+    owner: SubscribedClient | None = None
     deadline: float = 0.0  #: clock time when its timeout or delay ends
     delivered: float = 0.0  #: clock time of the last delivery
-    deferred: bool = False  #: delayed, without client
+    deferred: bool = False  #: delayed in memory, without owner
     behind: int = 0  #: number of the message to read before its redelivery (original generation)
-    kept: bool = False  #: read ahead before a move of the read position; delivered nevertheless
-    key: bytes | None = None  #: None before it is determined, and on channels without keys
+    kept: bool = False  #: read ahead before the read position moved; delivered nevertheless
+    key: bytes | None = None  #: None until determined, and on channels without keys
 
     @cached_property
     def tag(self) -> str:
-        """Its dispatch tag; empty without tag, or with an unreadable header."""
+        """Its dispatch tag; empty without a readable tag."""
         record = self.entry.record
         if record.version == EXT_TAG:
             return record.header.decode("utf-8", "replace")
@@ -196,17 +196,17 @@ class Delivery:
 
 @define(eq=False)
 class InFlight:
-    """Messages of a channel at clients, and deferred messages."""
+    """Messages at clients, and deferred messages."""
 
     table: dict[int, Delivery] = field(factory=dict)  #: by internal id
     deferred: int = 0
     _delays: list[tuple[float, int, Delivery]] = field(factory=list)
     _order: Iterator[int] = field(factory=count)
-    # a lower bound, for messages at clients; the minimum would cost more than a rare scan
+    # lower bound for messages at clients; the minimum costs more than a rare scan
     _earliest: float = inf
 
     def add(self, delivery: Delivery) -> None:
-        """Add a message sent to a client, or record its new deadline."""
+        """Add a message sent to a client, or its new deadline."""
         self.table[delivery.entry.record.internal_id] = delivery
         if delivery.deadline < self._earliest:
             self._earliest = delivery.deadline
@@ -216,7 +216,6 @@ class InFlight:
             self.deferred -= 1
 
     def defer(self, delivery: Delivery, deadline: float) -> None:
-        """Keep a message until a clock time, at no client."""
         delivery.owner = None
         delivery.deferred = True
         delivery.deadline = deadline
@@ -232,7 +231,7 @@ class InFlight:
         return (delivery for delivery in self.table.values() if delivery.deferred)
 
     def pop_due(self, now: float) -> list[Delivery]:
-        """Remove and return due messages: deferred messages first, then by deadline."""
+        """Remove and return due messages: deferred messages, then messages at clients, by deadline."""
         found = []
         while self._delays and self._delays[0][0] <= now:
             deadline, _, delivery = heappop(self._delays)
@@ -248,7 +247,7 @@ class InFlight:
         return found
 
     def next_deadline(self) -> float:
-        """Return a lower bound of the next deadline as clock time; infinity without messages."""
+        """Return a lower bound of the next deadline; infinity without messages."""
         while self._delays and not self._is_current(self._delays[0][2], self._delays[0][0]):
             heappop(self._delays)
         return min(self._delays[0][0] if self._delays else inf, self._earliest if self.table else inf)
@@ -268,11 +267,11 @@ class InFlight:
 
 @define(eq=False)
 class AckTracker:
-    """Acknowledged position of a channel, and the intervals finished out of order."""
+    """Acknowledged position of a channel, and intervals finished out of order."""
 
     offset: int  #: all records before it are finished
     count: int  #: messages before it
-    #: first offsets of the finished intervals behind the position, sorted and merged
+    #: first offsets of finished intervals behind the position, sorted and merged
     starts: list[int] = field(factory=list, init=False)
     _ends: list[int] = field(factory=list, init=False)
     _counts: list[int] = field(factory=list, init=False)
@@ -325,7 +324,6 @@ class AckTracker:
         self._counts.clear()
 
     def restore(self, offset: int, count: int, intervals: list[tuple[int, int, int]]) -> None:
-        """Load a stored position with its intervals behind the position."""
         self.reset(offset, count)
         for start, end, last in intervals:
             if end > offset:
@@ -333,7 +331,7 @@ class AckTracker:
         self._advance()
 
     def cut(self, offset: int, count: int) -> None:
-        """Drop everything at and behind the offset of a truncation."""
+        """Drop everything at and behind an offset."""
         if self.offset > offset:
             self.offset, self.count = offset, count
         first = bisect_left(self.starts, offset)

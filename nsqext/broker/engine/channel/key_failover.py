@@ -1,7 +1,7 @@
 """Channels of type key_failover: each key has one client at a time (Key_Failover note).
 
 The replay set holds messages read and not delivered, by key, in queue order. While a client has messages of a key in
-flight, no other client receives messages of the key: its order survives every change of the ranges.
+flight, other clients receive no messages of the key: its order survives every change of the ranges.
 """
 
 from __future__ import annotations
@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
     from nsqext.broker.engine.options import ChannelKind
 
-_BALANCE = 2.0  # seconds from a change of the ranges, or the last check, until an overloaded consumer gives keys away
+_BALANCE = 2.0  # seconds after a change of the ranges, or a check, until an overloaded consumer gives keys away
 _NOT_ORDERED = "channel {name} is dispatched by key_failover and cannot be consumed in order"
 
 
 def key_of(delivery: Delivery, header: str) -> bytes:
-    """Return the key of a message: the value of a header (text or whole number), otherwise a key from its id.
-
-    Reads the dispatch tag too, to decode the header once.
-    """
+    """Return the key of a message: a header's text or whole number, else a key from its id; set its dispatch tag."""
     record = delivery.entry.record
     if record.version == EXT_JSON:
         try:
@@ -52,7 +49,7 @@ def key_of(delivery: Delivery, header: str) -> bytes:
 
 @define(eq=False)
 class KeyQueue:
-    """The messages of one key."""
+    """The messages of a key."""
 
     key: bytes
     pending: deque[Delivery] = field(factory=deque)  #: in queue order
@@ -87,9 +84,9 @@ class KeyQueue:
 class KeySelector(TagSelector):
     """The clients of a key_failover channel, with key ranges for each dispatch tag."""
 
-    _clock: Callable[[], float]  # monotonic seconds
+    _clock: Callable[[], float]
     _header: str
-    #: clock time at which to call `balance`; infinity without changes
+    #: clock time of the next `balance`; infinity without changes
     balance_due: float = field(default=inf, init=False)
     waiting: int = field(default=0, init=False)  #: size of the replay set
     _key_queues: dict[bytes, KeyQueue] = field(factory=dict, init=False)
@@ -102,14 +99,14 @@ class KeySelector(TagSelector):
     # Clients
 
     def add(self, client: SubscribedClient) -> None:
-        """Add a client, which gets the upper half of the busiest client's range."""
+        """Add a client, with the upper half of the busiest client's range."""
         self._heaps[client] = []
         self._ranges.setdefault(client.tag, KeyRanges(clock=self._clock)).add_consumer(client)
         self._ranges_changed()
         self._balance_later()
 
     def remove(self, client: SubscribedClient) -> None:
-        """Remove a client: a neighbour takes over its range; its messages in flight stay until requeued."""
+        """Remove a client: a neighbour takes its range; its messages in flight stay until requeued."""
         if self._heaps.pop(client, None) is None:
             return
         self._free.pop(client, None)
@@ -162,7 +159,7 @@ class KeySelector(TagSelector):
         return None
 
     def client_for(self, delivery: Delivery, queue: KeyQueue) -> SubscribedClient | None:
-        """Return the client for a message of a key; None if only clients with other tags are connected."""
+        """Return the client for a message; None if only clients with other tags are connected."""
         ranges = self._ranges_for(delivery)
         return None if ranges is None else ranges.at(queue.position)
 
@@ -184,11 +181,11 @@ class KeySelector(TagSelector):
             self._count(delivery, queue)
         self.waiting += 1
         if queue.pending[0] is delivery:
-            queue.queued = None  # the message behind it may be for another client
+            queue.queued = None  # it may be for another client
         self._enqueue(queue)
 
     def _count(self, delivery: Delivery, queue: KeyQueue) -> None:
-        """Count a message when it is read: deliveries depend on a new client's RDY count."""
+        """Count a message that was read; its delivery depends on RDY counts."""
         ranges = self._ranges_for(delivery)
         if ranges is not None:
             ranges.record(queue.position)
@@ -206,7 +203,7 @@ class KeySelector(TagSelector):
             self._ready[client] = None
 
     def next_for(self, client: SubscribedClient) -> Delivery | None:
-        """Remove and return a client's first message; the client then holds its key."""
+        """Remove and return a client's next message; the client then holds its key."""
         heap = self._heaps.get(client)
         while heap:
             queue = heappop(heap)[2]
@@ -228,7 +225,7 @@ class KeySelector(TagSelector):
             self._settle(queue)
 
     def release(self, delivery: Delivery) -> None:
-        """Record that no client has a message, and no delay."""
+        """Release the key of a message without client and delay."""
         queue = self._queue_of(delivery)
         if queue is None:
             return
@@ -265,7 +262,7 @@ class KeySelector(TagSelector):
     # Statistics
 
     def ranges(self) -> list[tuple[str, float, float, SubscribedClient, float]]:
-        """Return tag, low, high, client and messages per second of each range, in order."""
+        """Return tag, low, high, client and messages per second of each range."""
         return [
             (tag, low, high, client, ranges.rate(client))
             for tag, ranges in sorted(self._ranges.items())
@@ -273,7 +270,7 @@ class KeySelector(TagSelector):
         ]
 
     def waiting_for(self) -> dict[SubscribedClient | None, int]:
-        """Return the size of the replay set by client; None stands for messages without client."""
+        """Return the size of the replay set by client; None for messages without client."""
         found: dict[SubscribedClient | None, int] = {}
         for queue in self._key_queues.values():
             if queue.pending:
@@ -299,7 +296,7 @@ class KeyFailoverCursor(Cursor):
         return self._keys.waiting >= self._options.rules.replay_limit
 
     def is_full(self) -> bool:
-        """Return whether as many messages are deferred as the replay set may hold."""
+        """Return whether deferred messages reach the bound of the replay set."""
         return self.in_flight.deferred >= self._options.rules.replay_limit
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -319,16 +316,16 @@ class KeyFailoverCursor(Cursor):
 
 
 class KeyFailoverChannel(Channel):
-    """A channel that sends all messages of one key to one client."""
+    """A channel that sends all messages of a key to the same client."""
 
     cursor: KeyFailoverCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int, kind: ChannelKind) -> None:
         self.keys: KeySelector = KeySelector(partition.options.clock, kind.key_header)
         super().__init__(partition, name, offset, count)
-        self.kind = kind  #: type, with the header that carries the key
+        self.kind = kind
         self._selector = self.keys
-        # a requeued message stays in memory, because later messages of its key wait for it
+        # later messages of its key wait for a requeued message
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=False)
 
     def _make_cursor(self, partition: PartitionView, position: tuple[int, int]) -> KeyFailoverCursor:
@@ -345,7 +342,6 @@ class KeyFailoverChannel(Channel):
             raise Refusal(_NOT_ORDERED.format(name=self.name))
 
     def _requeue_all_of(self, client: SubscribedClient) -> None:
-        """Requeue a client's messages in flight; the replay set keeps their order."""
         for delivery in self._in_flight.of(client):
             self._in_flight.remove(delivery.entry.record.internal_id)
             delivery.attempts -= 1
@@ -356,11 +352,10 @@ class KeyFailoverChannel(Channel):
         super()._dropped(delivery)
 
     def set_rate_limit(self, rate: int) -> None:
-        """Raise `Refusal`: messages of many keys are read ahead."""
+        """Refuse: messages of many keys are read ahead."""
         raise Refusal(f"channel {self.name} is dispatched by {self.kind} and has no rate limit")
 
     def pump(self) -> None:
-        """Deliver messages, and read on while a client can take more."""
         if self._must_not_pump():
             return
         self._pumping = True
@@ -387,7 +382,7 @@ class KeyFailoverChannel(Channel):
                 keys.remove(client)
 
     def tick(self) -> float:
-        """Move keys away from overloaded clients, then tick as other channels."""
+        """Balance overloaded clients, then tick as other channels."""
         if self.keys.balance_due <= self._clock():
             self.keys.balance()
         return min(super().tick(), self.keys.balance_due)

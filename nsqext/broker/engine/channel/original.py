@@ -17,24 +17,21 @@ if TYPE_CHECKING:
 
 
 class OriginalCursor(Cursor):
-    """The messages of a channel of the original server."""
-
     count: int
     offset: int
 
     def __init__(self, partition: PartitionView, position: tuple[int, int], channel: OriginalChannel) -> None:
         super().__init__(partition, channel.name, position, channel.release)
-        self._passed_over: set[int] = set()  # numbers ahead of deferred or discarded messages, which are not read
+        self._passed_over: set[int] = set()  # numbers of deferred or discarded messages ahead
 
     def _journal(self, partition: PartitionView, channel: str) -> DelayedJournal | None:
         return None
 
     def unread(self, end: int) -> int:
-        """Return how many messages up to this number are unread."""
         return end - self.count - len(self._passed_over)
 
     def take(self) -> Delivery | None:
-        """Return the next message; a requeued message follows the messages that were in the channel at its requeue."""
+        """Return the next message; a requeued message follows messages that were in the channel before."""
         if self.requeued and self.requeued[0].behind <= self.count:
             return self.requeued.popleft()
         while self.count + 1 in self._passed_over:
@@ -53,7 +50,6 @@ class OriginalCursor(Cursor):
         self.requeued.append(delivery)
 
     def defer_new(self, entry: LogEntry, deadline: float) -> None:
-        """Defer a new message before earlier messages are read."""
         self._passed_over.add(entry.count)
         self.in_flight.defer(Delivery(entry), deadline)
 
@@ -72,13 +68,11 @@ class OriginalCursor(Cursor):
 
 
 class OriginalChannel(Channel):
-    """One channel of a topic of the original server."""
-
     cursor: OriginalCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:
         super().__init__(partition, name, offset, count)
-        #: messages of the topic that never entered the channel, or precede the server's start
+        #: messages that never entered the channel, or precede the server's start
         self.first_count: int = count
         self._stored_count = 0  # messages stored when the server started
         self._started = 0.0
@@ -87,7 +81,6 @@ class OriginalChannel(Channel):
         return OriginalCursor(partition, position, self)
 
     def release(self, delivery: Delivery) -> None:
-        """Take a message from its client, because the channel is emptied."""
         client = delivery.owner
         delivery.owner = None
         if client is not None:
@@ -95,7 +88,7 @@ class OriginalChannel(Channel):
             self._selector.offer(client)
 
     def subscribe(self, client: SubscribedClient, *, ordered: bool = False, start: StartPosition | None = None) -> None:
-        """Add a client, up to the allowed number; ignore order and start position."""
+        """Add a client, up to the bound; ignore order and start position."""
         if self._closed:
             raise Refusal("exiting")
         most = self._options.limits.max_channel_consumers
@@ -130,7 +123,6 @@ class OriginalChannel(Channel):
         self.pump()
 
     def requeue(self, client: SubscribedClient, internal_id: int, delay: float) -> None:
-        """Requeue a message at the end of the queue, after some seconds; raises `Refusal` as `finish`."""
         delivery = self._owned(client, internal_id)
         self._in_flight.remove(internal_id)
         self.cursor.requeues += 1
@@ -160,7 +152,7 @@ class OriginalChannel(Channel):
         self.cursor.requeues = self.timeouts = 0
 
     def restart(self) -> None:
-        """Continue as a restarted server: messages in flight and deferred messages follow waiting messages."""
+        """Continue as a restarted server: messages in flight or deferred follow waiting messages."""
         self._close_clients()
         self.clients.clear()
         if self.ephemeral:
@@ -171,7 +163,7 @@ class OriginalChannel(Channel):
         self.reset_counters()
 
     def discard_after(self, first: int) -> None:
-        """Discard the messages behind a number, which the topic got after it was emptied."""
+        """Discard messages behind a number, because the topic was emptied."""
         for before in range(first, self._partition.readable):
             entry = self._partition.log.at(before + 1)
             if entry is not None:
@@ -184,7 +176,7 @@ class OriginalChannel(Channel):
 
     @property
     def stored_depth(self) -> int:
-        """Messages that wait since before the server started."""
+        """Waiting messages from before the server's start."""
         if not self._stored_count:
             return 0
         taken = [*self.cursor.requeued, *([self.read_ahead] if self.read_ahead else [])]

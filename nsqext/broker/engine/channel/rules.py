@@ -1,4 +1,4 @@
-"""When messages are filtered, wait, or are refused: filters, a channel's rate limit, rules for REQ."""
+"""Filters, a channel's rate limit, rules for REQ."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BLOCKING = 120.0  # seconds; longer delays leave the memory while the confirm w
 
 
 def passes_filters(client: SubscribedClient, delivery: Delivery, partition: PartitionView) -> bool:
-    """Return whether a message passes a client's sample rate and header filter."""
+    """Return whether a message passes sample rate and header filter."""
     rate = client.sample_rate
-    # compared as in the real server, which delivers one percent more
+    # as the real server, which delivers a percent more
     if rate and not delivery.delayed and int(partition.options.random.random() * 100) > rate:
         return False
     return client.matches is None or not partition.extend or client.matches(delivery.entry.record)
 
 
 class ChannelRateLimit:
-    """The rate limit of a channel (`/channel/ratelimit`) as the real server counts: messages up to 1 KiB are free.
+    """The rate limit of a channel (`/channel/ratelimit`), counted as by the real server: messages up to 1 KiB are free.
 
-    A message may exceed the rate; the next messages then wait, each at most one second.
+    A message may exceed the rate; the next messages then wait, each at most a second.
     """
 
     def __init__(self, rate: int, now: float) -> None:
-        self.until: float = -inf  #: clock time at which the last delayed message is free
+        self.until: float = -inf  #: clock time until which the last counted message waits
         self._rate = rate  # KiB per second
         self._left = rate * _BURST
         self._counted = now  # clock time
@@ -66,18 +66,18 @@ class ChannelRateLimit:
 
 
 def not_owned(delivery: Delivery, client: SubscribedClient, internal_id: str = "") -> str:
-    """Return the refusal of a response to a message that another client has."""
+    """Return the refusal of a command about another client's message."""
     owner = delivery.owner.id if delivery.owner is not None else 0
     return f"client does not own message {internal_id}: {owner} vs {client.id}"
 
 
 class RequeueRules:
-    """The rules of one channel for REQ."""
+    """A channel's rules for REQ."""
 
     def __init__(self, options: PartitionOptions, cursor: Cursor, *, on_disk: bool) -> None:
         self._options = options
         self._cursor = cursor
-        self._on_disk = on_disk  # a message with a long delay moves to the delayed queue on disk
+        self._on_disk = on_disk  # a long delay moves a message to the delayed queue
 
     def refusal(self, delivery: Delivery, client: SubscribedClient, delay: float, now: float) -> str:
         """Return the text of the refusal or "", checked in the real server's order (captured: many_attempts)."""
@@ -107,7 +107,7 @@ class RequeueRules:
         return self._cursor.is_blocked() and delay > min(threshold / 2, _BLOCKING)
 
     def deferred_until(self, delivery: Delivery, delay: float, now: float) -> float:
-        """Return when a message in memory is redelivered; after many attempts, a second later at the earliest."""
+        """Return when a message in memory is redelivered; after many attempts, in a second at the earliest."""
         if delivery.attempts > _MANY_ATTEMPTS and now + delay - delivery.delivered < 1:
             delay += 1
         return now + delay

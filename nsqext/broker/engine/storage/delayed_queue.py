@@ -1,6 +1,6 @@
 """The delayed queue of a channel: messages requeued with a long delay (captured: delayed_req_to_queue).
 
-On disk, the queues of a partition share a file with one line per change, compacted when opened.
+On disk, a partition's queues share a file with a line per change, compacted when opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Delayed:
     """A message in the delayed queue."""
 
-    entry: LogEntry  #: the queue may have removed it
+    entry: LogEntry  #: the partition's queue may have removed it
     attempts: int
     due: int  #: nanoseconds since 1970
 
@@ -66,14 +66,14 @@ class DelayedQueue:
 
     @property
     def first_due(self) -> int:
-        """Due time of the first message, in nanoseconds since 1970; 0 if empty."""
+        """Nanoseconds since 1970; 0 if empty."""
         order = self._order
         while order and (order[0][1] not in self.messages or self.messages[order[0][1]].due != order[0][0]):
             heappop(order)
         return order[0][0] if order else 0
 
     def due(self, now: int, most: int) -> list[Delayed]:
-        """Return at most ``most`` messages due at ``now`` (nanoseconds since 1970); they stay in the queue."""
+        """Return at most ``most`` messages due at ``now`` (nanoseconds since 1970), without removing them."""
         if not 0 < self.first_due <= now:
             return []
         found: list[Delayed] = []
@@ -90,13 +90,13 @@ class DelayedQueue:
 
 
 class DelayedJournal:
-    """The file with all changes of one partition's delayed queues."""
+    """The file with all changes of a partition's delayed queues."""
 
     def __init__(self, path: Path) -> None:
         self.path: Path = path
-        #: copy of a damaged file that `load` found; else empty
+        #: copy of a damaged file that `load` found, or empty
         self.damaged_file: str = ""
-        self.torn_bytes: int = 0  #: bytes of an unfinished last line that `load` found
+        self.torn_bytes: int = 0  #: of an unfinished last line that `load` found
         self._out: int | None = None
         self._size = 0
         self._compact_size = 0  # bytes after the last compaction
@@ -105,7 +105,7 @@ class DelayedJournal:
     def load(self) -> dict[str, dict[int, Delayed]]:
         """Return the delayed queues, by channel and internal id.
 
-        The last line may be torn. Any other unreadable line is damage: it is logged, and a copy of the file is kept.
+        The last line may be torn. Other unreadable lines are damage: they are logged, and a copy of the file is kept.
         """
         held: dict[str, dict[int, Delayed]] = {}
         if not self.path.exists():
@@ -143,7 +143,7 @@ class DelayedJournal:
         self._write(_encode_put(channel, delayed))
 
     def _write(self, line: bytes) -> None:
-        """Write a change; raises `Refusal`, with an unchanged file, if closed or the disk cannot be written."""
+        """Write a change; if closed, or for an unwritable disk, raises `Refusal` with an unchanged file."""
         if self._closed:
             raise Refusal("exiting")
         written = 0
@@ -160,14 +160,14 @@ class DelayedJournal:
         self._size += written
 
     def _cut_back(self, out: int) -> None:
-        """Remove a partly written line; on failure, close the journal, so that nothing follows it."""
+        """Remove a partly written line; on failure, close the journal: nothing may follow it."""
         try:
             os.ftruncate(out, self._size)
         except OSError:
             self._closed = True
 
     def removed(self, channel: str, internal_id: int | None = None) -> None:
-        """Record that a message, or every message, was removed; a restart redelivers it if the record is lost."""
+        """Record that a message, or every message, was removed; an unwritable record is logged."""
         try:
             self._write(_encode(_Change(channel, internal_id)))
         except Refusal as refusal:

@@ -1,7 +1,7 @@
 """Files of partitions: names, folder lock, atomic writes, JSON with a checksum.
 
 Names are the real server's: ``TOPIC-PARTITION.diskqueue.000000.dat`` contains records (captured: disk_records);
-``….000000.base.json`` has the offset and the number of messages at which the file begins.
+``….000000.base.json`` has the offset and the number of messages before them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-"""An offset or a count in a file."""
+"""An offset or a count."""
 _CONTENT = b',"content":'
 BAD_BEGIN = (OSError, ValueError)
 """Errors of a missing or damaged start position of a file."""
@@ -36,7 +36,7 @@ def topic_folder(data_path: Path, topic: str) -> Path:
 
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Turn an OSError of stored data into an `InvalidSetting` that says what to do."""
+    """Turn an OSError into an `InvalidSetting` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def usable(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, sync: bool) -> None:
-    """Replace a file: a reader sees the old or the new content; ``sync`` waits for the medium."""
+    """Replace a file: readers see the old or the new content; ``sync`` waits for the medium."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("wb") as out:
         out.write(data)
@@ -72,7 +72,7 @@ def keep_aside(path: Path, ending: str, *, move: bool) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the medium has a folder's names: otherwise a loss of power can undo a rename."""
+    """Wait until the medium has a folder's names: a loss of power could undo a rename."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -83,7 +83,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def with_checksum(content: bytes) -> bytes:
-    """Return one-line JSON with its checksum, as one-line JSON."""
+    """Return JSON with its checksum, as JSON in a line."""
     return b'{"crc32":%d%b%b}' % (crc32(content), _CONTENT, content)
 
 
@@ -97,7 +97,7 @@ def without_checksum(data: bytes) -> bytes:
 
 
 def decode_checked(data: bytes, kind: type[T]) -> T:
-    """Decode JSON with a checksum; raises `ValueError` if it is damaged, or a member is invalid."""
+    """Decode JSON with a checksum; raises `ValueError` for damage or an invalid member."""
     try:
         return msgspec.json.decode(without_checksum(data), type=kind)
     except msgspec.DecodeError as error:
@@ -112,8 +112,6 @@ class _Begin(msgspec.Struct, omit_defaults=True):
 
 @define(eq=False)
 class SegmentFile:
-    """One file of records."""
-
     path: Path
     number: int
     offset: int  #: its first offset in the queue
@@ -127,7 +125,7 @@ class SegmentFile:
 
 
 class SegmentFolder:
-    """Folder with the files of a partition's queue."""
+    """Folder of a partition's queue."""
 
     def __init__(self, path: Path, topic: str, partition: int, *, sync: bool) -> None:
         self.path: Path = path
@@ -148,7 +146,6 @@ class SegmentFolder:
         return self.path / f"{self._name}.diskqueue.{number:06d}.{kind}"
 
     def numbers(self, kind: str = "dat") -> list[int]:
-        """Return the sorted numbers of files of a kind."""
         pattern = re.compile(re.escape(self._name) + r"\.diskqueue\.(\d+)\." + re.escape(kind))
         matches = (pattern.fullmatch(path.name) for path in self.path.iterdir())
         return sorted(int(match[1]) for match in matches if match)
@@ -173,7 +170,7 @@ class SegmentFolder:
 
 @contextmanager
 def locked(folder: Path | None, *, make: bool = False) -> Iterator[None]:
-    """Hold the lock of a data path until the process ends at the latest; None needs no lock.
+    """Hold the lock of a data path, at the longest until the process ends; None needs no lock.
 
     Raises `InvalidSetting` if another cluster or nsqd holds it, or the folder is unusable.
     """

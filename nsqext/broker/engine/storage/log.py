@@ -1,7 +1,7 @@
 """The queue of a partition: records in the order of their virtual byte offsets.
 
-Segments are the unit of removal. With a store behind the log, they leave the memory and are read again when needed. A
-gap stands for records lost on disk.
+Segments are removed as a whole. With a store, they leave the memory and are read again when needed. A gap stands for
+records lost on disk.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ class Refusal(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text  #: the real server's text; the caller adds the error code
+        self.text = text  #: the real server's, without the error code
 
 
 FIRST_COUNTER = 2
-"""Counter in the internal id of a partition's first message (captured in partition_ids)."""
+"""Counter in the internal id of a partition's first message (captured: partition_ids)."""
 ENTRY_COST = 512
-"""Bytes of memory for a record besides its own size."""
+"""Bytes of memory for a record, besides its size."""
 _SEGMENT_ENTRIES = 1024
 _SEGMENT_BYTES = 1024 * 1024
 _offset = attrgetter("offset")
 _first_offset = attrgetter("first_offset")
 _first_count = attrgetter("first_count")
 _KINDS = ("timestamp", "special", "virtual_queue", "msgcount")
-_SEGMENT = 500_000  # entries of a file of the real server's commit log; a position before the first file is not found
+_SEGMENT = 500_000  # entries in a file of the real server's commit log; a position before the first file is not found
 
 
 class MemoryUser(Protocol):
-    """A queue that can free memory."""
-
     def free_memory(self) -> None: ...
 
 
@@ -69,7 +67,7 @@ class MemoryBudget:
         return self.held > self.limit
 
     def reclaim(self) -> None:
-        """Let every queue free memory, unless that was fruitless and hardly anything changed since."""
+        """Let every queue free memory, unless this was fruitless and little changed since."""
         if self.held > self._fruitless * 31 / 32:
             return
         self._fruitless = inf
@@ -83,9 +81,9 @@ class LogEntry(msgspec.Struct, eq=False, gc=False):
     """A stored message."""
 
     record: Record
-    offset: int  #: virtual byte offset in the partition's queue
-    size: int  #: raw bytes; offset + size is the offset of the next record
-    count: int  #: its number in the partition, from 1
+    offset: int  #: virtual byte offset in the queue
+    size: int  #: raw bytes; offset + size is the next record's offset
+    count: int  #: its number in the queue, from 1
 
 
 class LogStore(Protocol):
@@ -99,7 +97,7 @@ class LogStore(Protocol):
 
 
 class Segment:
-    """Adjacent records; ``entries`` is None for a gap and for records only in the store."""
+    """Adjacent records; ``entries`` is None for a gap, and for records only in the store."""
 
     __slots__ = ("cost", "end_count", "end_offset", "entries", "first_count", "first_offset", "is_gap")
 
@@ -114,7 +112,7 @@ class Segment:
 
 
 class Log:
-    """Records of a partition; the first is at an offset with ``count`` messages before it."""
+    """Records of a partition from an offset, with ``count`` messages before it."""
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class Log:
         self.end_count: int = count
         self.held: int = 0  #: bytes in memory
         self._store = store  # None for memory only
-        self._segment_bytes = segment_bytes  # memory of a segment
+        self._segment_bytes = segment_bytes
         self._cache_bytes = cache_bytes  # with a store, bytes in memory; None without bound
         self._budget = budget or MemoryBudget()
         self._segments = [Segment(offset, count)]
@@ -149,7 +147,7 @@ class Log:
     # Writing
 
     def append(self, entries: Sequence[LogEntry], *, stored: bool = False) -> None:
-        """Append records published together, which must continue the log."""
+        """Append records published together, which continue the log."""
         if self._store is not None and not stored:
             self._store.append(entries)
         segment = self._segments[-1]
@@ -201,7 +199,7 @@ class Log:
     # Reading
 
     def at(self, count: int) -> LogEntry | None:
-        """Return the message with this number; None outside the log and in a gap."""
+        """Return the message with a number; None outside the log and in a gap."""
         hot = self._hot
         if not hot.first_count < count <= hot.end_count:
             if not self.start_count < count <= self.end_count:
@@ -218,7 +216,7 @@ class Log:
         return self._segments[bisect_left(self._segments, count, key=_first_count) - 1]
 
     def gap_at(self, count: int) -> Segment | None:
-        """Return the gap with this number, if any."""
+        """Return the gap at a number, if any."""
         if not self.start_count < count <= self.end_count:
             return None
         segment = self._segment_of(count)
@@ -255,7 +253,7 @@ class Log:
         return self.end_offset if entry is None else entry.offset
 
     def find_count(self, before: int) -> int:
-        """Return the offset of the record behind ``before`` messages, or of the next record."""
+        """Return the offset of the record behind ``before`` messages, or in a gap of the next record."""
         entry = self._at_or_after(max(before, self.start_count) + 1)
         return self.end_offset if entry is None else entry.offset
 
@@ -272,10 +270,9 @@ class Log:
         return self.find_count(low)
 
     def find_id(self, internal_id: int) -> LogEntry | None:
-        """Return what the real server finds for an id: the first message of its publish.
+        """Return the first message of an id's publish, as the real server (captured: message_get).
 
-        A smaller id finds the first message, a larger id the last publish; None if the queue is empty (captured:
-        message_get).
+        A smaller id finds the first message, a larger id the last publish; None if the queue is empty.
         """
         if self.end_count == self.start_count:
             return None
@@ -346,7 +343,7 @@ class Log:
             self._batches.pop()
 
     def restart(self, offset: int, count: int) -> None:
-        """Remove everything and continue at a position, as a replica whose leader has nothing older."""
+        """Remove everything; continue at a position, before which the leader has nothing."""
         if self._store is not None:
             self._store.restart(offset, count)
         self._begin_at(offset, count)
@@ -362,7 +359,7 @@ class Log:
     def shrink(self, bound: int) -> None:
         """With a store, drop segments from memory, oldest first, down to ``bound`` bytes.
 
-        Keeps the last segment and the segment read last, unless the bound is 0.
+        Unless the bound is 0, keep the last segment and the segment read last.
         """
         if self._store is None:
             return
@@ -394,7 +391,7 @@ class StartPosition:
             raise Refusal(str(error)) from None
 
     def find(self, log: Log, *, clustered: bool = True) -> tuple[int, int]:
-        """Return the offset and the number of messages before it; inside a record, the next record counts.
+        """Return the offset and the number of messages before it; inside a record, of the next record.
 
         A node without cluster finds only the end. Raises `Refusal` with the real server's text.
         """

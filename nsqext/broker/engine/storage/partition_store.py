@@ -1,4 +1,4 @@
-"""A partition on disk: new messages, its queue, channel states and delayed queues."""
+"""A partition on disk: its queue, channel states and delayed queues."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ class NewMessage(msgspec.Struct, eq=False, gc=False):
     """A message to store."""
 
     body: bytes
-    trace_id: int = 0  #: the publisher's; 0 for none
-    header: bytes = b""  #: empty for none
-    version: int = 0  #: version of the extend part; 0 without, 4 for JSON
+    trace_id: int = 0
+    header: bytes = b""
+    version: int = 0  #: of the extend part; 0 without, 4 for JSON
     delay: float = 0.0  #: seconds until delivery (DPUB of the original server)
 
 
 @define(eq=False)
 class Stored:
-    """The stored messages of one publish."""
+    """The stored messages of a publish."""
 
     message_id: int  #: internal id of the first message
     offset: int  #: of the first message
     size: int  #: raw bytes of all messages
     entries: list[LogEntry]
-    #: parts of a large batch in the order of storing, which replicas copy
+    #: parts of a large batch, which replicas copy in this order
     parts: Sequence[Stored] = ()
 
 
 def as_entries(messages: Sequence[NewMessage], log: Log, first: tuple[int, int, int], extend: bool) -> list[LogEntry]:
-    """Return the records of messages for the end of a queue, which does not change.
+    """Return entries for the end of a queue, without appending them.
 
-    ``first`` is partition, counter and time stamp of the first message; counter and time stamp grow by one per message.
+    ``first`` is partition, counter and time stamp of the first message; counter and time stamp grow by 1 per message.
     """
     partition, counter, timestamp = first
     internal_id = partition << COUNTER_BITS | counter
@@ -90,7 +90,7 @@ _FILE = re.compile(r"(.+)-([0-9]+)\.(?:diskqueue\.[0-9]+\.dat|channels\.json(?:\
 
 @define
 class ChannelState:
-    """Persistent state of a channel."""
+    """State of a channel."""
 
     name: str
     offset: Number  #: acknowledged position
@@ -101,7 +101,7 @@ class ChannelState:
     skipped: bool = False
     dispatch: str = SHARED
     key_header: str = KEY_HEADER
-    fixed_dispatch: bool = False  #: the channel's creation chose the type
+    fixed_dispatch: bool = False  #: see `ChannelKind`
     delayed: Number = 0  #: size of the delayed queue
 
 
@@ -126,7 +126,7 @@ class StoredPartition:
 
     @classmethod
     def decode(cls, data: bytes) -> StoredPartition:
-        """Decode the state; raises `ValueError` if it is damaged, or a member is missing or invalid."""
+        """Decode the state; raises `ValueError` for damage or an invalid member."""
         state = decode_checked(data, cls)
         if not all(map(is_valid_topic, (state.topic, *(channel.name for channel in state.channels)))):
             raise ValueError("the name of the topic or of a channel is not valid")
@@ -135,9 +135,9 @@ class StoredPartition:
         return state
 
     def renumber(self, log: Log) -> None:
-        """Count the messages before the channels' positions again, because numbers of lost messages are estimates.
+        """Count the messages before the channels' positions again.
 
-        Otherwise a channel could continue behind later messages.
+        Numbers of lost messages are estimates: a channel could continue behind later messages.
         """
         for channel in self.channels:
             lost = log.start_offset - channel.offset
@@ -166,7 +166,7 @@ def _first_readable(*paths: Path) -> StoredPartition | None:
 
 
 def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
-    """Return the states of all partitions in a folder; without channels where their file is unreadable."""
+    """Return the states of all partitions in a folder; for an unreadable state, without channels."""
     found: set[Path] = set()
     for file in sorted(data_path.glob("*/*")):
         match = _FILE.fullmatch(file.name)
@@ -177,7 +177,7 @@ def stored_partitions(data_path: Path) -> Iterator[StoredPartition]:
 
 
 class PartitionStore:
-    """Files of a partition, in its topic's folder."""
+    """Files of a partition."""
 
     def __init__(self, data_path: Path, topic: str, partition: int, options: DiskOptions) -> None:
         folder = topic_folder(data_path, topic)
@@ -191,9 +191,9 @@ class PartitionStore:
         self._missing: list[str] = []
 
     def load(self) -> StoredPartition | None:
-        """Return the stored state; None for a new partition, or if neither its file nor the copy is readable.
+        """Return the stored state; None for a new partition, or if neither file nor copy is readable.
 
-        A damaged file is renamed, with a warning; another `OSError` raises `InvalidSetting`.
+        A damaged file is renamed, with a warning; an `OSError` raises `InvalidSetting`.
         """
         states: list[StoredPartition] = []
         problems: list[str] = []
@@ -219,7 +219,7 @@ class PartitionStore:
     def open_log(
         self, state: StoredPartition | None, cache_bytes: int, segment_bytes: int, budget: MemoryBudget | None = None
     ) -> Log:
-        """Return the queue; damage is repaired as far as possible, and logged."""
+        """Return the queue; damage is repaired if possible, and logged."""
 
         def make(offset: int, count: int) -> Log:
             sizes = {"segment_bytes": segment_bytes, "cache_bytes": cache_bytes}
@@ -243,7 +243,7 @@ class PartitionStore:
         return log if log is not None else make(*self.store.beginning)
 
     def load_delayed(self, state: StoredPartition) -> dict[str, dict[int, Delayed]]:
-        """Return the delayed queues and compact the journal; a disk error raises `InvalidSetting`."""
+        """Return the delayed queues; compact the journal. A disk error raises `InvalidSetting`."""
         with usable(self._path.parent):
             is_missing = not self.journal.path.exists()
             held = self.journal.load()
@@ -269,7 +269,7 @@ class PartitionStore:
                 logger.warning("%s: the journal cannot be compacted: %s", self._path.name, error.strerror)
 
     def save(self, state: StoredPartition) -> None:
-        """Write the state twice; a failure is logged, and retried with the next interval."""
+        """Write the state twice; a failure is logged and retried with the next interval."""
         state.files = self.store.begins
         try:
             for path in (self._path, _copy_of(self._path)):

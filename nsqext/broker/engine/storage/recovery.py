@@ -1,9 +1,9 @@
 """Read the files of a queue when it is opened, repair them, and report losses.
 
-Only bytes behind the last known end of the queue may be torn: an unacknowledged record, which is cut off. Everything
-else unreadable is damage: a file with damaged bytes is split into one file per run of whole records, and a copy is
-kept. A file with an unknown start position, or that overlaps another file, is renamed. Records missing between two
-files are reported once: the later file's start position then records where the queue ended.
+Only bytes behind the last known end of the queue may be torn: an unacknowledged record, which is cut off. Other
+unreadable bytes are damage: the file is split into a file per run of whole records, and a copy is kept. A file with an
+unknown start position, or that overlaps another file, is renamed. Records missing between two files are reported once:
+the later file's start position then records where the queue ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _COUNTER = (1 << COUNTER_BITS) - 1
 _ID_AT = 14  # where the internal id lies in a record
-_NEAR = 16  # a record whose id is at most this far behind the expected id is believed without a second record
+_NEAR = 16  # a record with an id up to this far behind the expected id needs no second record to be believed
 _CHUNK = 1024
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Recovery:
     torn_file: str = ""  #: file whose torn end was removed
     torn_bytes: int = 0
     damaged_files: list[str] = field(factory=list)  #: copies of damaged files, and files outside the queue
-    lost_bytes: int = 0  #: bytes of unreadable records
-    lost_messages: int = 0  #: unreadable messages
+    lost_bytes: int = 0
+    lost_messages: int = 0
 
     @property
     def is_damaged(self) -> bool:
@@ -54,7 +54,7 @@ class Recovery:
 class RecordRun:
     """Adjacent records of a file."""
 
-    position: int  #: where the first record begins in the file
+    position: int  #: of the first record in the file
     count: int
     entries: list[LogEntry] = field(factory=list)
 
@@ -66,7 +66,7 @@ class RecordRun:
 def scan(data: bytes, start: tuple[int, int], partition: int) -> tuple[list[RecordRun], int]:
     """Read all whole records of a file that begins at ``start`` (offset, messages before it).
 
-    Returns the records, in a new run behind each damaged range, and the position behind the last whole record.
+    Returns a run for the start and behind each damaged range, and the position behind the last whole record.
     """
     offset, count = start
     runs = [RecordRun(0, count)]
@@ -103,10 +103,10 @@ def _record_at(data: bytes, position: int, partition: int, previous: int | None)
 
 
 def _resynchronise(data: bytes, run: RecordRun, position: int, partition: int) -> tuple[int, int] | None:
-    """Find the next whole record behind damaged bytes: its position, and messages lost before it; or None.
+    """Return the position of the next whole record behind damaged bytes, and messages lost before it; or None.
 
-    A damaged length makes its own record look whole and the next bytes damaged; a damaged id makes later ids look too
-    small. So the search starts inside the last record, which leaves the run if the found record contradicts it.
+    A record with a damaged length looks whole, and the next bytes damaged; a damaged id makes later ids look too small.
+    So the search starts inside the last record, which leaves the run if the found record contradicts it.
     """
     last = run.entries[-1] if run.entries else None
     begin = position - last.size + RECORD_OVERHEAD if last else position
@@ -128,7 +128,7 @@ def _id_before(run: RecordRun, partition: int) -> int:
 
 
 def _drop_contradicted(run: RecordRun, found_id: int, start: int, position: int, partition: int) -> int:
-    """Remove a run's last record if the record at ``start`` contradicts it; return the lost messages."""
+    """Remove a run's last record if the record at ``start`` contradicts it; return the number of lost messages."""
     if run.entries:
         last_id = run.entries[-1].record.internal_id
         if found_id <= last_id + 1 or start < position:
@@ -143,28 +143,25 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
 
 
 class SegmentRecovery:
-    """The files of a queue while it is opened."""
-
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
         #: by offset, after the end of `read`
         self.files: list[SegmentFile] = []
         self._numbers = folder.numbers()
         self.last_number: int = max(self._numbers, default=-1)  #: largest file number; -1 for none
-        self.end: tuple[int, int] = (0, 0)  #: offset behind the last record, and messages up to there
+        self.end: tuple[int, int] = (0, 0)  #: offset behind the last record, and messages before it
         self._folder = folder
         self._recovery = recovery
-        # smallest known end of the queue (offset, messages); bytes behind it may be torn
+        # smallest known end of the queue; bytes behind it may be torn
         self._known_end = known_end
         self._missing: list[SegmentFile] = []
-        self._read = (-1, -1)  # offset behind the records read, and messages up to there
+        self._read = (-1, -1)  # offset behind the records read, and messages before it
         self._scanned = ""
         self._accounted = 0  # offset up to which lost bytes were counted
 
     def read(self, begins: Mapping[int, tuple[int, int]]) -> Iterator[list[LogEntry]]:
         """Return all records in runs; an offset that does not continue the last run stands for lost records.
 
-        Everything except whole files is logged. ``begins`` has the known start offsets and numbers of messages by file
-        number.
+        All damage is logged. ``begins`` has known start positions (offset, messages before it) by file number.
         """
         self._missing = self._missing_files()
         files = self._with_begins(begins)
@@ -188,7 +185,7 @@ class SegmentRecovery:
     # Begins of files
 
     def _with_begins(self, begins: Mapping[int, tuple[int, int]]) -> list[SegmentFile]:
-        """Return the files by offset; rename a file with an unknown start position."""
+        """Return files by offset; rename files with unknown start positions."""
         files: dict[int, SegmentFile] = {}
         for number in self._numbers:
             base = self._folder.base_path(number)
@@ -207,7 +204,7 @@ class SegmentRecovery:
         return sorted(files.values(), key=lambda file: file.offset)
 
     def _follow(self, number: int, before: SegmentFile | None, begin: tuple[int, int] | None) -> SegmentFile | None:
-        """Return a file with a known position, or where the previous file ends; None if both are unknown."""
+        """Return a file at its known position or the previous file's end; None if both are unknown."""
         if begin is not None:
             return self._folder.file(number, *begin)
         if before is not None:
@@ -225,7 +222,7 @@ class SegmentRecovery:
         logger.warning("%s %s; renamed to %s", path, reason, kept.name)
 
     def _missing_files(self) -> list[SegmentFile]:
-        """Return files of which only the start position is left, and rename that."""
+        """Return files of which only the start position is left; rename it."""
         missing = []
         for number in self._folder.numbers("base.json"):
             self.last_number = max(self.last_number, number)
@@ -244,7 +241,7 @@ class SegmentRecovery:
     # Lost records
 
     def _note_gap(self, offset: int, count: int, follows: int = -1) -> bool:
-        """Report lost records before a position, with their file.
+        """Report records lost before a position, with their files.
 
         Returns False without a gap, or if ``follows`` (where the queue ended before) shows an earlier report.
         """
@@ -285,16 +282,13 @@ class SegmentRecovery:
     # Damaged bytes
 
     def _scan(self, file: SegmentFile, before: int, following: SegmentFile | None) -> list[RecordRun]:
-        """Read and repair a file: a torn end is cut off; damaged bytes split the file, and a copy is kept.
-
-        ``before`` is where the queue ended before it; -1 for the first file.
-        """
+        """Read and repair a file; ``before`` is where the queue ended before it, -1 for the first file."""
         data = file.path.read_bytes()
         self._scanned = file.path.name
         runs, end = scan(data, (file.offset, file.count), self._folder.partition)
         if (
             following is not None
-            and following.offset >= file.offset + end  # otherwise it overlaps, with the same records
+            and following.offset >= file.offset + end  # else it overlaps
             and self._is_contradicted(runs, following)
         ):
             end -= runs[-1].entries.pop().size
@@ -338,7 +332,7 @@ class SegmentRecovery:
         )  # fmt: skip
 
     def _split(self, file: SegmentFile, data: bytes, runs: list[RecordRun], before: int) -> None:
-        """Replace a damaged file by one file per run, and remove it last."""
+        """Replace a damaged file by a file per run; remove it last."""
         for run in runs:
             self.last_number += 1
             part = self._folder.file(self.last_number, file.offset + run.position, run.count, run.end - run.position)

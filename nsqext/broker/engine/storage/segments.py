@@ -1,7 +1,7 @@
 """The queue on disk, in files of records.
 
-Every record reaches the operating system before its publish is acknowledged, and so survives the process;
-`DiskOptions.fsync` decides what survives a power failure.
+An acknowledged record has reached the operating system and survives the process; `DiskOptions.fsync` decides what
+survives a power failure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MIB = 1024 * 1024
 class DiskOptions:
     """How a partition uses the disk."""
 
-    fsync: str = "never"  #: when written data reaches the medium; ``never``, ``interval`` or ``always``
-    sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and of fsync with ``interval``
+    fsync: str = "never"  #: ``never``, ``interval`` or ``always``
+    sync_interval: float = 0.5  #: seconds between writes of the channels' positions, and fsync with ``interval``
     max_file_bytes: int = 100 * _MIB  #: size at which a new file starts
     retention_bytes: int = 64 * _MIB  #: finished messages for consumers that seek backwards
 
@@ -55,7 +55,7 @@ class SegmentStore:
     def recover(
         self, known_end: tuple[int, int] = (0, 0), begins: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[list[LogEntry]]:
-        """Return what `SegmentRecovery.read` finds, to be consumed before any other call."""
+        """Return what `SegmentRecovery.read` finds; consume it before any other call."""
         with usable(self._folder.path):
             found = SegmentRecovery(self._folder, self.recovery, known_end)
             yield from found.read(begins or {})
@@ -74,7 +74,7 @@ class SegmentStore:
         self._last_number = file.number
 
     def _open(self, file: SegmentFile) -> int:
-        """Open a file for writing, as the last; return its descriptor."""
+        """Open a file for writing, as the last file; return its descriptor."""
         out = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.close()
         self._out = out
@@ -93,7 +93,7 @@ class SegmentStore:
     # the log's side
 
     def append(self, entries: Sequence[LogEntry]) -> None:
-        """Store records at the end; raises `Refusal`, without storing any, for an unwritable disk."""
+        """Store all records at the end, or for an unwritable disk none and raise `Refusal`."""
         if self._out is None:
             raise Refusal(f"{self._files[-1].path} is closed after an error")
         data = b"".join([encode_record(entry.record) for entry in entries])
@@ -114,7 +114,7 @@ class SegmentStore:
         self._dirty = True
 
     def _cut_back(self, out: int, file: SegmentFile) -> None:
-        """Remove the bytes of refused records; on failure, close the file, so that nothing follows them."""
+        """Remove the bytes of refused records; on failure, close the file: nothing may follow them."""
         try:
             os.ftruncate(out, file.size)
         except OSError:
@@ -158,7 +158,7 @@ class SegmentStore:
                 logger.warning("%s cannot be removed: %s", file.path, error.strerror)
 
     def truncate(self, offset: int) -> None:
-        """Remove everything at or behind an offset; after a failure (`Refusal`), refuse records."""
+        """Remove everything at or behind an offset; after a `Refusal`, refuse records."""
         try:
             while len(self._files) > 1 and self._files[-1].offset >= offset:
                 self._folder.remove(self._files.pop())
@@ -189,7 +189,7 @@ class SegmentStore:
         return self._dirty and self._options.fsync == "interval"
 
     def sync(self) -> None:
-        """Wait until the medium has everything, if the options require it."""
+        """Wait for the medium, if the options require it."""
         if self.is_dirty and self._out is not None:
             try:
                 os.fsync(self._out)

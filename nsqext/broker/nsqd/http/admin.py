@@ -1,4 +1,4 @@
-"""Routes for operators of the redesigned generation."""
+"""HTTP routes for operators of the redesigned generation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
 
 _HOUR = 3600.0
-
-
 _PARTITION_MASK = 1023
 _MODES = ("id", "count", "virtual_offset")
 
 
 class AdminRoutes(RequestArgs):
-    """Routes for operators."""
-
     def info(self, _: Call) -> object:
         return self.about() | {"ha_support": self.node.options.clustered}
 
@@ -72,7 +68,7 @@ class AdminRoutes(RequestArgs):
         partition.delete_channel(name)
 
     def switch(self, change: Callable[[Channel], None], call: Call, *, led: bool = False) -> None:
-        """Change a channel; ``led`` requires that this node is its partition's leader."""
+        """Change a channel; with ``led``, only on the leader."""
         channel = self.led_channel(call) if led else self.channel(call)[1]
         try:
             change(channel)
@@ -227,7 +223,7 @@ def _search(partition: Partition, mode: str, position: int) -> LogEntry:
 def _members(
     call: Call, entry: LogEntry, ids: Mapping[str, int], attempts: int, place: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return a message in the real server's order, with what only the queue or the delayed queue knows."""
+    """Return a message in the real server's order; ``ids`` and ``place`` depend on its queue."""
     record = entry.record
     return {
         "id": record.internal_id,

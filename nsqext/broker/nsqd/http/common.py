@@ -1,7 +1,4 @@
-"""What the HTTP APIs of both generations share: request arguments, /config and /metrics.
-
-`/metrics`, which the real servers lack on this port, has a node's statistics in the text format of Prometheus.
-"""
+"""HTTP of both generations: request arguments, /config, and /metrics, which the real servers lack on this port."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ _SETTABLE: dict[str, tuple[str, type]] = {
 }
 _SETTABLE_ORIGINAL = frozenset(("nsqlookupd_tcp_addresses", "log_level"))
 _DEFAULT_CONNECTIONS = 500_000
-# options that are limits of the node: plain values, and times, which Go shows in nanoseconds
+# in `ServerLimits`: plain values, and times, which Go shows in nanoseconds
 _LIMITS = (
     *("deflate", "max_body_size", "max_deflate_level", "max_msg_size", "max_output_buffer_size", "max_rdy_count"),
     "snappy",
@@ -74,7 +71,7 @@ class RequestArgs:
 
     def __init__(self, node: Node, addresses: Mapping[str, str]) -> None:
         self.node: Node = node
-        #: ``host:port`` of its listeners by ``tcp``, ``http`` and ``https``
+        #: ``host:port`` of ``tcp``, ``http`` and ``https``
         self.addresses: Mapping[str, str] = addresses
 
     def health(self) -> dict[str, Any]:
@@ -82,7 +79,7 @@ class RequestArgs:
         return {"version": self.node.limits.version, "health": "OK", "start_time": started}
 
     def about(self) -> dict[str, object]:
-        """Return the members of ``/info`` in both generations."""
+        """Return the members of ``/info`` that both generations have."""
         options = self.node.options
         return {
             "version": options.limits.version,
@@ -94,7 +91,6 @@ class RequestArgs:
         }
 
     def topic(self, call: Call) -> Hosted:
-        """Return the partition named by ``topic`` and ``partition``, by default the node's."""
         return self._find(*self._topic_args(call))
 
     def channel_args(self, call: Call) -> tuple[Hosted, str]:
@@ -116,7 +112,6 @@ class RequestArgs:
         return channel
 
     def check_leader(self, hosted: Hosted) -> None:
-        """Raise the fault of a request that only the leader serves."""
         if not hosted.leader:
             raise HttpFault(400, NOT_LEADER)
 
@@ -188,7 +183,6 @@ class CommonRoutes(RequestArgs):
         fixed = _fixed(self.node, self.addresses)
         if name not in fixed:
             raise HttpFault(400, "INVALID_OPTION")
-        # a text is answered without quotes
         return null() if fixed[name] is None else fixed[name]
 
     def _settable(self) -> frozenset[str]:

@@ -1,8 +1,7 @@
 """Publishing over HTTP: /pub, /pubtrace, /pub_ext, /mpub of the redesigned generation.
 
-Headers are JSON as the redesigned server parses and writes it: numbers are doubles, members are sorted. Bytes that are
-not UTF-8 and surrogate halves become U+FFFD; in an X-NSQEXT- header such bytes become the escape of U+FFFD (captured:
-http_pub_ext_delivered).
+Headers are JSON as the redesigned server writes it (captured: http_pub_ext_delivered): numbers are doubles, members are
+sorted. Bytes that are not UTF-8 and surrogate halves become U+FFFD, in an X-NSQEXT- header the escape of U+FFFD.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 def _one_each(error: UnicodeError) -> tuple[str, int]:
-    """Replace each byte that is not UTF-8; Python's ``replace`` joins some."""
+    """Replace each byte that is not UTF-8; Python's ``replace`` joins several."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "\ufffd" * (error.end - error.start), error.end
@@ -64,7 +63,7 @@ def _number_of(text: str) -> float:
 
 
 def read_object(data: bytes) -> dict[str, Any] | None:
-    """Return the object in ``ext=``, None for null; refuse anything else."""
+    """Return the object in ``ext=``, or None for null."""
     text = data.decode("utf-8", "nsqext.one_each")
     try:
         value = json.loads(text, parse_int=_number_of, parse_float=_number_of, parse_constant=_number_of)
@@ -87,7 +86,7 @@ def _replaced(value: Any) -> Any:
 
 
 def write_json(value: Any) -> bytes:
-    """Return the stored bytes of a header (captured: http_pub_ext_delivered); refuse deep nesting."""
+    """Return the stored bytes of a header; refuse deep nesting."""
     try:
         return _json(value).encode("utf-8", "replace")
     except RecursionError:
@@ -124,7 +123,7 @@ def _json_number(value: float) -> str:
 
 
 async def read_batch(call: Call, topic: str, limits: ServerLimits, *, binary: bool) -> list[PublishItem]:
-    """Parse the messages of /mpub: a body as of MPUB (``binary``), or a message per line."""
+    """Parse the body of /mpub: as of MPUB (``binary``), or a message per line."""
     body = await call.body(limits.max_body_size, partial=binary)
     if not binary:
         return await _parse_aside(lambda: _read_lines(body, limits.max_msg_size, limits.max_body_size), body)
@@ -144,7 +143,7 @@ def _read_lines(body: bytes, max_msg_size: int, max_body_size: int) -> list[Publ
 
 
 async def _parse_aside(parse: Callable[[], list[PublishItem]], body: bytes) -> list[PublishItem]:
-    """Parse the body of /mpub; a large body in a thread, so that other clients are served."""
+    """Parse a body; a large body in a thread, so that other clients are served."""
     return parse() if len(body) <= _LARGE_BODY else await to_thread.run_sync(parse)
 
 
@@ -189,8 +188,6 @@ def _ext_item(call: Call, body: bytes, target: CommandTarget) -> tuple[PublishIt
 
 
 class PublishRoutes(RequestArgs):
-    """Routes /pub, /pubtrace, /pub_ext and /mpub."""
-
     async def pub(
         self, read: Callable[[Call, bytes, CommandTarget], tuple[PublishItem, str | None]], call: Call
     ) -> object:

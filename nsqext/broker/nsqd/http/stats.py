@@ -48,10 +48,7 @@ def _filter(wanted: Any) -> dict[str, Any]:
 def client_members(
     session: ConnectedClient, stats: SubscribedClient | None, counts: Mapping[str, int], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a client in /stats of both generations; ``stats`` is None for a publisher.
-
-    The generation adds ``counts``, and ``own`` members before the TLS members.
-    """
+    """Return a client in /stats; generations add ``counts`` and ``own``. ``stats`` is None for a publisher."""
     settings = session.settings
     return {
         "client_id": settings.client_id,
@@ -95,7 +92,7 @@ def _client(stats: SubscribedClient, session: ConnectedClient) -> dict[str, Any]
 
 
 def _keys(kind: ChannelKind, stats: ChannelCounters) -> dict[str, Any]:
-    """Return the statistics of key_failover channels, which the real server lacks."""
+    """Return statistics of key_failover channels, which the real server lacks."""
     return {
         "dispatch": kind.type,
         "key_header": kind.key_header,
@@ -120,8 +117,6 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
 
 
 class StatsRoutes(RequestArgs):
-    """Routes /stats, /message/stats and /message/historystats."""
-
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")

@@ -1,4 +1,4 @@
-"""Commands of the original generation, with their checks in the server's order while a body is read."""
+"""Commands of the original generation, with checks in the server's order while a body is read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ _MS = 1_000_000
 
 
 class OriginalSubscriber(SessionSubscriber):
-    """A session as the client of a channel."""
-
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base
@@ -120,7 +118,7 @@ def parse_delay(word: bytes, text: str) -> int:
 
 
 class OriginalValidator(CommandValidator):
-    """The original server's checks for one session."""
+    """The original server's checks for a session."""
 
     def refuse_unknown(self, words: list[bytes]) -> NoReturn:
         raise RequestError("E_INVALID", f"invalid command {decode(words[0])}")
@@ -178,4 +176,3 @@ ORIGINAL = Dialect(
     OriginalValidator,
     missed_heartbeats=2,
 )
-"""The original generation."""

@@ -1,4 +1,4 @@
-"""HTTP routes of the original nsqd, except options."""
+"""HTTP routes of the original nsqd, except /config and /metrics."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class OriginalRoutes(RequestArgs):
-    """Routes except options."""
-
     # Publishing
 
     async def pub(self, call: Call) -> str:
@@ -107,7 +105,7 @@ class OriginalRoutes(RequestArgs):
         change(self._existing(call.given("topic", "MISSING_ARG_TOPIC")).partition)
 
     def _named(self, call: Call) -> tuple[Hosted, str]:
-        """Return the topic, and the name of a channel that may not exist."""
+        """Return the topic and the name of a channel, which may not exist."""
         topic = valid_topic(call.given("topic", "MISSING_ARG_TOPIC"))
         channel = valid_channel(call.given("channel", "MISSING_ARG_CHANNEL"))
         return self._existing(topic), channel
@@ -147,7 +145,7 @@ class OriginalRoutes(RequestArgs):
         topic, channel = call.arg("topic"), call.arg("channel")
         clients = _BOOLEANS.get(call.arg("include_clients"), True)
         memory = None
-        if _BOOLEANS.get(call.arg("include_mem"), True):  # the real server's values that Python knows
+        if _BOOLEANS.get(call.arg("include_mem"), True):
             memory = MEMORY | {"gc_total_runs": sum(one["collections"] for one in gc.get_stats())}
         topics, producers = self._topics(topic, channel, clients=clients), None
         if clients and topics is not None:
@@ -279,7 +277,7 @@ def _client(session: ConnectedClient, stats: SubscribedClient | None, topic: str
         if topic in ("", name)
     ]
     if counts:
-        own["pub_counts"] = counts[:1]  # the real server shows only one topic of each client, too
+        own["pub_counts"] = counts[:1]  # the real server shows a single topic, too
     return client_members(session, stats, {}, own)
 
 

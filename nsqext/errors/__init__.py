@@ -23,19 +23,19 @@
     │   └── NotSent                      the server did not read the request: it has no effect
     ├── RequestTimeout (TimeoutError)    no response in time; the request may have had its effect
     ├── LookupFailed                     no lookup node returned a usable response
-    │   ├── NotLookupd                   the address is not that of a lookup service
+    │   ├── NotLookupd                   the server at the address is not a lookup service
     │   └── LookupUnreachable            no lookup node can be reached
     ├── TopicNotFound                    the lookup service does not know the topic
-    ├── TopicNotReady                    the topic exists and cannot be published to yet: it has no channel
+    ├── TopicNotReady                    the topic cannot be published to yet: it has no channel
     ├── PartitionUnavailable             a partition without a reachable leader
     ├── PublishFailed                    not stored, after all retries
     │   └── BatchFailed                  some messages of a batch were not stored, or their outcome is unknown
     ├── DeliveryUnknown                  sent without a response: stored or not
-    ├── MessageNotInFlight               finish, requeue or touch of a message that timed out or was requeued
+    ├── MessageNotInFlight               finish, requeue or touch of a message that is no longer in flight
     ├── OrderViolation                   an ordered partition delivered an older message
     ├── DataLoss                         messages that should have been read no longer exist
     ├── RangeIncomplete                  a range of messages that was not read to its end in time
-    └── ServerError                      an error frame; one class per error code, in `nsqext.errors.server`
+    └── ServerError                      an error frame; a class for each code, in `nsqext.errors.server`
 
 Class attributes decide retries, never the text of an error.
 """
@@ -91,7 +91,7 @@ class NsqError(Exception):
 
     Args:
         message: what happened.
-        partition: its partition.
+        partition: number of its partition.
         node: ``host:port`` of the node.
         hint: what to do.
     """
@@ -99,8 +99,8 @@ class NsqError(Exception):
     retryable: ClassVar[bool] = False  #: a retry of the request may succeed
     refresh_lookup: ClassVar[bool] = False  #: the cached partition map may be stale and is refreshed before a retry
     overload: ClassVar[bool] = False  #: the server is overloaded, and a retry waits
-    closes_connection: ClassVar[bool] = False  #: the server closes the connection after this error
-    maybe_stored: ClassVar[bool] = False  #: a publish that fails with this error may have been stored
+    closes_connection: ClassVar[bool] = False  #: the connection is closed after this error
+    maybe_stored: ClassVar[bool] = False  #: a publish that fails with this error may be stored
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class NsqError(Exception):
         return {"topic": self.topic, "partition": self.partition, "node": self.node}
 
     def at(self, *, topic: str | None = None, partition: int | None = None, node: str | None = None) -> NsqError:
-        """Set the attributes that are None, and return the error."""
+        """Set attributes that are None; return the error."""
         self.topic = self.topic if self.topic is not None else topic
         self.partition = self.partition if self.partition is not None else partition
         self.node = self.node if self.node is not None else node
@@ -155,7 +155,7 @@ class InvalidInput(NsqError, ValueError):
 
 
 class InvalidName(InvalidInput):
-    """The name of a topic, channel or tag is not allowed by NSQ."""
+    """NSQ does not allow the name of a topic, channel or tag."""
 
 
 class InvalidHeader(InvalidInput):
@@ -171,11 +171,11 @@ class InvalidSetting(InvalidInput):
 
 
 class UnknownSetting(InvalidSetting, TypeError):
-    """A setting or keyword argument that does not exist; the error suggests a known name."""
+    """A setting or argument that does not exist; the error suggests a known name."""
 
 
 class InvalidPartition(InvalidInput):
-    """The topic does not have the partition, or a key was given and the number of partitions is unknown."""
+    """The topic does not have the partition, or cannot map a key: the number of partitions is unknown."""
 
 
 class OperationNotSupported(InvalidInput):
@@ -212,7 +212,7 @@ class ConnectionFailed(NsqError):
 
 
 class NegotiationFailed(ConnectionFailed):
-    """TLS or compression was requested, and the node does not offer it, or it failed; a retry would fail too."""
+    """The node does not offer the requested TLS or compression, or it failed; a retry would fail too."""
 
     retryable = False
     refresh_lookup = False
@@ -260,7 +260,7 @@ class NotLookupd(LookupFailed):
 class LookupUnreachable(LookupFailed):
     """No lookup address can be reached: the lookup service does not run (yet), or the network is down.
 
-    A proxy's 5xx status also counts as a lookup service that does not run.
+    A proxy's 5xx status counts as a lookup service that does not run.
     """
 
 
@@ -272,10 +272,7 @@ class TopicNotFound(NsqError):
 
 
 class TopicNotReady(NsqError):
-    """The topic exists without a channel, so the lookup service does not offer it to producers.
-
-    The redesigned lookup service hides such topics, because their messages would be lost.
-    """
+    """The topic has no channel: the redesigned lookup service hides it from producers, whose messages would be lost."""
 
     refresh_lookup = True
 
@@ -315,11 +312,11 @@ class DeliveryUnknown(NsqError):
 
 
 class MessageNotInFlight(NsqError):
-    """A message was finished, requeued or touched that is no longer in flight at this consumer."""
+    """A finished, requeued or touched message is no longer in flight at this consumer."""
 
 
 class OrderViolation(NsqError):
-    """An ordered partition delivered a message that is older than the previous one."""
+    """An ordered partition delivered a message that is older than the previous message."""
 
 
 class DataLoss(NsqError):
@@ -341,7 +338,7 @@ class ServerError(NsqError):
 
     code: str = ""  #: first word of the frame, for example ``E_FAILED_ON_NOT_LEADER``
     codes: ClassVar[tuple[str, ...]] = ()  #: the codes of this class
-    advice: ClassVar[str | None] = None  #: what to do, the hint of an error without its own hint
+    advice: ClassVar[str | None] = None  #: hint of an error without a hint
 
     def __init_subclass__(cls, *, codes: tuple[str, ...] = (), closes_connection: bool | None = None) -> None:
         super().__init_subclass__()
@@ -359,7 +356,7 @@ class ServerError(NsqError):
 # Texts of servers in errors, logs and terminals
 
 MAX_TEXT = 500
-"""Most characters of a text."""
+"""Characters."""
 
 
 def escaped(text: str) -> str:
@@ -369,7 +366,7 @@ def escaped(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def outside_text(text: str, most: int = MAX_TEXT) -> str:

@@ -1,4 +1,4 @@
-"""Error codes of the server: one class per code, all of them `nsqext.errors.ServerError`."""
+"""Error codes of the server: a class for each code, all of them `nsqext.errors.ServerError`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PubFailed(ServerError, codes=("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAI
 
 
 class PubRefused(PubFailed):
-    """The server refused a publish before it wrote anything: it exits, or the publish waited too long in its queue."""
+    """The server refused a publish before writing anything: it exits, or the publish waited too long in its queue."""
 
     maybe_stored = False
 
@@ -96,8 +96,7 @@ class PubRefused(PubFailed):
 class RecordTooLarge(PubRefused):
     """A message is too large for the server's log, with its extend header ("invalid message write size").
 
-    The redesigned server writes publishes of several clients in one step: the text may concern another client's
-    message.
+    The redesigned server writes publishes of several clients together: the text may concern another client's message.
     """
 
     retryable = False
@@ -107,7 +106,7 @@ class RecordTooLarge(PubRefused):
 
     @property
     def size(self) -> int:
-        """Bytes of the refused record, without length word; 0 if the text lacks them."""
+        """Bytes of the refused record, without length word; 0 if unknown."""
         found = _RECORD_SIZE.search(self.description)
         return int(found[1]) if found else 0
 
@@ -120,7 +119,7 @@ class TooMuchWaiting(ServerError, codes=("E_PUB_TOO_MUCH_WAITING",), closes_conn
 
 
 class TooManyConnections(ServerError, closes_connection=True):
-    """The server accepts no more connections ("too much client connections")."""
+    """The server accepts no further connections ("too much client connections")."""
 
     retryable = True
     overload = True
@@ -134,10 +133,10 @@ class NotLeader(ServerError, codes=("E_FAILED_ON_NOT_LEADER",)):
 
 
 class LeaderLost(NotLeader):
-    """The node does not lead the partition after a publish of one message (E_FAILED_ON_NOT_LEADER).
+    """The node does not lead the partition after a publish of a single message (E_FAILED_ON_NOT_LEADER).
 
-    The redesigned server checks batches before it writes them. It writes a single message first: a replica may have it
-    when the node loses the lead meanwhile, with the same text.
+    The redesigned server checks batches before it writes them, but writes a single message first: a replica may have it
+    when the node loses the lead meanwhile.
     """
 
     maybe_stored = True
@@ -257,11 +256,10 @@ _TOO_MANY = "too much client connections"
 
 
 def server_error(frame: bytes, *, node: str | None = None) -> ServerError:
-    """Return the error for the data of an error frame.
+    """Return the error for the data of an error frame; for an unknown code a plain `ServerError`.
 
     The first word decides the class: descriptions may be empty, and leave a trailing space (captured behaviour). Only
-    texts of failed publishes say whether anything was written. Unknown codes, empty frames and bytes other than UTF-8
-    become a plain `ServerError`. The text is cut and escaped for ``attempts`` and logs.
+    texts of failed publishes show whether anything was written. The text is cut and escaped for ``attempts`` and logs.
     """
     text = outside_text(frame[:MAX_TEXT].decode("utf-8", "backslashreplace"))
     if len(frame) > MAX_TEXT:

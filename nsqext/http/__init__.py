@@ -1,1 +1,1 @@
-"""HTTP of the servers: requests, routes, the guard against foreign web pages, metrics."""
+"""HTTP: client, server, routes, the guard against foreign web pages, metrics."""

@@ -1,15 +1,15 @@
-"""HTTP of both generations of NSQ: two answer forms, their errors, and bounded request bodies.
+"""HTTP of both generations of NSQ: answer forms, their errors, and bounded request bodies.
 
 A handler is a function, plain or async, of a `Call` that returns the real handler's result, or raises `HttpFault`. The
 route's `Form` decides what reaches the wire:
 
 - ``Form.NEGOTIATED``: ``{"status_code", "status_txt", "data"}``, every error as HTTP 500; the second form where the
   client sends ``Accept: application/vnd.nsq; version=1.0``.
-- ``Form.V1``: the bare value, an empty body for None, errors as ``{"message": "…"}`` with their own status; error texts
-  are not escaped, so some errors are no JSON (captured: topic_create_errors).
+- ``Form.V1``: the bare value, an empty body for None, errors as ``{"message": "…"}`` with their status, and unescaped:
+  some are no JSON (captured: topic_create_errors).
 - ``Form.TEXT``: the bare text.
 
-Every form sends a string or bytes result unchanged.
+Every form sends a string or bytes unchanged.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ _BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
 
 
 class Form(Enum):
-    """How a route answers."""
-
     NEGOTIATED = "negotiated"
     V1 = "v1"
     TEXT = "text"
@@ -58,7 +56,7 @@ class HttpFault(Exception):
     """An error answer.
 
     Attributes:
-        status: HTTP status of the second form; the first form always says 500.
+        status: HTTP status of the second form; the first form has 500.
         text: the error's text.
     """
 
@@ -74,13 +72,13 @@ class HttpPanic(Exception):
 
 @define(slots=False)
 class Call:
-    """One request."""
+    """A request."""
 
     request: Request
 
     @cached_property
     def args(self) -> Mapping[str, str]:
-        """The arguments of the query, the first of each name; raises `HttpFault` for a malformed query."""
+        """The arguments of the query, of each name the first; raises `HttpFault` for a malformed query."""
         query = self.request.scope["query_string"].decode("latin-1")
         if _BAD_QUERY.search(query):
             raise HttpFault(400, "INVALID_REQUEST")
@@ -94,7 +92,7 @@ class Call:
         return first_values(pairs)
 
     def arg(self, name: str, missing: str | None = None) -> str:
-        """Return an argument of the query, empty if not given.
+        """Return an argument, empty if not given.
 
         Args:
             missing: text of the fault (status 400) of an empty argument.
@@ -105,7 +103,7 @@ class Call:
         return value
 
     def given(self, name: str, missing: str) -> str:
-        """Return an argument that may be empty, for the original servers; ``missing`` is the fault's text."""
+        """Return an argument that may be empty, for the original servers; see `arg`."""
         if name not in self.args:
             raise HttpFault(400, missing)
         return self.args[name]
@@ -117,7 +115,7 @@ class Call:
 
         Args:
             fault: text of the fault (status 400) for anything else; by default Go's text.
-            missing: text of the fault for an empty argument.
+            missing: see `arg`.
         """
         try:
             return parse_int(self.arg(name, missing) or default, function)
@@ -133,12 +131,11 @@ class Call:
         return self.request.path_params
 
     async def body(self, limit: int = _MAX_BODY, too_big: str = "BODY_TOO_BIG", *, partial: bool = False) -> bytes:
-        """Return the body of the request; keep at most ``limit`` bytes and one chunk in memory.
+        """Return the body; keep at most ``limit`` bytes and a chunk in memory.
 
         Args:
-            limit: bytes, with or without an announced length.
             too_big: text of the fault (status 413) of a longer body.
-            partial: return the received part of a body that ended early; otherwise that is a fault (status 500).
+            partial: return the received part of a body that ended early; else that is a fault (status 500).
         """
         announced = self.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
@@ -156,7 +153,7 @@ class Call:
 
 
 def valid_topic(name: str, fault: str = "INVALID_ARG_TOPIC") -> str:
-    """Return a topic's name; an invalid name is a fault (status 400) with this text."""
+    """Return a topic's name; an invalid name is a fault (status 400)."""
     if not is_valid_topic(name):
         raise HttpFault(400, fault)
     return name
@@ -170,7 +167,7 @@ def valid_channel(name: str) -> str:
 
 
 def first_values(query: str) -> dict[str, str]:
-    """Return the values of a query or form, the first of each name."""
+    """Return the values of a query or form, of each name the first."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True, errors="surrogateescape"):
         found.setdefault(name, value)
@@ -197,7 +194,7 @@ def _answer_v1(status: int, value: object) -> Response:
 
 
 def null() -> Response:
-    """Return the second form of a null as a value; None stands for no value."""
+    """Return the second form of a null; None stands for no value."""
     return Response(b"null", media_type=_JSON, headers=_V1)
 
 
@@ -217,12 +214,6 @@ def _answer(form: Form, request: Request, value: object, fault: HttpFault | None
 
 
 def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Route:
-    """Return a route.
-
-    Args:
-        path: as in Starlette, for example ``/config/{opt}``.
-    """
-
     async def endpoint(request: Request) -> Response:
         value: Any = None
         fault: HttpFault | None = None
@@ -244,10 +235,10 @@ def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Rou
 
 
 def application(routes: Iterable[Route], *, original: bool = False) -> Starlette:
-    """Return the application of one server; answers unknown paths and wrong methods as captured (wrong_routes).
+    """Return a server's application; unknown paths and wrong methods are answered as captured (wrong_routes).
 
     Args:
-        original: puts OPTIONS among the other methods in ``Allow``, as the original generation does, not behind them.
+        original: puts OPTIONS among the other methods in ``Allow``, as the original generation, not behind them.
     """
     table = list(routes)
 
@@ -272,7 +263,7 @@ def application(routes: Iterable[Route], *, original: bool = False) -> Starlette
 
 
 def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
-    """Return an application that is made at its first request, which most nodes of a test never get."""
+    """Return an application that is made at its first request: most nodes of a test get none."""
     made: list[Starlette] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -284,29 +275,18 @@ def at_first_request(make: Callable[[], Starlette]) -> ASGIApp:
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of the format."""
-
 _LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Metric(NamedTuple):
-    """A metric and its samples.
-
-    Attributes:
-        name: its name.
-        kind: ``gauge`` or ``counter``.
-        text: what it counts; one line.
-        samples: labels and value.
-    """
-
     name: str
-    kind: str
-    text: str
-    samples: Sequence[tuple[Mapping[str, str], float]]
+    kind: str  #: ``gauge`` or ``counter``
+    text: str  #: what it counts, in a line
+    samples: Sequence[tuple[Mapping[str, str], float]]  #: labels and value
 
 
 def render_metrics(metrics: Iterable[Metric]) -> str:
-    """Return the metrics as text, without metrics that have no samples."""
+    """Return metrics in Prometheus' text format, without metrics that have no samples."""
     lines: list[str] = []
     for metric in metrics:
         if metric.samples:

@@ -1,7 +1,6 @@
-"""HTTP requests bounded in time and size: to lookup nodes and nodes, and between servers.
+"""HTTP requests bounded in time and size.
 
-They use httpx's transport: its client would log every URL at INFO, and the URL of an auth request contains a secret.
-httpcore logs only at DEBUG.
+They use httpx's transport: its client logs every URL at INFO, and the URL of an auth request contains a secret.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _KEPT_ALIVE = 16
 _REPLIES = 4  # responses of the largest size that may be received concurrently
 _MOST_BYTES = 16 << 20
 _MAX_TEXT = 500  # quoted characters of a transport's error, which may contain the response
-# identity keeps Content-Length equal to the body's size
+# with identity, Content-Length is the body's size
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": f"nsqext/{__version__}"}
 _SOCKET_MEMBERS = ("family", "getpeername", "getsockname", "setsockopt")
 
@@ -51,18 +50,16 @@ class HttpRequestFailed(Exception):
 
 
 class HttpReply(NamedTuple):
-    """A response; names of headers ignore case."""
-
     status: int
     content: bytes
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  #: names ignore case
 
 
 def load_httpx(*, only_asyncio: bool = False) -> None:
-    """Import httpx without its command line, which would import rich and pygments where these are installed.
+    """Import httpx without its command line, which imports rich and pygments if installed.
 
     Args:
-        only_asyncio: the process never runs trio, which httpcore would import where it is installed.
+        only_asyncio: the process never runs trio, which httpcore imports if installed.
     """
     skipped = [name for name in ("httpx._main", *(("trio",) if only_asyncio else ())) if name not in sys.modules]
     absent: dict[str, Any] = dict.fromkeys(skipped)  # an import of these names raises ImportError
@@ -81,8 +78,8 @@ class HttpClient:
     Args:
         timeout: seconds for connection, request and response.
         most: largest body of a response, in bytes; concurrent responses together may have four times as many.
-        tls: makes the context for ``https``; by default with the system's certificates.
-        transport: httpx transport to use, closed by the caller; None to create one.
+        tls: makes the context for ``https``; None from it means the system's certificates.
+        transport: httpx transport to use, closed by the caller.
     """
 
     def __init__(
@@ -106,14 +103,14 @@ class HttpClient:
     async def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
     ) -> HttpReply:
-        """Send a request and return the response. Cancellation waits for the first request's import of httpx.
+        """Send a request; return the response, or raise HttpRequestFailed.
 
-        Raises HttpRequestFailed.
+        Cancellation waits for the first request's import of httpx.
         """
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
         if "httpx" not in sys.modules:
-            await to_thread.run_sync(load_httpx)  # takes 0.1 s, without blocking the event loop
+            await to_thread.run_sync(load_httpx)  # takes 0.1 s
         import httpx
 
         try:
@@ -147,8 +144,7 @@ class HttpClient:
             sent = not isinstance(error, httpx.ConnectError)
             raise HttpRequestFailed("unreachable", f"no response: {_text(error)}", sent=sent) from error
         except AttributeError as error:
-            # anyio asks the socket of a uvloop transport for its peer; it is None if the peer reset the connection
-            # during setup
+            # anyio uses the socket of a uvloop transport, which is None if the peer reset the connection meanwhile
             if error.obj is not None or error.name not in _SOCKET_MEMBERS:
                 raise
             raise HttpRequestFailed("unreachable", "the connection was reset", sent=False) from error
@@ -157,9 +153,8 @@ class HttpClient:
     async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
         if url.startswith("https:"):
             if self._secure is None:
-                # the system's certificates take 0.1 s, without blocking the event loop
                 given = self._tls()
-                context = await to_thread.run_sync(_system_certificates) if given is None else given
+                context = await to_thread.run_sync(_system_certificates) if given is None else given  # takes 0.1 s
                 self._secure = self._secure or _make_transport(context)
             return self._secure
         self._transport = self._transport or _make_transport(_without_certificates())
@@ -178,7 +173,7 @@ class HttpClient:
                     size = max(size, len(body) + len(chunk))
                     crowded = crowded or self._buffered + len(chunk) > _REPLIES * most
                     if size <= most and not crowded:
-                        # the rest is discarded until the timeout: some event loops warn about unexhausted iterators
+                        # else read and discarded: some event loops warn about unexhausted iterators
                         self._buffered += len(chunk)
                         body += chunk
             if size > most:
@@ -191,7 +186,7 @@ class HttpClient:
             self._buffered -= len(body)
 
     async def aclose(self) -> None:
-        """Cancel pending requests and close the connections, even when cancelled."""
+        """Cancel pending requests; close the connections, even when cancelled."""
         self._closed = True
         for scope in tuple(self._pending):
             scope.cancel()
@@ -203,7 +198,6 @@ class HttpClient:
 
 
 def _text(error: BaseException) -> str:
-    """Return the text of an error, or of its first cause with a text."""
     cause: BaseException | None = error
     while cause is not None:
         if str(cause):
@@ -214,7 +208,7 @@ def _text(error: BaseException) -> str:
 
 @cache
 def _without_certificates() -> ssl.SSLContext:
-    """Return a context for plain HTTP, without the system's certificates, which load slowly."""
+    """Return a context for plain HTTP: the system's certificates load slowly."""
     import ssl
 
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -229,7 +223,7 @@ def _system_certificates() -> ssl.SSLContext:
 
 @cache
 def _body_stream() -> Callable[[bytes], httpx.AsyncByteStream]:
-    """Return the class of a body's stream: trio warns about httpx's generator if a connection ends meanwhile."""
+    """Return a class of streams: trio warns about httpx's generator if a connection ends meanwhile."""
     import httpx
 
     class Body(httpx.AsyncByteStream):

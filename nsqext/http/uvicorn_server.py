@@ -1,4 +1,4 @@
-"""uvicorn on a given socket, started, stopped and killed within a task group."""
+"""uvicorn on a given socket, within a task group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class HttpGuard:
 
     After a DNS rebinding a page's ``Host`` is its own: only addresses, ``localhost``, this machine's name and the given
     names are accepted. A page of another origin cannot hide its ``Origin`` from a request that changes something.
-    Programs send neither.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -67,9 +66,9 @@ class HttpGuard:
         """Return why a request is refused; empty when accepted.
 
         Args:
-            host: header ``Host``; empty without one (HTTP/1.0, which no browser speaks).
-            origin: header ``Origin``, empty without one.
-            site: header ``Sec-Fetch-Site``, empty without one.
+            host: header ``Host``; empty without it (HTTP/1.0, which no browser speaks).
+            origin: header ``Origin``, or empty.
+            site: header ``Sec-Fetch-Site``, or empty.
         """
         name = _host_of(host)
         if host and not (name in self._names or name.endswith(".localhost") or _is_address(name)):
@@ -88,9 +87,9 @@ _KEEP_ALIVE = 3600
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers and its ten wake-ups a second; accepts connections itself.
+    """uvicorn without signal handlers and its ten wake-ups a second.
 
-    asyncio's listening server leaks a connection that it accepts while it is closed.
+    It accepts connections itself: asyncio's server leaks a connection that it accepts while it is closed.
     """
 
     def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
@@ -126,7 +125,7 @@ class _Server(uvicorn.Server):
 
     def _accepted(self, sock: socket.socket, task: Any) -> None:
         self.server_state.tasks.discard(task)
-        if task.cancelled() or task.exception() is not None:  # the TLS handshake failed, or the client disconnected
+        if task.cancelled() or task.exception() is not None:
             sock.close()
 
     def _protocol(self) -> GoProtocol:
@@ -170,11 +169,11 @@ def _refusal(guard: HttpGuard, scope: Any) -> str:
 
 
 class HttpServer:
-    """One HTTP server.
+    """An HTTP server.
 
     Args:
         gate: awaited before each request; a frozen node waits in it.
-        guard: refuses requests that a foreign web page caused; None accepts them, as the real servers.
+        guard: None accepts all requests, as the real servers.
     """
 
     def __init__(
@@ -196,8 +195,8 @@ class HttpServer:
             except anyio.get_cancelled_exc_class():
                 if not self._stopping.is_set():
                     raise
-                # the server ends and has aborted the connection: uvicorn would log the cancellation with a traceback.
-                # It learns of the abort in the next turn of the loop; a later turn may cancel the task again
+                # uvicorn learns in the next turn of the loop that the connection was aborted, and would log the
+                # cancellation with a traceback; a later turn may cancel the task again
                 with anyio.CancelScope(shield=True), suppress(anyio.get_cancelled_exc_class()):
                     await anyio.lowlevel.checkpoint()
 
@@ -224,11 +223,7 @@ class HttpServer:
     async def serve(
         self, listener: socket.socket, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until `stop`, `kill` or cancellation, then close the socket and all connections.
-
-        Args:
-            listener: a listening socket, which the server then owns.
-        """
+        """Serve until `stop`, `kill` or cancellation; then close the socket and all connections."""
         task_status.started()
         try:
             await self._server.serve([listener])
@@ -240,7 +235,7 @@ class HttpServer:
                     await self._server.shutdown([listener])
 
     def stop(self) -> None:
-        """Accept no more requests, answer those that run within a second, and end."""
+        """Accept no further requests, answer running requests within a second, and end."""
         self._stopping.set()
 
     def kill(self) -> None:
@@ -253,7 +248,7 @@ class HttpServer:
 
 
 def listen(address: Address) -> socket.socket:
-    """Return a non-blocking listening socket; port 0 chooses a free port. Raises InvalidSetting."""
+    """Return a non-blocking listening socket, for port 0 on a free port; raises InvalidSetting."""
     family = AF_INET6 if ":" in address.host else AF_INET
     try:
         listener = create_server((address.host, address.port), family=family)

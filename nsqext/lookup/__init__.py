@@ -1,1 +1,1 @@
-"""Find the leaders of partitions: query the lookup service, merge and refresh its responses."""
+"""Find the leaders of partitions: query the lookup service, merge its responses."""

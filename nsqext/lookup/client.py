@@ -42,16 +42,16 @@ logger: logging.Logger = logging.getLogger("nsqext.lookup")
 T = TypeVar("T")
 
 _RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed
-_MAX_PARSED = 4096  # cached parsed responses; a digest identifies unchanged responses
-_AT_ONCE = 32  # lookup nodes queried concurrently; a connection that fails costs milliseconds of CPU
+_MAX_PARSED = 4096  # cached parsed responses, by their digest
+_AT_ONCE = 32  # lookup nodes queried concurrently; a failing connection costs milliseconds of CPU
 
 
 class LookupClient:
-    """Client of all lookup nodes of a cluster, of either generation or mixed.
+    """Client of all lookup nodes of a cluster, of any generation or mixed.
 
     The given addresses return the list of all lookup nodes. An address without a list (the original NSQ), without a
-    response, or with a path prefix (a gateway) is used itself. A node that fails repeatedly is queried only if the
-    others do not find the topic.
+    response, or with a path prefix (a gateway) is used itself. A node that fails repeatedly is queried only if others
+    do not find the topic.
 
     Args:
         transport: httpx transport to use, closed by the caller; None to create one.
@@ -76,9 +76,9 @@ class LookupClient:
         self._relist_at = float("-inf")
         self._listing = anyio.Lock()
         self._lists = 0
-        self._failures: dict[Address, tuple[int, float]] = {}  # consecutive failures of nodes, and the time of the last
+        self._failures: dict[Address, tuple[int, float]] = {}  # consecutive failures, and the time of the last
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
-        #: limits parsing to one response per turn of the event loop, so that other tasks run
+        #: limits parsing to a response per turn of the event loop, so that other tasks run
         self.reading: anyio.Lock = anyio.Lock()
         self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
 
@@ -92,10 +92,7 @@ class LookupClient:
         await self.http.aclose()
 
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
-        """Return a client of other lookup nodes with the same connections; closing either closes them.
-
-        Raises InvalidSetting.
-        """
+        """Return a client of other lookup nodes that shares the connections and their close; raises InvalidSetting."""
         other = LookupClient(addresses, self.options)
         other.http = self.http
         return other
@@ -103,9 +100,8 @@ class LookupClient:
     async def lookup(self, topic: str, access: str = "w") -> tuple[LookupAnswer, ...]:
         """Look up a topic to publish (``w``) or consume (``r``); return each queried lookup node's answer or error.
 
-        At most ``max_concurrent`` topics are looked up concurrently; the wait for that does not count for timeouts.
-
-        Raises InvalidInput or InvalidState.
+        The wait for other topics' lookups (``max_concurrent``) does not count for timeouts. Raises InvalidInput or
+        InvalidState.
         """
         check_topic(topic)
         if access not in ("r", "w"):
@@ -125,10 +121,7 @@ class LookupClient:
         return tuple(answers)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
-        """Return whether a partition has a node but no channel: lookup nodes do not offer it to producers.
-
-        Raises InvalidState.
-        """
+        """Return whether lookup nodes hide a partition from producers for lack of a channel; raises InvalidState."""
         params: dict[str, str | int] = {"topic": topic, "access": "w", "partition": partition}
 
         async def ask(address: Address) -> bool:
@@ -161,16 +154,12 @@ class LookupClient:
 
     @cached_property
     def lists(self) -> LookupLists:
-        """Requests for lists of all topics and nodes."""
         from nsqext.lookup.lists import LookupLists
 
         return LookupLists(self)
 
     async def lookup_nodes(self) -> tuple[LookupNode, ...]:
-        """Return all lookup nodes of the last ``/listlookup``, which is repeated after ``poll_interval``.
-
-        Raises InvalidState.
-        """
+        """Return the lookup nodes of ``/listlookup``, at most ``poll_interval`` old; raises InvalidState."""
         if anyio.current_time() >= self._relist_at:
             before = self._lists
             async with self._listing:
@@ -216,7 +205,7 @@ class LookupClient:
             )
         if not isinstance(address, LookupUrl):
             return nodes
-        # the list contains no scheme: all lookup nodes of a cluster share it
+        # all lookup nodes of a cluster share the scheme, which the list lacks
         return tuple(
             evolve(node, address=LookupUrl(node.address.host, node.address.port, address.scheme)) for node in nodes
         )
@@ -246,12 +235,8 @@ class LookupClient:
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
     ) -> dict[Address, T | NsqError]:
         """Query nodes concurrently; after the first response, the others have ``straggler_timeout`` seconds left."""
-        results: dict[Address, T | NsqError] = {
-            address: LookupFailed(
-                "no response within straggler_timeout after that of another lookup node", node=str(address)
-            )
-            for address in addresses
-        }
+        text = "no response within straggler_timeout after the response of another lookup node"
+        results: dict[Address, T | NsqError] = {address: LookupFailed(text, node=str(address)) for address in addresses}
 
         async def ask_one(address: Address) -> None:
             try:
@@ -270,12 +255,12 @@ class LookupClient:
 
 
 def _without_traceback(error: NsqError) -> NsqError:
-    """Remove the tracebacks of a stored error, whose frames keep the response in memory."""
+    """Remove the tracebacks of an error, whose frames would keep the response in memory."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:  # causes may form a cycle
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    for one in causes:
-        one.__traceback__ = None
+    for cause in causes:
+        cause.__traceback__ = None
     return error

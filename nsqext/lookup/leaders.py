@@ -1,4 +1,4 @@
-"""The leaders of partitions, for what asks them over HTTP."""
+"""The leaders of partitions, for requests over HTTP."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Leader:
-    """The node that leads a partition."""
+    """Addresses of the node that leads a partition."""
 
-    tcp: Address  #: TCP address
-    http: Address  #: HTTP address
+    tcp: Address
+    http: Address
 
 
 def leader_of(view: PartitionMap, partition: int) -> Leader:

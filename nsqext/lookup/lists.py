@@ -1,4 +1,4 @@
-"""Lists of all topics and nodes that the lookup nodes of a cluster know."""
+"""Lists of all topics and nodes."""
 
 from __future__ import annotations
 
@@ -24,28 +24,23 @@ T = TypeVar("T")
 
 
 class LookupNodes(Protocol):
-    """The lookup nodes of a cluster: `nsqext.lookup.client.LookupClient`."""
+    """What lists need of `nsqext.lookup.client.LookupClient`."""
 
     http: LookupHttp
     options: LookupOptions
     mapped: MapAddress | None
     reading: anyio.Lock
 
-    async def lookup_nodes(self) -> tuple[LookupNode, ...]:
-        """Return all lookup nodes."""
+    async def lookup_nodes(self) -> tuple[LookupNode, ...]: ...
 
-    def tiers(self) -> list[list[Address]]:
-        """Group them, in the order in which they are asked."""
+    def tiers(self) -> list[list[Address]]: ...
 
     async def ask_all(
         self, addresses: Iterable[Address], ask: Callable[[Address], Awaitable[T]]
-    ) -> dict[Address, T | NsqError]:
-        """Ask some of them concurrently."""
+    ) -> dict[Address, T | NsqError]: ...
 
 
 class LookupLists:
-    """Requests for lists."""
-
     def __init__(self, client: LookupNodes) -> None:
         self._client = client
 
@@ -55,10 +50,7 @@ class LookupLists:
         return tuple(sorted({topic for topics in answers for topic in topics}))
 
     async def extend_support(self) -> dict[str, bool]:
-        """Return with one request whether topics have extend support, for all topics of the redesigned NSQ.
-
-        Raises LookupFailed.
-        """
+        """Return whether topics have extend support, for all topics of the redesigned NSQ; raises LookupFailed."""
         answers = await self._collect("/topics", {"metaInfo": "true"}, self._read_extend_support)
         found: dict[str, bool] = {}
         for answer in answers:
@@ -67,7 +59,7 @@ class LookupLists:
         return found
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nsqd that any lookup node knows, sorted; at most ``max_nodes`` each. Raises LookupFailed."""
+        """Return all nsqd that any lookup node knows, sorted, at most ``max_nodes`` each; raises LookupFailed."""
         answers = await self._collect("/nodes", {}, self._read_nodes)
         found = {node.tcp: node for nodes in answers for node in nodes}
         return tuple(found[address] for address in sorted(found))

@@ -1,4 +1,4 @@
-"""A lookup client that producers and consumers share."""
+"""`Lookup`: a lookup client that producers and consumers share."""
 
 from __future__ import annotations
 
@@ -19,23 +19,20 @@ if TYPE_CHECKING:
 
 @frozen
 class _SharedOptions:
-    """The options of the lookup client, whose settings have the prefix of their group."""
-
     lookup: LookupOptions = field(factory=LookupOptions)
 
 
 @cache
 def lookup_schema() -> Schema:
-    """Return the settings of the lookup client."""
     return Schema("Lookup", settings_of(_SharedOptions), direct=False)
 
 
 class Lookup(SharedMetadata):
     """A lookup client that producers and consumers share; pass it to them instead of lookup addresses.
 
-    Clients that share a `Lookup` have one list of lookup nodes, one poll per topic, and one pool of HTTP connections;
-    otherwise each has its own. The first client that opens opens it, the last client that closes closes it, and it can
-    be opened again. At any time, all clients must be in one event loop, as the blocking clients of a process are.
+    They share the list of lookup nodes, a poll per topic, and the pool of HTTP connections. The first client that opens
+    opens it, the last client that closes closes it, and it can be opened again. At any time, all clients must be in the
+    same event loop, as the blocking clients of a process are.
 
     Args:
         lookupd: nsqlookupd's HTTP addresses (a list, or a text with commas), or a URL with addresses and settings.
@@ -65,7 +62,6 @@ class Lookup(SharedMetadata):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The lookup addresses."""
         return self.metadata.addresses
 
     def switch(self, lookupd: str | Sequence[str]) -> None:
@@ -74,9 +70,6 @@ class Lookup(SharedMetadata):
         All topics are looked up immediately. Clients move to the reported leaders, and keep the current leaders of
         topics that the new nodes do not find. Thread-safe.
 
-        Args:
-            lookupd: lookup addresses, as for the constructor.
-
         Raises:
             InvalidSetting: no address, or an invalid address; the addresses stay unchanged.
         """
@@ -84,7 +77,7 @@ class Lookup(SharedMetadata):
 
 
 def share_lookup(given: Given) -> Given:
-    """Return settings with a `Lookup` in place of lookup addresses, for several clients."""
+    """Return settings with a `Lookup` in place of lookup addresses."""
     if not given.lookupd or isinstance(given.lookupd, Lookup):
         return given
     own: dict[str, Any] = {name: value for name, value in given.values.items() if name in lookup_schema().own}

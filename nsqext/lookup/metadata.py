@@ -1,4 +1,4 @@
-"""Cache of partition maps for producers and consumers, refreshed by polling and after errors."""
+"""Cache of partition maps, refreshed by polling and after errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NodeFilter:
     """Calls the ``node_filter``; a node for which it raises is used."""
 
     def __init__(self, function: Callable[[str], bool]) -> None:
-        self._function = function  # whether the node at ``host:port`` is used
+        self._function = function
         self._failed: set[Address] = set()
 
     def __call__(self, node: Address) -> bool:
@@ -75,9 +75,10 @@ class MetadataCache:
 
     Args:
         lookupd: nsqlookupd's HTTP addresses, a list or a text with commas.
-        nsqd: TCP addresses of nodes without lookup; partitions are unknown then.
-        transport: httpx transport to use, closed by the caller; None to create one.
+        nsqd: TCP addresses of nodes without lookup, whose partitions are unknown.
+        transport: httpx transport to use, closed by the caller; None to create a transport.
         over_http: ``nsqd`` are HTTP addresses.
+
     Raises InvalidSetting.
     """
 
@@ -102,7 +103,7 @@ class MetadataCache:
             raise InvalidSetting("node_filter has no effect with nsqd=", hint="list the nodes to use in nsqd=")
         self._filter = None if self._options.node_filter is None else NodeFilter(self._options.node_filter)
         self._client = None if self._nsqd else self._new_client(lookupd)
-        self.service: frozenset[Address] = frozenset(self.addresses)  #: the addresses in any order
+        self.service: frozenset[Address] = frozenset(self.addresses)  #: identifies the service
         self._maps: dict[Key, PartitionMap] = {}
         self._refreshers: dict[Key, Refresher] = {}
         self._callbacks: dict[Key, list[Callback]] = {}
@@ -119,13 +120,13 @@ class MetadataCache:
         self.failures: int = 0  #: consecutive rounds without a usable response
 
     def _new_client(self, lookupd: Sequence[str] | str) -> LookupClient:
-        from nsqext.lookup.client import LookupClient  # lazy: clients of fixed nodes need no HTTP
+        from nsqext.lookup.client import LookupClient  # clients of fixed nodes need no HTTP
 
         return LookupClient(lookupd, self._options, self._transport)
 
     @property
     def answer_age(self) -> float | None:
-        """Seconds since the last usable response of a lookup node; None before, and without lookup."""
+        """Seconds since the last usable response of a lookup node; None before any."""
         return None if self._answered_at is None else max(0.0, time.monotonic() - self._answered_at)
 
     @property
@@ -134,7 +135,7 @@ class MetadataCache:
 
     @property
     def place(self) -> str:
-        """The addresses as a client's argument, for people."""
+        """The addresses as an argument, for people."""
         return f"{'lookupd' if self.has_lookup else 'nsqd'}={','.join(map(str, self.addresses))!r}"
 
     @property
@@ -143,7 +144,6 @@ class MetadataCache:
 
     @property
     def has_lookup(self) -> bool:
-        """Whether a lookup service is used; otherwise a refresh has no effect."""
         return self._client is not None
 
     @property
@@ -152,7 +152,7 @@ class MetadataCache:
 
     @property
     def channels(self) -> NodeChannels:
-        """Requests about channels, with the options of the lookup client; raises InvalidState."""
+        """Requests about channels; raises InvalidState without lookup."""
         from nsqext.lookup.node_channels import NodeChannels
 
         if self._client is None:
@@ -160,7 +160,7 @@ class MetadataCache:
         return NodeChannels(self._client.http)
 
     def cached(self, topic: str, access: str = "w") -> PartitionMap | None:
-        """Return a topic's cached map without a request; None if the topic was never found."""
+        """Return a topic's map without a request; None if the topic was never found."""
         found = self._maps.get((topic, access))
         if found is None and self._nsqd:
             found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
@@ -168,7 +168,7 @@ class MetadataCache:
         return found
 
     async def resolve(self, topic: str, access: str = "w") -> PartitionMap:
-        """Return a topic's map; query the lookup service if no partition has a known leader.
+        """Return a topic's map; query the lookup service if no node is known.
 
         Raises TopicNotFound, TopicNotReady, LookupFailed, InvalidName or InvalidState.
         """
@@ -183,15 +183,15 @@ class MetadataCache:
         raise copy(refresher.error) from refresher.error.__cause__
 
     def is_unknown(self, topic: str, access: str = "w") -> bool:
-        """Return whether lookup nodes responded in the last round, but none found the topic."""
+        """See `Refresher.unknown`."""
         refresher = self._refreshers.get((topic, access))
         return refresher is not None and refresher.unknown
 
     async def may_subscribe(self, topic: str, view: PartitionMap, node: Address) -> bool:
-        """Return whether a subscription to a node of the original NSQ would not create a topic that was deleted.
+        """Return False if a subscription to a node of the original NSQ would create a deleted topic again.
 
         A new lookup has to list the node, without a tombstone, and the node itself has to know the topic: both may lag
-        behind a deletion. What does not respond does not count; without lookup, nothing is asked.
+        behind a deletion. A server without response does not count; without lookup, nothing is asked.
 
         Raises InvalidName or InvalidState.
         """
@@ -209,9 +209,9 @@ class MetadataCache:
             return True
 
     async def topics(self, *, max_age: float = 0.0) -> tuple[str, ...]:
-        """Return the sorted names of all topics of the lookup service; empty without lookup.
+        """Return the sorted names of all topics, at most ``max_age`` seconds old; empty without lookup.
 
-        A cached list may be ``max_age`` seconds old: clients share one request. Raises LookupFailed.
+        Raises LookupFailed.
         """
         if self._client is None:
             await checkpoint()
@@ -223,14 +223,14 @@ class MetadataCache:
         return self._topics
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return all nodes that the lookup service lists; empty without lookup. Raises LookupFailed."""
+        """Return all listed nodes; empty without lookup. Raises LookupFailed."""
         if self._client is None:
             await checkpoint()
             return ()
         return await self._client.lists.nodes()
 
     def of_nodes(self, topic: str, nodes: Sequence[NodeInfo]) -> PartitionMap:
-        """Return the map of a topic unknown to lookup, on nodes without partitions that accept it."""
+        """Return the map of a topic unknown to lookup, on nodes without partitions."""
         addresses = [node.tcp for node in nodes]
         kept = addresses if self._filter is None else [node for node in addresses if self._filter(node)]
         filtered = tuple((-1, node) for node in addresses if node not in kept)
@@ -253,8 +253,7 @@ class MetadataCache:
 
         Args:
             failed: the map that led to the error; if the cache has a newer map, no request is sent.
-            partition: the partition whose leader in ``failed`` refused: if lookup nodes disagree, another leader is
-                preferred.
+            partition: its leader in ``failed`` refused: if lookup nodes disagree, another leader is preferred.
             after_error: False without an error: the pauses do not grow.
 
         Raises InvalidName or InvalidState.
@@ -265,7 +264,7 @@ class MetadataCache:
         await self._refresher(topic, access).refresh(failed, partition, after_error=after_error)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
-        """Return whether lookup nodes hide a partition from producers for lack of a channel."""
+        """See `LookupClient.lacks_channel`."""
         return self._client is not None and await self._client.lacks_channel(topic, partition)
 
     def poll_soon(self, topic: str, accesses: str = "rw") -> None:
@@ -281,11 +280,11 @@ class MetadataCache:
         self._poller.wake()
 
     def lists_cheaply(self, count: int) -> bool:
-        """Return whether one list of all topics costs less than ``count`` lookups."""
+        """Return whether a list of all topics costs less than ``count`` lookups."""
         return self._extended.cheap_for(count)
 
     def poll_extended(self, topics: Iterable[str]) -> None:
-        """Look up soon, with one list, which of these topics have extend support by now. Not thread-safe."""
+        """Look up soon, with a single list, which of these topics have extend support. Not thread-safe."""
         self._extended.request(topics)
         self._poller.wake()
 
@@ -295,7 +294,7 @@ class MetadataCache:
         return await self._client.lists.extend_support()
 
     def watch(self, topic: str, access: str, callback: Callback) -> Callable[[], None]:
-        """Poll a topic and call ``callback`` with each new map; return a function that ends it.
+        """Poll a topic; call ``callback`` with each new map; return a function that ends this.
 
         Callbacks run in the task that received the response and must not block. Raises InvalidName or InvalidState.
         """
@@ -321,7 +320,7 @@ class MetadataCache:
     def switch(self, addresses: Sequence[str] | str) -> None:
         """Use other lookup nodes; each topic keeps its map until they find it. Thread-safe. Raises InvalidSetting."""
         if self._users and self._loop is not None and self._loop != current_loop():
-            from anyio import from_thread  # lazy: it loads concurrent.futures
+            from anyio import from_thread  # it loads concurrent.futures
 
             from_thread.run_sync(self._switch, addresses, token=self._loop)
         else:
@@ -341,12 +340,10 @@ class MetadataCache:
     # Opening, polling and closing
 
     def acquire(self) -> None:
-        """Add a user; the first opens or reopens the cache. Raises InvalidState."""
+        """Add a user; the first user opens or reopens the cache. Raises InvalidState."""
         loop = current_token()
         if self._users and self._loop != loop:
-            raise InvalidState(
-                "the lookup is in use in another event loop", hint="create one Lookup for each event loop"
-            )
+            raise InvalidState("the lookup is in use in another event loop", hint="create a Lookup for each event loop")
         if self._closed and self._client is not None:
             self._client = self._new_client(tuple(map(str, self._client.addresses)))
             self._maps.clear()
@@ -360,16 +357,13 @@ class MetadataCache:
             _in_use.add(self)
 
     async def release(self) -> None:
-        """Remove a user; the last closes the cache, even when cancelled."""
+        """Remove a user; the last user closes the cache, even when cancelled."""
         self._users -= 1
         if not self._users:
             await self.aclose()
 
     async def run(self) -> None:
-        """Poll found and watched topics until the cache is closed; return immediately without lookup.
-
-        Each user runs this, and one of the tasks polls.
-        """
+        """Poll found and watched topics until the cache is closed; each user runs this, and a single task polls."""
         if self._client is not None:
             await self._poller.run()
 
@@ -431,25 +425,24 @@ class MetadataCache:
         if changed.filtered and (before is None or before.filtered != changed.filtered):
             log_filtered(changed)
         if before is not None and before.meta != changed.meta:
-            topic_changed(changed.topic)  # other clients of this process, and the other access, notice it later
+            topic_changed(changed.topic)  # for other clients of this process, and the other access
         for callback in tuple(self._callbacks.get(key, ())):
             callback(changed)
 
 
 def log_filtered(view: PartitionMap) -> None:
-    """Log the nodes of a topic that ``node_filter`` excludes."""
     left_out = [str(node) if number is None else f"partition {number} at {node}" for number, node in view.filtered]
     use = "published to" if view.access == "w" else "consumed from"
     logger.warning("%s: not %s because of node_filter: %s", view.topic, use, outside_text(", ".join(left_out)))
 
 
 class SharedMetadata(ProcessBound):
-    """A cache that clients share: the part of `nsqext.Lookup` that they need."""
+    """What clients use of `nsqext.Lookup`."""
 
     def __init__(self, metadata: MetadataCache, own: Collection[str], given: Mapping[str, Any]) -> None:
         self.metadata: MetadataCache = metadata
-        self.own: Collection[str] = own  #: names of the settings that belong to it
-        self.given: Mapping[str, Any] = given  #: values of its given settings
+        self.own: Collection[str] = own  #: names of its settings
+        self.given: Mapping[str, Any] = given  #: values of given settings
 
 
 def values_of(given: Given) -> Mapping[str, Any]:
@@ -458,7 +451,7 @@ def values_of(given: Given) -> Mapping[str, Any]:
 
 
 def metadata_cache(given: Given, options: LookupOptions, *, over_http: bool = False) -> MetadataCache:
-    """Return the cache for a client: the cache of a `nsqext.Lookup`, or a new cache; raises InvalidSetting."""
+    """Return the cache of a shared `nsqext.Lookup`, or a new cache; raises InvalidSetting."""
     if not isinstance(given.lookupd, SharedMetadata):
         return MetadataCache(given.lookupd, given.nsqd, options, over_http=over_http)
     for name in given.values.keys() & given.lookupd.own:

@@ -21,22 +21,21 @@ _SHOWN = 200
 
 
 class LogBounds(NamedTuple):
-    """Byte offsets of the log of a partition."""
+    """Byte offsets of a partition's log."""
 
     begin: int  #: of the first retained record
-    end: int  #: behind the last record, including records that replicas have not confirmed and may be undone
+    end: int  #: behind the last record; records that replicas have not confirmed may be undone
     channel: int | None = None  #: behind the records that a channel has finished without a gap; None if unknown
 
 
 class NodeChannels:
-    """Asks nodes about channels, and moves them."""
+    """Asks nodes about channels, and moves channels."""
 
     def __init__(self, http: LookupHttp) -> None:
-        # sends the requests, with its options' timeouts and credentials; not closed by this object
-        self._http = http
+        self._http = http  # not closed by this object
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
-        """Return whether a node has a channel at a partition that it leads; raises PartitionUnavailable."""
+        """Return whether a node has a channel; see `channel`."""
         return await self.channel(node, topic, partition, channel) is not None
 
     async def has_topic(self, node: Address, topic: str) -> bool:
@@ -46,28 +45,24 @@ class NodeChannels:
     async def channel(
         self, node: Address, topic: str, partition: int | None, channel: str
     ) -> PartitionChannelStats | None:
-        """Return the statistics of a channel at a partition; None for an unknown channel.
+        """Return a channel's statistics; None if unknown, or if the node does not lead the partition.
 
-        ``partition`` is None at the original NSQ. Raises PartitionUnavailable.
+        ``partition`` is None for the original NSQ. Raises PartitionUnavailable.
         """
         found = (part.channels.get(channel) for part in await self._partitions(node, topic, partition))
         return next(found, None)
 
     async def _partitions(self, node: Address, topic: str, partition: int | None) -> list[PartitionStats]:
-        """Return the partition that the node leads, or its share of an original topic; empty for an unknown topic."""
         found = await ask_stats(self._http, node, topic, partition)
         return [part for part in found.get(topic, ()) if part.partition == partition]
 
     async def clients(self, node: Address, topic: str, partition: int | None, channel: str) -> int:
-        """Return how many connections are subscribed to a channel; see `channel`. 0 for an unknown channel."""
+        """Return the number of connections subscribed to a channel; see `channel`."""
         found = await self.channel(node, topic, partition, channel)
         return 0 if found is None else found.connections
 
     async def log_bounds(self, node: Address, topic: str, partition: int, channel: str = "") -> LogBounds:
-        """Return where a partition's log begins and ends, and where a channel is, if it exists.
-
-        Raises PartitionUnavailable.
-        """
+        """Return the bounds of a partition's log; raises PartitionUnavailable."""
         for part in await self._partitions(node, topic, partition):
             if part.end is not None:
                 found = part.channels.get(channel)
@@ -79,7 +74,7 @@ class NodeChannels:
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         """Move an existing channel to ``kind:number``; the server forgets its messages in flight.
 
-        SUB_ADVANCED with a start position makes the server ignore the partition word (captured:
+        With a start position of SUB_ADVANCED the server ignores the partition (captured:
         sub_advanced_offset_partition), and SUB_ORDERED takes no position. So a connection subscribes first, and the
         channel is moved before RDY is sent.
 
@@ -89,7 +84,7 @@ class NodeChannels:
             params, body = {"channel": channel}, position.encode()
             await ask_node(self._http, "POST", node, "/channel/setoffset", topic, partition, params, body)
         except NsqError as error:
-            # an empty queue has only one position, and the real server refuses the move
+            # the real server refuses to move a channel within an empty queue
             if _EMPTY not in error.message:
                 raise
 
@@ -104,9 +99,7 @@ async def ask_node(
     params: Mapping[str, str | int],
     body: bytes = b"",
 ) -> bytes:
-    """Send a request about a partition, a topic or the whole node; return the body of its response.
-
-    None stands for all topics or all partitions.
+    """Send a request about a partition, or with None all partitions or topics; return the body of the response.
 
     Raises ChannelNotRegistered or PartitionUnavailable.
     """
@@ -142,8 +135,9 @@ async def ask_stats(
     """Request the statistics of partitions that a node leads, by topic; see `ask_node`.
 
     Args:
-        tcp: the node's TCP address in the results; by default its HTTP address, which is asked.
-        clients: whether consumers' connections are listed.
+        node: its HTTP address.
+        tcp: the node's address in the results; by default ``node``.
+        clients: list consumers' connections.
     """
     params = {"format": "json"} if clients else {"format": "json", "needClients": "false"}
     body = await ask_node(http, "GET", node, "/stats", topic, partition, params)
@@ -154,7 +148,6 @@ async def ask_stats(
 
 
 def unreadable(what: str, body: bytes, node: Address, topic: str | None, partition: int | None) -> PartitionUnavailable:
-    """Return the error for a response that cannot be parsed."""
     return PartitionUnavailable(
         f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(node)
     )

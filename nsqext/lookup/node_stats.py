@@ -1,4 +1,4 @@
-"""Read the statistics of a node, in the response to ``/stats``, of both generations."""
+"""The statistics of a node (``/stats``) of both generations."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class ClientStats:
     client_id: str  #: sent by the consumer
     hostname: str  #: sent by the consumer
     address: str  #: ``host:port`` of the consumer
-    user_agent: str  #: library and version of the consumer
+    user_agent: str  #: library and version
     node: Address  #: TCP address of the node
     partition: int | None  #: None on the original generation
     ready: int
-    in_flight: int  #: messages in flight
+    in_flight: int
     messages: int  #: messages sent on this connection
-    finished: int  #: finished messages
-    requeued: int  #: requeued messages
+    finished: int
+    requeued: int
     connected_at: int  #: in seconds since 1970
     tag: str | None  #: of the subscription
-    tls: bool  #: whether the connection is encrypted
+    tls: bool
 
 
 @frozen
 class KeyRange:
-    """A range of key hashes of a ``key_failover`` channel on one partition."""
+    """A range of key hashes of a ``key_failover`` channel on a partition."""
 
     low: float  #: 0 to 1
     high: float  #: 0 to 1
     client: str  #: ``host:port`` of the consumer of these keys
     tag: str | None  #: dispatch tag of the consumer
-    rate: float  #: messages per second read for the consumer recently
-    waiting: int  #: messages that wait for this consumer
+    rate: float  #: messages per second read recently
+    waiting: int  #: messages that wait for the consumer
 
 
 @frozen
@@ -55,28 +55,27 @@ class ChannelStats:
     in_flight: int
     deferred: int  #: messages whose delay runs, in memory and on disk
     messages: int  #: received messages
-    requeued: int  #: requeued messages
-    timed_out: int  #: messages not answered in time
-    paused: bool  #: whether delivery is paused on every partition
-    skipped: bool  #: whether every message is skipped on every partition (redesigned NSQ)
+    requeued: int
+    timed_out: int
+    paused: bool  #: on every partition
+    skipped: bool  #: on every partition (redesigned NSQ)
     lag: int  #: messages that wait, are in flight or deferred; counted equally on both generations
-    clients: tuple[ClientStats, ...]  #: consumers' connections, one per subscribed partition
+    clients: tuple[ClientStats, ...]  #: consumers' connections, an entry per subscribed partition
 
 
 @frozen
 class PartitionChannelStats(ChannelStats):
-    """A channel on one partition."""
+    """A channel on a partition."""
 
     lag_bytes: int | None  #: bytes of unfinished messages; None if not reported
     dispatch: str = ""  #: dispatch type, for example ``key_failover``; empty if not reported
-    #: of the consumers, sorted by ``low``; only on ``key_failover`` channels
-    key_ranges: tuple[KeyRange, ...] = ()
-    replay: int = 0  #: messages that wait for the consumer of their key; only on ``key_failover`` channels
-    held_keys: int = 0  #: keys with messages in flight; only on ``key_failover`` channels
-    connections: int = 0  #: connections of consumers, even if not listed
+    key_ranges: tuple[KeyRange, ...] = ()  #: sorted by ``low``; of ``key_failover`` channels
+    replay: int = 0  #: messages that wait for the consumer of their key; on ``key_failover`` channels
+    held_keys: int = 0  #: keys with messages in flight; on ``key_failover`` channels
+    connections: int = 0  #: of consumers, even if not listed
     finished: int = 0  #: messages finished since the leader opened the channel (redesigned NSQ)
     on_disk: int = 0  #: messages among ``deferred`` that wait on disk, and delay no other message (redesigned NSQ)
-    unread: int = 0  #: messages that the node has not read from the log for this channel (redesigned NSQ)
+    unread: int = 0  #: messages that the node has not read for this channel (redesigned NSQ)
 
     @property
     def read(self) -> int:
@@ -85,7 +84,7 @@ class PartitionChannelStats(ChannelStats):
 
     @property
     def unconfirmed(self) -> int:
-        """Most messages that the node may redeliver, because it has read and not confirmed them (redesigned NSQ)."""
+        """Messages that the node has read and not confirmed, and may redeliver (redesigned NSQ)."""
         return max(0, self.depth - self.unread)
 
 
@@ -106,17 +105,16 @@ class PartitionStats:
 
     @property
     def committed(self) -> int:
-        """Messages that a channel may read, known to be committed (redesigned NSQ)."""
+        """Messages known to be committed: a channel may read them (redesigned NSQ)."""
         return max((channel.messages for channel in self.channels.values()), default=0)
 
 
 def _text(value: object) -> str:
-    """Return a name or another text of a node, for errors, logs and terminals."""
     return outside_text(str(value))
 
 
 def read_stats(data: Any, node: Address) -> dict[str, list[PartitionStats]]:
-    """Parse a node's statistics: its led partitions, by topic."""
+    """Parse a node's led partitions, by topic; raises ProtocolError."""
     found: dict[str, list[PartitionStats]] = {}
     try:
         for topic in data.get("topics") or ():
@@ -153,8 +151,8 @@ def _read_channel(name: str, data: Mapping[str, Any], node: Address, partition: 
     on_disk = int(data.get("delayed_queue_count", 0))
     in_memory = int(data.get("deferred_count", 0))
     deferred = in_memory + on_disk
-    # the original generation's depth excludes messages in flight and deferred messages; the redesigned generation's is
-    # the number of messages after the confirmed position, without the delayed queue
+    # the original generation's depth excludes messages in flight or deferred; the redesigned generation's counts the
+    # messages after the confirmed position, without the delayed queue
     lag = depth + in_flight + deferred if partition is None else depth + on_disk
     return PartitionChannelStats(
         name=name,

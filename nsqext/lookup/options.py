@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import ssl
 
 LOOKUP_PORT = 4161
-"""Port of nsqlookupd's HTTP API, for an address without a port."""
+"""Default port of nsqlookupd's HTTP API."""
 NODE_PORT = 4151
-"""The same for nsqd's HTTP API."""
+"""Default port of nsqd's HTTP API."""
 
 _COUNTS = ("max_failures", "max_answer_size", "max_lookup_nodes", "max_nodes", "max_topics", "max_concurrent")
 _HOST = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?"
@@ -50,7 +50,7 @@ def url_of(address: Address) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, without resolving names except ``localhost``."""
+    """Return whether a host is this machine, without resolving names."""
     import ipaddress  # lazy: needed only with a token
 
     try:
@@ -102,7 +102,7 @@ class LookupOptions:
             _check_address_map(self.address_map)
 
     def reached_at(self, listed: Address) -> Address:
-        """Return where a listed address is reached, by ``address_map``; raises InvalidSetting."""
+        """Apply ``address_map`` to a listed address; raises InvalidSetting."""
         given = self.address_map
         if given is None:
             return listed
@@ -116,11 +116,10 @@ class LookupOptions:
         return listed if host is None else Address(host, listed.port)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the context for HTTPS; None for the system's certificates."""
         return make_tls_context(self.ca, "ca")
 
     def check_auth(self, addresses: Sequence[Address]) -> None:
-        """Raise InvalidSetting if the token would be sent in clear to another host without ``auth_over_http``."""
+        """Raise InvalidSetting if the token would be sent in clear."""
         for address in addresses:
             if not self.may_authenticate(address):
                 raise InvalidSetting(
@@ -129,7 +128,7 @@ class LookupOptions:
                 )
 
     def may_authenticate(self, address: Address) -> bool:
-        """Return whether ``auth_secret`` may be sent to an address; True without a secret."""
+        """Return whether ``auth_secret``, if any, may be sent to an address."""
         secure = isinstance(address, LookupUrl) and address.scheme == "https"
         return self.auth_secret is None or self.auth_over_http or secure or is_loopback(address.host)
 
@@ -141,7 +140,6 @@ def _read_address_map(text: str) -> Mapping[str, str]:
 
 
 def _check_address_map(given: object) -> None:
-    """Raise InvalidSetting unless it maps hosts and addresses to the same."""
     hint = "write host:port=host:port or host=host, several with commas"
     table = _read_address_map(given) if isinstance(given, str) else given
     if not isinstance(table, Mapping):
@@ -153,18 +151,15 @@ def _check_address_map(given: object) -> None:
 
 
 def parse_addresses(given: Sequence[str] | str, setting: str, http_port: int | None = None) -> tuple[Address, ...]:
-    """Return the addresses of a list, or of a text with commas, each once and in the given order.
+    """Return the addresses of a list, or of a text with commas, without duplicates; raises InvalidSetting.
 
-    They are written ``host:port`` or ``[IPv6]:port``. A default port means HTTP: they may begin with ``http://`` or
-    ``https://`` and have a path prefix; HTTPS has port 443 unless given.
-
-    Raises InvalidSetting.
+    They are written ``host:port`` or ``[IPv6]:port``. With a default port, they are HTTP addresses: they may begin with
+    ``http://`` or ``https://`` (default port 443) and have a path prefix.
     """
     return tuple(dict.fromkeys(_parse_address(text, setting, http_port) for text in _split(given, setting)))
 
 
 def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
-    """Return lookup addresses; see `parse_addresses`."""
     return parse_addresses(given, "lookupd", LOOKUP_PORT)
 
 
@@ -192,7 +187,7 @@ def _parse_address(text: str, setting: str, http_port: int | None = None) -> Add
 
 
 def _is_bare_ipv6(text: str) -> bool:
-    """Return whether a text is an IPv6 address without brackets, with or without a port."""
+    """Return whether a text is an IPv6 address without brackets."""
     import ipaddress  # lazy: needed only for errors
 
     for host in (text, text.rpartition(":")[0]):

@@ -1,7 +1,6 @@
-"""The partitions of a topic and their leaders: merge answers of lookup nodes into one map or one error.
+"""The partitions of a topic and their leaders: merge answers of lookup nodes into a map or an error, without I/O.
 
-Without I/O. A failed or empty answer removes no partition from the map: the lookup node only does not offer a missing
-partition at the moment.
+A failed or empty answer removes no partition from the map: the lookup node only does not offer it at the moment.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
 _MAX_SOURCES = 256  # lookup nodes whose last answers are kept
-_REASONS = 5  # errors of lookup nodes quoted in one error
+_REASONS = 5  # errors of lookup nodes that an error quotes
 
 
 @frozen
 class PartitionMap:
-    """Partitions, leaders and meta of a topic at one time. Equality ignores the version."""
+    """Partitions, leaders and meta of a topic at a time. Equality ignores the version."""
 
     topic: str
     access: str = "w"  #: ``w`` to publish, ``r`` to consume
@@ -43,7 +42,7 @@ class PartitionMap:
 
     @property
     def partition_num(self) -> int:
-        """Number of the topic's partitions; 0 if unknown."""
+        """0 if unknown."""
         return self.meta.partition_num
 
     @property
@@ -64,17 +63,17 @@ class PartitionMap:
 
 @frozen
 class PartitionLeader:
-    """A leader according to one lookup node."""
+    """A leader according to a lookup node."""
 
     node: NodeInfo
-    epoch: int = 0  #: epoch of the lookup node
-    since: int = 0  #: first of the consecutive rounds in which it returned this leader
-    confirmed: int = 0  #: last round in which it returned this leader
+    epoch: int = 0  #: of the lookup node
+    since: int = 0  #: first of the consecutive rounds with this leader
+    confirmed: int = 0  #: last round with this leader
 
 
 @define
 class _Source:
-    """Last answer of one lookup node."""
+    """Last answer of a lookup node."""
 
     leaders: dict[int, PartitionLeader] = field(factory=dict)
     nodes: tuple[NodeInfo, ...] = ()
@@ -82,10 +81,10 @@ class _Source:
 
 
 class PartitionMapMerger:
-    """Merges the answers of many rounds into the map of one topic.
+    """Merges the answers of many rounds into the map of a topic.
 
-    Lookup nodes may disagree temporarily. For each partition the merger prefers, in this order: a leader that has not
-    refused, the highest epoch, the latest change, the leader of most lookup nodes.
+    Lookup nodes may disagree temporarily. Preferred are, in this order: a leader that has not refused, the highest
+    epoch, the latest change, the leader of most lookup nodes.
     """
 
     def __init__(
@@ -99,11 +98,11 @@ class PartitionMapMerger:
         self._admits = admits  # whether a node is used; None for all
 
     def suspect(self, partition: int, leader: Address) -> None:
-        """Record that a node is not the leader of a partition: any other returned leader is preferred."""
+        """Record that a node is not the leader: any other returned leader is preferred."""
         self._suspects.setdefault(partition, set()).add(leader)
 
     def merge(self, answers: Iterable[LookupAnswer]) -> None:
-        """Merge the answers of one round, in any order."""
+        """Merge the answers of a round, in any order."""
         found = sorted((answer for answer in answers if answer.found), key=lambda answer: str(answer.source))
         self._round += 1
         if not found:
@@ -124,7 +123,7 @@ class PartitionMapMerger:
             self.current = new
 
     def _forget_sources(self) -> None:
-        """Remove the lookup nodes that answered longest ago, to bound their number."""
+        """Bound the number of lookup nodes: remove the nodes that answered longest ago."""
         if len(self._sources) > _MAX_SOURCES:
             oldest = sorted(self._sources, key=lambda address: self._sources[address].answered)
             for address in oldest[: len(self._sources) - _MAX_SOURCES]:
@@ -142,15 +141,15 @@ class PartitionMapMerger:
                 self._suspects.pop(partition, None)
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
-        """Update the nodes by lookup node: what one lookup node removed is removed even if another failed."""
+        """Update the nodes by lookup node: a node that a lookup node removed is removed even if another failed."""
         listing = [answer for answer in found if answer.nodes or answer.partitions]
         dropped: set[Address] = set()
         for answer in listing:
             source = self._sources[answer.source]
             if source.nodes != answer.nodes:
                 dropped |= {node.tcp for node in source.nodes} - {node.tcp for node in answer.nodes}
-                # most lookup nodes list the same nodes: they share one tuple
-                source.nodes = next((one for one in self._node_lists() if one == answer.nodes), answer.nodes)
+                # most lookup nodes list the same nodes: they share a tuple
+                source.nodes = next((known for known in self._node_lists() if known == answer.nodes), answer.nodes)
         answered = {answer.source for answer in listing}
         for address, source in self._sources.items():
             if dropped and address not in answered:
@@ -211,7 +210,7 @@ class PartitionMapMerger:
 
 
 def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
-    """Return the meta of the highest epoch, then with most partitions, then with extend support."""
+    """Return the meta of the highest epoch, then with most partitions."""
     metas = [
         (answer.epoch, astuple(answer.meta), answer.meta)
         for answer in found
@@ -221,21 +220,21 @@ def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
-    """Return one error for the errors of all lookup nodes.
+    """Return an error for the errors of all lookup nodes.
 
-    `TopicNotReady` or `TopicNotFound` if a working lookup node returned it, `NotLookupd` if no address is a trusted
-    lookup node, `LookupUnreachable` if no node responds, otherwise `LookupFailed`.
+    `TopicNotReady` or `TopicNotFound` if a lookup node returned it, `NotLookupd` if no address is a trusted lookup
+    node, `LookupUnreachable` if no node responds, else `LookupFailed`.
     """
     for kind in (TopicNotReady, TopicNotFound):
         for error in errors:
             if isinstance(error, kind):
                 return kind(error.message, topic=topic, node=error.node, hint=error.hint)
     summary: type[LookupFailed] = LookupFailed
-    for one in (NotLookupd, LookupUnreachable):
-        if errors and all(isinstance(error, one) for error in errors):
-            summary = one
+    for kind_of_all in (NotLookupd, LookupUnreachable):
+        if errors and all(isinstance(error, kind_of_all) for error in errors):
+            summary = kind_of_all
+    # without "no response" after "no usable response"
     texts = [str(error) for error in errors[:_REASONS]]
-    # not: no usable response: no response
     reasons = "; ".join(
         text.removeprefix("no response: ").replace("no response within", "not within") for text in texts
     )
@@ -247,7 +246,7 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
 
 
 def merged(topic: str, access: str, answers: Sequence[LookupAnswer]) -> PartitionMap:
-    """Merge the answers of one round into a topic's map; raises TopicNotFound, TopicNotReady or LookupFailed."""
+    """Merge the answers of a round into a map; raises TopicNotFound, TopicNotReady or LookupFailed."""
     if not any(answer.found for answer in answers):
         raise failure([answer.error for answer in answers if answer.error is not None], topic)
     merger = PartitionMapMerger(topic, access)

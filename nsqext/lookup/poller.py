@@ -1,4 +1,4 @@
-"""Refresh partition maps by polling and after errors, one round of requests per topic at a time."""
+"""Refresh partition maps by polling and after errors, a round of requests per topic at a time."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE = 0.05
 _UNSETTLED = 1.0  # seconds to the next poll after a leader is lost; later polls wait as long as it is missing
-# divides the time for which added partitions have had no leader; the result is the pause until their next poll
-_ADDED_SHARE = 20
+_ADDED_SHARE = 20  # added partitions are polled after this part of the time for which they have had no leader
 _POLLS = 4  # topics polled concurrently
 _REFRESHES = 32  # rounds per second, and at once, after errors of found topics
 _REFRESHED_WITHIN = 5.0  # seconds within which errors may refresh each of many topics once
 _NEVER = float("inf")
-_LISTED_FOR_ONE = 10  # a list of this many topics costs a lookup node less than one look-up costs both sides
+_LISTED_FOR_ONE = 10  # a list of this many topics costs a lookup node less than a look-up costs both sides
 
 
 class PollPace:
-    """Pauses between rounds after errors, while the rounds do not change the map.
+    """Pauses between rounds after errors: none at first, then they double up to ``max_pause``.
 
-    The first round is not delayed, then pauses double up to ``max_pause``. A change, or a period without errors, resets
-    them.
+    A change of the map, or a period without errors, resets them.
     """
 
     def __init__(self, max_pause: float, jitter: Callable[[], float] | None = None) -> None:
@@ -42,7 +40,7 @@ class PollPace:
         self._ended = float("-inf")
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the next round may start."""
+        """Return seconds until the next round may start."""
         if now - self._ended > 1.0 + 2 * self._max:
             self._reset()
         return max(0.0, self._ended + self._pause - now)
@@ -62,29 +60,27 @@ class PollPace:
 class RefreshBudget:
     """Limits the rounds after errors, over all topics of a cache.
 
-    A lost node leads partitions of many topics, and each error requests a round for its topic. Without a limit, every
-    client process would look up all these topics several times within the first second.
+    A lost node leads partitions of many topics, and each error requests a round. Without a limit, every client process
+    would look up all these topics several times within the first second.
     """
 
     def __init__(self, rate: float = _REFRESHES) -> None:
         self.topics: int = 0  #: topics of the cache
-        # rounds per second, and at once; with many topics a fifth of their number, so that all are refreshed within
-        # five seconds
+        # rounds per second, and at once; with many topics a fifth of their number: all are refreshed in five seconds
         self._rate = rate
         self._free_at = float("-inf")
 
     def take(self, now: float) -> float:
-        """Reserve a round and return the seconds until it may start."""
+        """Reserve a round; return seconds until it may start."""
         interval = 1 / max(self._rate, self.topics / _REFRESHED_WITHIN)
         self._free_at = max(self._free_at, now - 1.0) + interval
         return max(0.0, self._free_at - now)
 
 
 class Refresher:
-    """One topic and access: its partition map, and the rounds of requests that refresh it.
+    """The partition map of a topic and access, and the rounds of requests that refresh it.
 
-    The first task that needs a round runs it, and all others wait. If this task is cancelled, another takes over. No
-    background task is used.
+    The first task that needs a round runs it, and others wait. If this task is cancelled, another task takes over.
     """
 
     def __init__(
@@ -101,8 +97,8 @@ class Refresher:
         self.map: PartitionMap | None = None  #: None until a lookup node has found the topic
         #: of the last failed round
         self.error: NsqError = LookupFailed("the lookup service has not been queried yet", topic=topic)
-        self.unknown: bool = False  #: lookup nodes responded in the last round, but none found the topic
-        #: nodes without partitions that any lookup node listed in the last round; None if no lookup node responded
+        self.unknown: bool = False  #: in the last round lookup nodes responded, and no node found the topic
+        #: nodes without partitions that were listed in the last round; None if no lookup node responded
         self.listed: frozenset[Address] | None = None
         self.poll_at: float = _NEVER  #: in seconds of the event loop's clock
         self._access = access  # ``w`` or ``r``
@@ -122,10 +118,7 @@ class Refresher:
     async def refresh(
         self, failed: PartitionMap | None = None, partition: int | None = None, *, after_error: bool = True
     ) -> None:
-        """Return when a round newer than ``failed`` has ended; immediately if the map is already newer.
-
-        A failed round sets ``error`` and keeps the map. Cancellation is safe. See `MetadataCache.refresh`.
-        """
+        """See `MetadataCache.refresh`; a failed round sets ``error``."""
         if failed is not None:
             if self.map is not None and self.map.version > failed.version:
                 return
@@ -142,7 +135,7 @@ class Refresher:
         self._outdated = self._running.locked()
 
     def start_over(self, ask: Callable[[], Awaitable[Sequence[LookupAnswer]]]) -> None:
-        """Query other lookup nodes; their map replaces the current map as soon as they find the topic."""
+        """Query other lookup nodes, whose map replaces the current map when they find the topic."""
         self._ask = ask
         self._merger = PartitionMapMerger(self.topic, self._access, self._merger.current.version, self._admits)
         self._pace = PollPace(self._options.max_pause)
@@ -184,7 +177,7 @@ class Refresher:
         settled = self.map is not None and self.map.complete and not self.map.unlisted
         if settled or self._settled_at is None:
             self._settled_at = now
-        # errors notify a producer of every relevant change; a consumer would miss new partitions
+        # errors notify a producer of changes; a consumer would miss new partitions
         if changed or not settled or self._access != "w":
             self._intervals.reset()
         interval = self._intervals.next()
@@ -198,18 +191,18 @@ class Refresher:
 
 
 class ExtendedTopics:
-    """Reads the list of all topics with extend support, where that costs less than look-ups."""
+    """Reads the list of all topics with extend support, where this costs less than look-ups."""
 
     def __init__(self, ask: Callable[[], Awaitable[dict[str, bool]]], extended: Callable[[str], None]) -> None:
         self.poll_at: float = _NEVER  #: now or never
         self._ask = ask  # extend support of all topics
-        # called with each requested topic that has extend support, or whose support the list omits
+        # called with each requested topic that has extend support, or that the list omits
         self._extended = extended
         self._requested: dict[str, None] = {}
         self._listed = 0
 
     def cheap_for(self, count: int) -> bool:
-        """Return whether one list costs less than ``count`` look-ups."""
+        """Return whether a list costs less than ``count`` look-ups."""
         return self._listed <= count * _LISTED_FOR_ONE
 
     def request(self, topics: Iterable[str]) -> None:
@@ -235,7 +228,7 @@ class ExtendedTopics:
 
 
 class Polled(Protocol):
-    """A topic's map or a list, as the poller sees it."""
+    """A topic's map or a list."""
 
     poll_at: float  #: in seconds of the event loop's clock
 
@@ -244,7 +237,7 @@ class Polled(Protocol):
 
 
 class Poller:
-    """Polls all topics in one task; another task in `run` takes over if it is cancelled."""
+    """Polls all topics in a single task; if it is cancelled, another task in `run` takes over."""
 
     def __init__(self, polled: Callable[[], Iterable[Polled]]) -> None:
         self._polled = polled

@@ -1,7 +1,4 @@
-"""Requests to lookup nodes and nodes; every failure is a `LookupFailed`.
-
-Parses responses of lookup nodes: both envelopes, both generations, and invalid input.
-"""
+"""Requests to lookup nodes and nodes, and their responses: both envelopes, both generations, and invalid input."""
 
 from __future__ import annotations
 
@@ -40,15 +37,15 @@ if TYPE_CHECKING:
 MapAddress = Callable[[Address], Address]
 _SHOWN = 120  # quoted bytes of an unexpected response
 _MAX_HOST = 255  # characters of a host name
-_MAX_CHANNELS = 10_000  # channels read per topic; only listed to the user
-_SHARED_NODES = 4096  # nodes without topics shared by all responses, for many lookup nodes with the same nodes
+_MAX_CHANNELS = 10_000  # per topic; only listed to the user
+_SHARED_NODES = 4096  # nodes without topics, which many responses share
 _SHARED_TEXT = 500  # longest text of a shared node
 _GATEWAY_ERRORS = (502, 503, 504)  # of proxies whose server is down
 
 
 @frozen(cache_hash=True)
 class NodeInfo:
-    """An nsqd in the view of the lookup service."""
+    """An nsqd as the lookup service reports it."""
 
     tcp: Address
     http: Address | None = None
@@ -60,7 +57,6 @@ class NodeInfo:
 
     @property
     def redesigned(self) -> bool:
-        """Whether it is of the redesigned generation."""
         return "HA" in self.version
 
 
@@ -75,7 +71,7 @@ class LookupNode:
 
 @frozen
 class LookupAnswer:
-    """Response of one lookup node about a topic, or its error."""
+    """Response of a lookup node about a topic, or its error."""
 
     source: Address  #: the lookup node
     epoch: int = 0  #: from ``/listlookup``
@@ -101,7 +97,7 @@ def unwrap(status: int, body: bytes, source: Address) -> Any:
         try:
             data = orjson.loads(body)
         except orjson.JSONDecodeError:
-            # the redesigned server puts error texts into JSON without escapes
+            # the redesigned server does not escape error texts in JSON
             if status == 200 or not body.lstrip().startswith(b"{"):
                 kind = LookupUnreachable if status >= 500 else NotLookupd  # a proxy whose server is not up yet
                 raise _unexpected(f"HTTP {status} with {body[:_SHOWN]!r}", source, kind) from None
@@ -150,12 +146,10 @@ def _unexpected(what: str, source: Address, kind: type[LookupFailed] = NotLookup
 def read_lookup(
     data: Any, source: Address, epoch: int = 0, max_nodes: int = 1024, mapped: MapAddress | None = None
 ) -> LookupAnswer:
-    """Parse the data of ``/lookup``; ``mapped`` returns where its addresses are reached.
+    """Parse the data of ``/lookup``; raises TopicNotFound or LookupFailed.
 
     The redesigned generation returns empty lists and a meta of zeros to consumers of an unknown topic (captured:
     topic_delete).
-
-    Raises TopicNotFound or LookupFailed.
     """
     try:
         meta = _read_meta(data.get("meta"))
@@ -197,7 +191,7 @@ def _read_meta(data: Any) -> TopicMeta | None:
 
 
 def read_node(data: Any, source: Address, mapped: MapAddress | None = None) -> NodeInfo:
-    """Parse one node of a response; raises KeyError, TypeError, ValueError or AttributeError."""
+    """Parse a node of a response; raises KeyError, TypeError, ValueError or AttributeError."""
     host = data["broadcast_address"]
     tcp, http = _address(host, data["tcp_port"], source, mapped), None
     if data.get("http_port"):
@@ -231,10 +225,7 @@ def _address(host: Any, port: Any, source: Address, mapped: MapAddress | None) -
 def read_lookup_nodes(
     data: Any, source: Address, max_nodes: int = 64, mapped: MapAddress | None = None
 ) -> tuple[LookupNode, ...]:
-    """Parse the data of ``/listlookup``; its ports are strings (captured: lookupd_basic). Raises LookupFailed.
-
-    The leader is always among the returned nodes.
-    """
+    """Parse the data of ``/listlookup`` (captured: lookupd_basic), always with the leader; raises LookupFailed."""
     try:
         leader = (data.get("lookupdleader") or {}).get("ID")
         listed = data.get("lookupdnodes") or ()
@@ -265,7 +256,7 @@ _ERRORS: dict[Reason, tuple[type[LookupFailed], str | None]] = {
 
 
 class LookupHttp:
-    """HTTP requests to nsqlookupd and nsqd; the caller closes a given httpx transport."""
+    """HTTP requests to nsqlookupd and nsqd."""
 
     def __init__(self, options: LookupOptions, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._options = options
@@ -303,7 +294,7 @@ class LookupHttp:
         failure: type[NsqError] = PartitionUnavailable,
         **where: Any,
     ) -> tuple[int, bytes]:
-        """Return status and body of an nsqd's response, as `fetch`, which raises lookup's errors."""
+        """Return status and body of an nsqd's response; raises ``failure`` or InvalidState."""
         try:
             return await self.fetch(address, path, params, method, body)
         except LookupFailed as error:
@@ -311,7 +302,6 @@ class LookupHttp:
             raise failure(f"no response to {path}: {error.message}", node=error.node, hint=hint, **where) from error
 
     async def aclose(self) -> None:
-        """Cancel pending requests and close the connections, even when cancelled."""
         await self._client.aclose()
 
 

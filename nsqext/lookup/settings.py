@@ -21,7 +21,7 @@ class LookupSettings(TypedDict, total=False):
     lookup_poll_jitter: float
     """Share by which intervals vary at random, so that clients do not poll at the same time."""
     lookup_request_timeout: float
-    """Timeout of one request to one lookup node, without the wait for other requests of this client."""
+    """Timeout of a request to a lookup node, without the wait for other requests of this client."""
     lookup_straggler_timeout: float
     """Timeout of the remaining lookup nodes after the first has returned the topic."""
     lookup_max_pause: float

@@ -1,6 +1,6 @@
-"""Tools for tests of applications: the pytest plugin `nsqext.testing.plugin`, loaded automatically, and `simulate`.
+"""Tools for tests of applications: the pytest plugin `nsqext.testing.plugin`, and `simulate`.
 
-`simulate` and its classes are imported lazily: they need the extra ``broker``.
+`simulate` and its classes need the extra ``broker``; they are imported lazily.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The pytest plugin: a cluster for the test run, and a new topic for each test that uses ``nsq_topic``.
 
-pytest loads it automatically if the package is installed. The fixtures are synchronous, for blocking tests and tests of
-pytest-asyncio and anyio.
+pytest loads it automatically. The fixtures are synchronous, for blocking tests and tests of pytest-asyncio and anyio.
 """
 
 from __future__ import annotations
@@ -19,18 +18,16 @@ if TYPE_CHECKING:
 __all__ = ("nsq_cluster", "nsq_topic")
 
 _MARKER = "nsq_topic"
-_NAME = 40  # characters of the test's name in the topic's name; servers accept 64 in total
+_NAME = 40  # characters of the test's name in the topic's name; servers accept 64
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the settings of the cluster."""
     parser.addini("nsqext_nodes", "nodes of the cluster of the fixture nsq_cluster", default="3")
     parser.addini("nsqext_lookupds", "lookup nodes of that cluster", default="1")
     parser.addini("nsqext_generation", "redesigned or original", default="redesigned")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(partitions=1, replicas=1, extend=False, ordered=False, channels=['default'], "
@@ -66,7 +63,7 @@ def nsq_topic(nsq_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
 
     ``@pytest.mark.nsq_topic(partitions=2, extend=True, channels=["billing"])`` has the arguments of
     `nsqext.broker.Cluster.create_topic`; for each argument the mark closest to the test applies. Without ``channels``,
-    the channel ``default`` is created, because the redesigned NSQ refuses publishes to a topic without channels.
+    the redesigned NSQ gets the channel ``default``: it refuses publishes to a topic without channels.
     """
     from nsqext.errors import TopicNotFound
     from nsqext.protocol.names import DEFAULT_CHANNEL

@@ -1,1 +1,1 @@
-"""Connections to nsqd: sockets, handshake, reading and writing, on asyncio and trio."""
+"""Connections to nsqd, on asyncio and trio."""

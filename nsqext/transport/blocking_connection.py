@@ -10,35 +10,32 @@ if TYPE_CHECKING:
     from nsqext.transport.connection import Connection
 
 
-_TICK = 250  # milliseconds after which a thread waiting for a response enforces the timeouts
+_TICK = 250  # milliseconds after which a waiting thread enforces the timeouts
 
 
 def thread_can_wait() -> bool:
-    """Return whether threads can wait for a socket by `select.poll`."""
+    """Return whether this system has `select.poll`."""
     return hasattr(select, "poll")
 
 
 class BlockingConnection:
-    """Requests of one thread at a time over a connection that the event loop does not read any more.
-
-    Protocol and timeouts are the connection's. The caller must hold a lock for each method.
-    """
+    """Requests of a thread, which holds a lock, with the connection's protocol and timeouts."""
 
     __slots__ = ("_poll", "_writing", "connection")
 
     def __init__(self, connection: Connection) -> None:
+        """Take over a connection, in its event loop."""
         connection.detach()
-        #: from `open_connection`; this is called in its event loop
         self.connection: Connection = connection
         self._writing = False
         self._poll = select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
 
     def request(self, data: Command, deadline: float) -> bytes:
-        """Send a command and return the data of its response; see `nsqext.transport.connection.Connection.request`.
+        """Send a command and return the data of its response, as `Connection.request`.
 
         An exception from a signal in this thread, such as KeyboardInterrupt, closes the connection: bytes may have been
-        read and not processed, so that later responses would belong to other commands.
+        read and not processed, and later responses would belong to other commands.
         """
         connection = self.connection
         complete = False
@@ -55,7 +52,6 @@ class BlockingConnection:
         return reply.data or b""
 
     def _wait(self) -> None:
-        """Wait until bytes can be received or sent, or a tick is due, and process them."""
         connection = self.connection
         writing = connection.sending
         if writing != self._writing:

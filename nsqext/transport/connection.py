@@ -1,9 +1,8 @@
 """A connection to nsqd: requests and responses, messages, joined writes, heartbeats and timeouts.
 
-The socket is non-blocking and used directly. Its caller sends a lone request at once; requests of one turn of the event
-loop share one send. On asyncio the event loop keeps the socket registered and calls back when it is readable; on trio,
-the first task that awaits a response reads for all. A connection starts no task: its owner calls `Connection.tick` a
-few times a second, which answers heartbeats of an idle connection, notices its end, and enforces the timeouts.
+A lone request is sent at once; requests of the same turn of the event loop share a send. On asyncio the event loop
+calls back when the socket is readable; on trio, the first task that awaits a response reads for all. A connection
+starts no task: its owner calls `Connection.tick`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _READ_SIZE = 16384
 _FRESH = 0.02  # seconds after a read for which a connection counts as alive; later, a check precedes each request
 # bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read
 _MAX_UNSENT = 16 * 1024 * 1024
-# parts of one system call; every system allows this number (IOV_MAX)
+# parts of a system call; every system allows this number (IOV_MAX)
 _MOST_PARTS = 64 if hasattr(socket.socket, "sendmsg") else 1
 _NEVER = float("inf")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time
@@ -47,14 +46,14 @@ class Connection:
     ) -> None:
         self.address: Address = address
         self.closed: bool = False
-        #: the protocol's state, with the error that ended the connection
+        #: with the error that ended the connection
         self.protocol: ClientProtocol = ClientProtocol(str(address), max_frame_size)
         self.protocol.read_ahead(False)
         self.heartbeat_interval: float = 0.0  #: seconds between heartbeats of the server; 0 for none
-        #: called with the data of the message frames of each read. Messages without it end the connection.
+        #: called with the data of the message frames of each read; without it, messages end the connection
         self.on_messages: Callable[[list[bytes]], None] | None = None
         self.on_request: Callable[[], None] | None = None  #: called before each request
-        self.read_size: int = _READ_SIZE  #: most bytes of one read
+        self.read_size: int = _READ_SIZE  #: most bytes of a read
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
@@ -63,23 +62,22 @@ class Connection:
         # writing
         self._out: list[Command] = []
         self._queued = 0  # requests in ``_out`` and ``_rest``
-        self._rest = SendQueue()  # what the kernel has not accepted of the last flush
+        self._rest = SendQueue()  # of the last flush, not accepted by the kernel
         self._unsent = 0  # bytes queued by `write` while ``_rest`` was not empty
         self._sent = 0.0
         self._flush_due = False
-        self._burst = False  # several responses arrived at once: their callers will share the next send
+        self._burst = False  # several responses arrived at once: their callers share the next send
         self._draining = False
         self._drained: anyio.Event | None = None
         # reading
         self._reading = False
-        self.received_at: float = _clock()  #: when anything was received last
+        self.received_at: float = _clock()  #: clock time of the last received bytes
         self._oldest = 0.0
         self._ended: anyio.Event | None = None
         self._detached = False
 
     @property
     def usable(self) -> bool:
-        """Whether requests can be sent, because nothing has failed yet."""
         return self.protocol.error is None and not self.closed
 
     @property
@@ -92,12 +90,12 @@ class Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether a response is awaited or bytes are unsent, so that `tick` has timeouts to enforce."""
+        """Whether `tick` has timeouts to enforce: for a response or unsent bytes."""
         return bool(self.protocol.pending or self._rest or self._out)
 
     @property
     def local_address(self) -> str:
-        """``host:port`` of this end; empty once the connection is closed."""
+        """``host:port`` of this end; empty after the close."""
         try:
             host, port = self._sock.getsockname()[:2]
         except OSError:
@@ -111,23 +109,23 @@ class Connection:
 
         Args:
             deadline: in seconds of the monotonic clock; enforced by `tick`.
-            breaks: a refusing server stops reading within the command, so an error response closes the connection.
+            breaks: see `Reply`; an error response closes the connection.
 
         Raises:
             ServerError: the response is an error frame.
             NotSent: the command was not sent, or not read by the server.
-            RequestTimeout: no response before the deadline or within the request timeout; the command may have had its
-                effect.
-            ConnectionLost: the connection failed before the response; the command may have had its effect.
+            RequestTimeout: no response before the deadline or within the request timeout.
+            ConnectionLost: the connection failed before the response.
 
-        Cancellation leaves the connection usable: the late response is discarded.
+        After a timeout or a lost connection, the command may have had its effect. Cancellation leaves the connection
+        usable: the late response is discarded.
         """
         reply = self.post(data, deadline, breaks=breaks)
         watch = self._watch
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
     def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
-        """Send a command as `request` does; return its response, to be set later. Raises NotSent."""
+        """Send a command as `request`; return its response, to be set later. Raises NotSent."""
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
@@ -156,7 +154,7 @@ class Connection:
             self._send(data, 1)
 
     def _send_with_others(self, data: Command, reply: Reply) -> None:
-        """Queue a command for the flush at the end of this turn of the event loop."""
+        """Queue a command for the end of this turn of the event loop."""
         pending = self.protocol.pending
         if not pending:
             self._oldest = _clock()
@@ -172,7 +170,7 @@ class Connection:
         self.flush()
 
     async def _read_until(self, reply: Reply) -> bytes:
-        """Wait for a response where the event loop does not read: the first waiter reads for all."""
+        """Wait for a response where the event loop does not read."""
         if self._out and not self._flush_due:
             self._flush_due = True
             try:
@@ -213,7 +211,7 @@ class Connection:
     # Reading
 
     async def read_forever(self) -> None:
-        """Read until the connection ends, passing messages to ``on_messages``; raises the reason of the end."""
+        """Pass messages to ``on_messages`` until the connection ends; raises the reason of the end."""
         if self._watch is not None:
             self._ended = anyio.Event()
             await self._ended.wait()
@@ -241,7 +239,7 @@ class Connection:
         self._receive()
 
     def detach(self) -> None:
-        """Hand the connection over to a thread; call it in the event loop, which stops reading it."""
+        """Hand the connection over to a thread; call it in the event loop, which stops reading."""
         if self._watch is not None:
             self._watch.end()
             self._watch = None
@@ -249,7 +247,7 @@ class Connection:
         self._detached = True
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor; -1 after the close."""
+        """Return the file descriptor; -1 after the close."""
         return self._sock.fileno()
 
     @property
@@ -258,12 +256,12 @@ class Connection:
         return bool(self._rest)
 
     def shut_down(self) -> None:
-        """End both directions, so that a thread waiting for a response receives an error; thread-safe."""
+        """End both directions: a thread that waits for a response receives an error. Thread-safe."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def poll(self) -> None:
-        """Process what the kernel has received, without waiting; without effect while a task waits."""
+        """Process received bytes, without waiting; without effect while a task reads."""
         if not self.closed and (self._watch is not None or not self._reading):
             self._receive()
 
@@ -321,7 +319,7 @@ class Connection:
                 self.fail(ConnectionLost(f"the server does not read: {self._unsent} bytes of commands are unsent"))
 
     def flush(self) -> None:
-        """Send what is queued, as far as the kernel accepts it."""
+        """Send queued commands, as far as the kernel accepts them."""
         out = self._out
         if not out or self._rest or self.closed:
             return
@@ -337,7 +335,7 @@ class Connection:
             self._send_rest()
 
     def _send(self, data: bytes, requests: int) -> None:
-        """Send bytes with ``requests`` requests; keep what the kernel does not accept."""
+        """Send bytes of ``requests`` requests; keep what the kernel does not accept."""
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
@@ -395,7 +393,7 @@ class Connection:
             self._drained = None
 
     async def drain(self) -> None:
-        """Send everything queued, waiting for the kernel where needed; return early when the connection ends.
+        """Send everything queued; return early when the connection ends.
 
         Cancellation leaves the rest to the event loop, or to the next task that drains.
         """
@@ -423,11 +421,11 @@ class Connection:
     # Layers
 
     def add_layer(self, layer: Layer) -> None:
-        """Put a layer between the socket and the layers above it, for all further bytes."""
+        """Put a layer above the layers and the socket, for all further bytes."""
         self._layers += (layer,)
 
     async def exchange(self, data: bytes) -> bytes:
-        """Send raw bytes and return the next received bytes, for a TLS handshake; raises ConnectionLost."""
+        """Send raw bytes, return the next received bytes, for a TLS handshake; raises ConnectionLost."""
         if data:
             self.write(data)
             await self.drain()
@@ -445,9 +443,9 @@ class Connection:
         raise ConnectionLost("the server closed the connection")
 
     async def receive_unsolicited(self, data: bytes) -> bytes:
-        """Wait for a response that belongs to no command; ``data`` holds bytes already received.
+        """Wait for a response that belongs to no command; ``data`` was received before.
 
-        Raises its error, or the connection's error.
+        Raises its error, or the connection's.
         """
         reply = Reply()
         self.protocol.expect(reply)
@@ -455,10 +453,7 @@ class Connection:
         return await self._read_until(reply)
 
     def finish_handshake(self) -> None:
-        """Parse all received frames at once from now on, and let the event loop read the socket.
-
-        During the handshake frames are parsed one at a time, because a layer may follow each.
-        """
+        """Parse all received frames from now on, and let the event loop read the socket."""
         self.protocol.read_ahead()
         self._process(b"")
         if not self.closed:
@@ -470,9 +465,8 @@ class Connection:
     def tick(self) -> None:
         """Process received bytes, retry to send, and enforce timeouts; call it a few times a second.
 
-        Fails expired requests, and closes the connection after the request timeout without a response or without
-        progress of a send, or after more than two heartbeat intervals of silence. Forgets earlier rejections of FIN,
-        REQ and TOUCH.
+        Fails expired requests. Closes the connection after the request timeout without a response or progress of a
+        send, or more than two heartbeat intervals of silence. Forgets earlier rejections of FIN, REQ and TOUCH.
         """
         if self.closed:
             return
@@ -495,25 +489,22 @@ class Connection:
             self.fail(HeartbeatMissed(f"received nothing from the server for {now - self.received_at:.1f} s"))
 
     def _receive_overdue(self) -> None:
-        """Process received bytes before timeouts are judged, even if another task waits to read them.
-
-        After the event loop was blocked, `tick` may run before that task.
-        """
+        """Process received bytes before timeouts are judged: a reading task may run later than `tick`."""
         before = self.received_at
         self._receive()
         if self.received_at != before and self._reading and self._watch is None:
             anyio.notify_closing(self._sock)
 
     def fail(self, error: NsqError, unsent: int = 0) -> None:
-        """Close the connection because of an error, the cause of the errors of all pending requests.
+        """Close the connection because of an error, the cause of all pending requests' errors.
 
-        ``unsent``: number of the last requests of which nothing was sent, besides queued requests.
+        ``unsent``: number of last requests of which nothing was sent, besides queued requests.
         """
         self._fail_requests(error, unsent)
         self._end()
 
     def close(self) -> None:
-        """Close the socket at once; pending requests fail. Idempotent."""
+        """Close at once; pending requests fail. Idempotent."""
         if not self.closed:
             self._fail_requests(ConnectionLost("the client closed the connection"))
             self._release()
@@ -525,8 +516,8 @@ class Connection:
         """Reset the connection: the kernel drops what it has not transmitted."""
         if self.closed:
             return
-        # the kernel would send a publish for minutes, while another connection looks for its outcome
-        with suppress(OSError):  # some systems refuse it after the server's reset
+        # else the kernel may send a publish for minutes, while another connection looks for its outcome
+        with suppress(OSError):  # some systems refuse after the server's reset
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._release()
 
@@ -534,7 +525,7 @@ class Connection:
         self.closed = True
         self._reading = False
         if self._watch is not None:
-            # no task waits for the socket; and in a callback, anyio may not know the running event loop
+            # no task waits for the socket, and in a callback anyio may not know the event loop
             self._watch.end()
             self._watch = None
         elif not self._detached:

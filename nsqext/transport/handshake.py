@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 _NO_RESPONSE = "is this nsqd's TCP port? If the node worked before, it is stopping, hangs or is overloaded: see its log"
 
 make_socket = socket.socket
-"""Makes sockets; the simulation in `nsqext.testing` replaces it by sockets in memory."""
+"""The simulation in `nsqext.testing` replaces it."""
 
 
 async def connect(address: Address, timeout: float, local_host: str | None = None) -> socket.socket:
     """Return a connected, non-blocking socket without Nagle's algorithm; raises ConnectionFailed.
 
-    All addresses of the host's name are tried in turn. Each gets an equal share of the remaining time, so that an
-    unresponsive address leaves time for the next. ``local_host`` is the local address to connect from.
+    All addresses of the host's name are tried in turn, each with an equal share of the remaining time.
     """
     try:
         with anyio.fail_after(timeout):
@@ -69,7 +68,7 @@ async def _first(
         try:
             if local_host is not None:
                 sock.bind((local_host, 0))
-            # the last address has all the remaining time, which the caller limits
+            # the caller limits the time of the last address
             with anyio.fail_after(left / (len(found) - tried) if tried + 1 < len(found) else None):
                 await _connect(sock, sockaddr)
         except OSError as error:
@@ -101,11 +100,11 @@ async def open_connection(
     """Connect to a node and identify; return the connection and the server's response.
 
     Args:
-        options: how to connect; replaces the corresponding members of ``request``.
+        options: replace the corresponding members of ``request``.
         request: further members of IDENTIFY.
 
     Raises:
-        ConnectionFailed: the node was not reached within the connect timeout.
+        ConnectionFailed: no connection within the connect timeout.
         NegotiationFailed: a requested layer is not offered, or the TLS handshake failed.
         ProtocolError: the peer is not nsqd.
         ServerError: the server refuses IDENTIFY or AUTH.
@@ -137,7 +136,7 @@ async def open_connection(
 
 
 async def subscribe(connection: Connection, command: bytes, timeout: float) -> None:
-    """Send a subscribe command and await its response, before the connection's owner calls ``tick``.
+    """Subscribe, before the connection's owner calls ``tick``.
 
     Raises:
         ServerError: the server refuses the subscription.
@@ -160,7 +159,7 @@ async def subscribe(connection: Connection, command: bytes, timeout: float) -> N
 
 
 def _reason(error: NsqError, hint: str) -> NsqError:
-    """Return the error of a failed handshake; a lost connection is `ConnectionFailed`: nothing was published."""
+    """Return the error of a failed handshake; a lost connection becomes `ConnectionFailed`: nothing was published."""
     if not isinstance(error, (ConnectionLost, RequestTimeout)):
         return error
     if isinstance(error.__cause__, ProtocolError):
@@ -192,7 +191,7 @@ async def _negotiate(connection: Connection, options: ConnectionOptions, request
 
 
 async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
-    """Perform the TLS handshake, and wait for the server's OK over TLS."""
+    """Perform the TLS handshake, and wait for the OK over TLS."""
     data = connection.protocol.take_rest()
     try:
         decoded = layer.decode(data) if data else b""
@@ -209,7 +208,7 @@ async def _start_tls(connection: Connection, layer: TlsLayer) -> None:
 
 
 async def _start_layer(connection: Connection, layer: Layer) -> None:
-    """Start compression, and wait for the server's compressed OK."""
+    """Start compression, and wait for the compressed OK."""
     data = connection.protocol.take_rest()
     connection.add_layer(layer)
     await connection.receive_unsolicited(layer.decode(data))

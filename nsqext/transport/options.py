@@ -20,11 +20,9 @@ _IDENTIFY = (
 
 
 def make_tls_context(given: object, setting: str = "tls") -> ssl.SSLContext | None:
-    """Return the context for a setting: a context, a file of CA certificates, or True for the system's.
+    """Return the context for a context, a file of CA certificates, or True for the system's certificates.
 
-    Returns None for None and False, without the slow import of ``ssl``.
-
-    Raises InvalidSetting.
+    Returns None for None and False, without the slow import of ``ssl``. Raises InvalidSetting.
     """
     if given is None or given is False:
         return None
@@ -84,7 +82,6 @@ class ConnectionOptions:
             raise InvalidSetting("tls_hostname is given without tls", hint="add tls=True, or a CA file")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return the TLS context, which verifies certificates unless a given context does not; None for plain TCP."""
         return make_tls_context(self.tls)
 
     def identify_members(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the settings of a connection mean; type checkers and the help load this, clients do not."""
+"""What the settings of a connection mean; loaded by type checkers and the help, not by clients."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ConnectionSettings(TypedDict, total=False):
     local_host: str | None
     """Address of this host to connect from; None leaves it to the system."""
     max_frame_size: int
-    """Largest frame that is accepted."""
+    """Largest accepted frame."""
     max_decompressed_size: int
-    """Largest result of decompressing one read (snappy, deflate); more ends the connection."""
+    """Largest result of decompressing a read (snappy, deflate); more ends the connection."""
     tls: ssl.SSLContext | bool | str | None
     """True for TLS with the system's certificates, the path of a PEM file of CA certificates, or a context; None
     for plain TCP.

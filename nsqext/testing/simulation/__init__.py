@@ -1,6 +1,6 @@
-"""Deterministic simulation: clients, services and a cluster in one process, with virtual time and seeded faults.
+"""Deterministic simulation: clients, services and a cluster in a process, with virtual time and seeded faults.
 
-`simulate` runs a scenario once for each seed. The same seed gives the same events, byte for byte.
+The same seed gives the same events, byte for byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded cluster within a simulation: its methods are awaited, because it shares the event loop."""
+"""The embedded cluster within a simulation, in the same event loop."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.disk import SimulatedDisk
 
 COORDINATOR = "coordinator"
-"""Name of the coordinator in `SimulatedCluster.separate`."""
+"""For `SimulatedCluster.separate`."""
 
 
 @contextmanager
 def as_server() -> Iterator[None]:
-    """Run a part of a task as the servers' process, which owns the sockets and tasks that it makes."""
+    """Run a part of a task as the servers' process, which owns its sockets and tasks."""
     host = current_host.set("server")
     try:
         with run_by_anyio():
@@ -46,8 +46,8 @@ class SimulatedCluster:
     """A cluster of the redesigned generation.
 
     Args:
-        seed: for what the real server randomizes.
-        disk: where messages are stored; None keeps them in memory.
+        seed: see `ClusterOptions`.
+        disk: where messages are stored; None for memory.
         files: use of the disk; by default each publish is synced and survives a loss of power.
 
     Attributes:
@@ -104,7 +104,7 @@ class SimulatedCluster:
         channels: Iterable[str] = (),
         dispatch: str = "",
     ) -> None:
-        """Create a topic; see `nsqext.broker.Cluster.create_topic`."""
+        """See `nsqext.broker.Cluster.create_topic`."""
         spec = TopicSpec(
             partition_num=partitions,
             replica=replicas,
@@ -121,7 +121,7 @@ class SimulatedCluster:
             await self.runtime.create_topic(name, *self._specs[name])
 
     async def recreate_topic(self, name: str) -> bool:
-        """Delete a topic with its messages and create it again; return False while a node or disk cannot take it."""
+        """Delete a topic and create it again; return False while a node or disk cannot."""
         if not all(running.member.reachable for running in self.runtime.nodes.values()):
             return False
         if self.disk is not None and (self.disk.full or self.disk.failing):
@@ -132,7 +132,7 @@ class SimulatedCluster:
         return True
 
     async def upgrade_topic(self, name: str) -> bool:
-        """Turn a topic into an extend topic; return whether the cluster accepted."""
+        """Make a topic an extend topic; return whether the cluster accepted."""
         with suppress(NsqError), as_server():
             self.runtime.upgrade_topic(name)
             return True
@@ -157,7 +157,7 @@ class SimulatedCluster:
             self.down.discard(name)
 
     async def cut_power(self, name: str) -> None:
-        """Kill a server as a loss of power does: unsynced data is lost. Does nothing if it is down."""
+        """Kill a server as a loss of power does: unsynced data is lost."""
         if name not in self.down:
             await self.kill(name)
             if self.disk is not None and name in self.runtime.nodes:
@@ -184,14 +184,13 @@ class SimulatedCluster:
 
     @as_server()
     def connect(self, first: str, second: str) -> None:
-        """Restore a link that `separate` cut."""
         if COORDINATOR in (first, second):
             self.runtime.rejoin(second if first == COORDINATOR else first)
         else:
             self.runtime.coordinator.connect(first, second)
 
     async def terminate(self, name: str) -> None:
-        """End a server as SIGTERM does; does nothing if it is down."""
+        """End a server as SIGTERM does."""
         if name not in self.down:
             self.down.add(name)
             with as_server():
@@ -214,7 +213,7 @@ class SimulatedCluster:
         return False
 
     async def heal(self) -> None:
-        """Start every server, remove every fault; return when every partition accepts writes."""
+        """Start all servers, remove all faults; return when every partition accepts writes."""
         if self.disk is not None:
             for name in self.nodes:
                 self.disk.heal(name)

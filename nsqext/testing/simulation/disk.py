@@ -1,8 +1,7 @@
 """A disk in memory with the semantics of fsync: unsynced data is lost or torn at a loss of power.
 
 ``fsync`` of a file makes its content and name durable, as on ext4 and XFS. A later rename may be lost, unless the
-folder is synced. Folders and removals are durable at once. Paths of the disk are `SimulatedPath`; the simulation
-replaces the functions of `os` that product code calls with them.
+folder is synced. Folders and removals are durable at once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.testing.simulation.network import Network
 
 _FIRST_FD = 2_000_000
-_TORN = 0.5  # share of files with unsynced bytes of which a part is durable
+_TORN = 0.5  # share of files with unsynced bytes that keep a part of them
 
 
 def _failure(number: int, path: object) -> OSError:
@@ -89,7 +88,7 @@ class SimulatedDisk:
         self.slow.pop(node, None)
 
     def lose_power(self, node: str) -> None:
-        """Lose what was not synced, or a part of it; close the node's open files."""
+        """Lose unsynced data, or a part of it; close the node's files."""
         random = self._random
         begin = f"{self.root}/{node}/"
         paths = {path for path in (*self._files, *self._named) if path.startswith(begin)}
@@ -139,7 +138,7 @@ class SimulatedDisk:
         return isinstance(fd, int) and _FIRST_FD < fd <= self._next
 
     def write(self, fd: int, data: bytes) -> int:
-        """Append bytes; a full disk takes a part of them first."""
+        """Append bytes; a full disk may take a part of them."""
         if fd not in self._open:
             raise _failure(errno.EIO, fd)
         path, file = self._open[fd]
@@ -154,7 +153,7 @@ class SimulatedDisk:
         return len(data)
 
     def fsync(self, fd: int) -> None:
-        """Make content and name of a file durable; ignores a descriptor closed by a loss of power."""
+        """Make durable a file's content and name, or a folder's names; ignore descriptors closed by a loss of power."""
         if fd not in self._open:
             return
         path, file = self._open[fd]

@@ -1,4 +1,4 @@
-"""Faults of a simulation: what happens, when, to what; drawn from the seed, as data that can be shortened."""
+"""Faults of a simulation, drawn from the seed as data that can be shortened."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @frozen
 class Fault:
-    """One fault.
+    """A fault.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: see `KINDS`.
         at: virtual seconds after faults began.
         seconds: how long it lasts.
-        target: name of a node, lookup node or client process; ``topic[0]`` stands for the leader of a partition.
+        target: name of a node or lookup node.
         chance: number from 0 to 1 for the kind's open choices.
     """
 
@@ -49,7 +49,7 @@ class FaultOptions:
     """Which faults are drawn, and how many.
 
     Attributes:
-        kinds: the kinds; all by default.
+        kinds: see `KINDS`; all by default.
         count: smallest and largest number of faults.
         duration: virtual seconds in which faults begin.
         seconds: shortest and longest fault.
@@ -99,7 +99,7 @@ def _cut_off(at: Injector, fault: Fault, others: Sequence[str]) -> End:
 
 
 def _stall(at: Injector, fault: Fault) -> End:
-    """Let a client process neither read nor write, as when a handler blocks its event loop."""
+    """Let a client process neither read nor write, as if a handler blocked its event loop."""
     client = at.clients[int(fault.chance * len(at.clients))]
     at.network.stalled.add(client)
     return lambda: at.network.stalled.discard(client)
@@ -274,7 +274,7 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_partition": _blocking("io"),
 }
 KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}
-"""Kinds of faults; the function begins a fault and returns the function that ends it."""
+"""Kinds of faults, with a function that begins a fault and returns the function that ends it."""
 
 
 def draw_faults(seed: int, options: FaultOptions, nodes: Sequence[str], lookupds: Sequence[str]) -> tuple[Fault, ...]:
@@ -293,7 +293,7 @@ def draw_faults(seed: int, options: FaultOptions, nodes: Sequence[str], lookupds
 
 @define(eq=False)
 class Injector:
-    """Injects faults into the parts of a simulation, and ends them."""
+    """Injects faults into a simulation, and ends them."""
 
     seed: int
     cluster: SimulatedCluster
@@ -304,7 +304,7 @@ class Injector:
     _turn: anyio.Lock = field(factory=anyio.Lock, init=False)
 
     def random_of(self, fault: Fault) -> Random:
-        """Return a fault's source of choices, independent of other faults."""
+        """Return a source of choices that is independent of other faults."""
         return Random(f"{self.seed} {fault.chance}")
 
     async def inject(self, fault: Fault) -> None:
@@ -324,7 +324,7 @@ class Injector:
                     await waiting
 
     async def heal(self) -> None:
-        """End every fault; return when every partition accepts writes."""
+        """End all faults; return when every partition accepts writes."""
         async with self._turn:
             for link in sorted(self.network.blocked):
                 self.network.unblock(*link)

@@ -1,7 +1,6 @@
 """The links between simulated hosts: chunks, delays, lost and blocked segments, and arrival times.
 
-A link is one direction between two hosts. Data on a blocked link waits, as in TCP's retransmission. Every choice is
-drawn from the seed.
+A link is a direction between two hosts. Data on a blocked link waits, as in TCP's retransmission.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class NetworkOptions:
     Attributes:
         latency: shortest and longest delay of a segment.
         spike: share of segments delayed for up to ``spike_latency``.
-        spike_latency: the longest such delay.
+        spike_latency: longest delay.
         split: share of sends that arrive in several pieces.
         partial: share of sends of which the kernel takes only a part.
-        buffers: sizes of buffers in bytes; each direction of a connection draws one.
+        buffers: sizes of buffers in bytes, from which each direction of a connection draws.
         late: share of waits that end late, by up to ``late_seconds``.
-        late_seconds: longest such delay.
+        late_seconds: longest delay of a wait.
     """
 
     latency: tuple[float, float] = (0.00005, 0.0015)
@@ -61,7 +60,7 @@ class Network:
     """Every socket, link and segment of a simulation, and its time.
 
     Args:
-        keep_trace: keep the last events as text, in ``lines``.
+        keep_trace: keep the last events in ``lines``.
 
     Attributes:
         now: virtual time, in seconds.
@@ -101,7 +100,7 @@ class Network:
 
     @property
     def trace(self) -> str:
-        """Digest of every event so far (bytes, ends, times)."""
+        """Digest of all events so far: bytes, ends, times."""
         return self._digest.hexdigest()
 
     def note(self, text: str, data: bytes = b"") -> None:
@@ -112,7 +111,7 @@ class Network:
     # Sockets
 
     def socket(self, *args: Any) -> SimulatedSocket:
-        """Return a new socket of the current host; ignores the arguments of `socket.socket`."""
+        """Return a socket of the current host; ignore the arguments of `socket.socket`."""
         return SimulatedSocket(self, current_host.get())
 
     def next_number(self) -> int:
@@ -123,7 +122,6 @@ class Network:
         return self.random.choice(self.options.buffers)
 
     def take_fd(self, sock: SimulatedSocket) -> int:
-        """Return the lowest free descriptor."""
         fd = heappop(self._free_fds) if self._free_fds else _FIRST_FD + len(self.sockets)
         self.sockets[fd] = sock
         return fd
@@ -222,7 +220,7 @@ class Network:
     # Transmitting
 
     def send(self, sock: SimulatedSocket, data: bytes) -> int:
-        """Send data or a part of it, in one piece or two; return the number of bytes."""
+        """Send data or a part of it, in up to two pieces; return the number of bytes."""
         random, options = self.random, self.options
         size = len(data)
         if size > 1 and random.random() < options.partial:
@@ -294,7 +292,7 @@ class Network:
         self.blocked.add((source, target))
 
     def unblock(self, source: str, target: str) -> None:
-        """Transmit again, with what was sent meanwhile."""
+        """Transmit again, also data sent meanwhile."""
         self.blocked.discard((source, target))
         for sock in list(self.sockets.values()) + self._lingering:
             if sock.segments and sock.host == source and sock.peer is not None and sock.peer.host == target:
@@ -309,7 +307,7 @@ class Network:
         ]
 
     def connections(self, host: str | None = None) -> list[SimulatedSocket]:
-        """Return the accepting ends of the open connections of a host, or of all."""
+        """Return the accepting ends of a host's open connections, or of all connections."""
         return [
             sock
             for sock in self.sockets.values()
@@ -317,7 +315,7 @@ class Network:
         ]
 
     def cut(self, sock: SimulatedSocket) -> None:
-        """Reset a connection at both ends; data in flight is lost, wholly or partly."""
+        """Reset a connection at both ends; data in flight is lost."""
         peer = sock.peer
         self.note(f"cut {sock.number}")
         for end in (sock, peer):
@@ -325,7 +323,7 @@ class Network:
                 self._reset(end)
 
     def forget(self, sock: SimulatedSocket) -> None:
-        """Lose one end of a connection silently: the other end notices when it sends (half-open)."""
+        """Lose an end of a connection silently: the other end notices when it sends (half-open)."""
         self.note(f"half-open {sock.number}")
         peer = sock.peer
         self._reset(sock)
@@ -336,7 +334,7 @@ class Network:
             gone.ended = True
 
     def kill_host(self, host: str, *, silently: bool = False) -> None:
-        """Kill the process of a host: its sockets end, or vanish silently as at a loss of power."""
+        """Kill a host's process: its sockets end, or silently vanish as at a loss of power."""
         self.note(f"killed {host}")
         for sock in [sock for sock in self.sockets.values() if sock.host == host]:
             if not silently and sock.peer is not None:

@@ -1,6 +1,6 @@
 """The private parts of asyncio, anyio and uvicorn that a simulation replaces.
 
-They may change with any release: a simulation runs only with versions in `TESTED`.
+They may change with any release: simulations run only with versions in `TESTED`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ _MISS = 0.1  # share of ready sockets that a turn does not report
 
 
 class SimulationStuck(BaseException):
-    """The simulation made no progress: too many turns of the loop, or nothing to wait for."""
+    """Too many turns of the loop, or nothing to wait for."""
 
 
 class SimulatedSelector(selectors.BaseSelector):
     """Reports simulated sockets, and advances the network's time instead of waiting.
 
-    The seed decides which ready sockets are reported, in which order.
-
-    Args:
-        most_turns: turns after which `SimulationStuck` is raised.
+    The seed decides which ready sockets are reported, in which order. After ``most_turns`` it raises `SimulationStuck`.
     """
 
     def __init__(self, network: Network, most_turns: int) -> None:
@@ -53,7 +50,7 @@ class SimulatedSelector(selectors.BaseSelector):
         self._paused: float = 0.0
 
     def pause(self, seconds: float) -> None:
-        """Let the machine stand still for a while, from the next turn on."""
+        """Let the machine stand still from the next turn on."""
         self._paused = max(self._paused, seconds)
 
     def allow(self, turns: int) -> None:
@@ -100,7 +97,7 @@ class SimulatedSelector(selectors.BaseSelector):
         self._writers.clear()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready sockets; without any, advance to the next event or the end of the timeout."""
+        """Return ready sockets; without any, advance to the next event or the end of the timeout."""
         network = self._network
         self.turns += 1
         if self.turns > self._most:
@@ -158,11 +155,11 @@ class SimulatedSelector(selectors.BaseSelector):
 
 
 TESTED = {"anyio": ("4.12", "4.16"), "uvicorn": ("0.34", "0.54")}
-"""Lowest and highest version of each package in the project's tests of simulations."""
+"""Lowest and highest tested versions."""
 _PYTHONS = ((3, 11), (3, 14))
 
 Replacement = tuple[Any, str, Any]
-"""A module or class, the name of an attribute, and its value during a simulation."""
+"""Module or class, name of an attribute, and its value during a simulation."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -171,7 +168,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @cache
 def check_versions() -> None:
-    """Check that the installed versions have known private parts."""
+    """Raise InvalidState for versions that were not tested."""
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         raise InvalidState(
             f"simulations replace private parts of asyncio, and were not tested with Python {sys.version.split()[0]}",
@@ -186,7 +183,7 @@ def check_versions() -> None:
 
 
 def _numbered(kind: Any) -> Any:
-    """Return a class whose hashes do not depend on addresses: sets have the same order in each process."""
+    """Return a class with hashes independent of addresses: sets have the same order in each process."""
     serials = count(1)
 
     class Numbered(kind):  # type: ignore[misc]
@@ -206,11 +203,7 @@ def _numbered(kind: Any) -> Any:
 
 
 class SimulatedLoop(BaseSelectorEventLoop):
-    """The event loop of a simulation.
-
-    Args:
-        most_turns: turns after which `SimulationStuck` is raised.
-    """
+    """The event loop of a simulation."""
 
     def __init__(self, network: Network, most_turns: int = 5_000_000) -> None:
         self.network: Network = network
@@ -222,7 +215,7 @@ class SimulatedLoop(BaseSelectorEventLoop):
     def time(self) -> float:
         return self.network.now
 
-    # the base class connects two real sockets, through which threads and signals wake the loop
+    # the base class connects real sockets, by which threads and signals wake the loop
 
     def _make_self_pipe(self) -> None: ...
 
@@ -231,13 +224,13 @@ class SimulatedLoop(BaseSelectorEventLoop):
     def _write_to_self(self) -> None: ...
 
     async def getaddrinfo(self, host: Any, port: Any, **settings: Any) -> Any:
-        """Resolve every name to the simulation's one address."""
+        """Resolve every name to the simulation's address."""
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (HOST, int(port or 0)))]
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, function: Callable[..., Any], *args: Any
     ) -> Any:
-        """Call the function at once: with threads, the order of events would depend on the machine."""
+        """Call the function at once: with threads, the order of events depends on the machine."""
         future = self.create_future()
         try:
             future.set_result(function(*args))
@@ -277,7 +270,7 @@ class SimulatedLoop(BaseSelectorEventLoop):
 
 @contextmanager
 def run_by_anyio() -> Iterator[None]:
-    """Run a part of a task as in a process started by `anyio.run`; ``asyncio.run`` does not set the library."""
+    """Run a part of a task as below `anyio.run`; ``asyncio.run`` does not set the library."""
     eventloop = import_module("anyio._core._eventloop")
     library = eventloop.set_current_async_library("asyncio")
     try:
@@ -292,7 +285,7 @@ async def _run_at_once(function: Callable[..., Any], args: tuple[Any, ...], *_: 
 
 
 def private_parts() -> Iterator[Replacement]:
-    """Replace what depends on addresses and threads."""
+    """Yield replacements for what depends on addresses and threads."""
     server = import_module("nsqext.http.uvicorn_server")
     yield server, "GoProtocol", _numbered(server.GoProtocol)
     backend = import_module("anyio._backends._asyncio")

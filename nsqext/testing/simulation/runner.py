@@ -1,4 +1,4 @@
-"""Run scenarios: one seed, many seeds, and a minimum of faults that still fails."""
+"""Run scenarios, and find a minimum of faults that still fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ClientProcess:
-    """A client process of a scenario with its own sockets; made by `World.start`."""
+    """A client process of a scenario, with sockets of its own; made by `World.start`."""
 
     def __init__(self, name: str, network: Network) -> None:
         self.name: str = name
@@ -43,7 +43,7 @@ class ClientProcess:
             self._ended.set()
 
     async def kill(self, *, silently: bool = False) -> None:
-        """Kill the process as ``kill -9`` does; nothing that its code sends afterwards is transmitted.
+        """Kill the process as ``kill -9`` does; its code sends nothing afterwards.
 
         Args:
             silently: servers are not notified, as after a loss of power.
@@ -61,12 +61,12 @@ class World:
 
     Attributes:
         seed: the seed.
-        random: for the scenario's own choices.
+        random: for the scenario's choices.
         cluster: the cluster.
         network: sockets and links.
         clock: the clocks.
         loop: the event loop.
-        faults: the faults of this seed.
+        faults: the seed's faults.
         injected: the scenario has called `inject_faults`.
     """
 
@@ -92,12 +92,12 @@ class World:
 
     @property
     def clients(self) -> list[str]:
-        """Names of the client processes; ``client`` runs the scenario."""
+        """Names of client processes; ``client`` runs the scenario."""
         return self._injector.clients
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the simulation began."""
+        """Virtual seconds since the start."""
         return self.network.now
 
     def start(self, main: Callable[[], Awaitable[object]], name: str = "") -> ClientProcess:
@@ -105,7 +105,7 @@ class World:
 
         Args:
             main: its program.
-            name: its name; by default p1, p2 and so on.
+            name: by default p1, p2 and so on.
         """
         process = ClientProcess(name or f"p{len(self.clients)}", self.network)
         if process.name in self.clients:
@@ -132,7 +132,7 @@ _SHRINK_RUNS = 60
 
 @frozen
 class Run:
-    """Result of one seed.
+    """Result of a seed.
 
     Attributes:
         trace: digest of every event; equal for equal runs.
@@ -183,10 +183,10 @@ def simulate(
     time_limit: float = 600.0,
     disk: bool = False,
 ) -> list[Run]:
-    """Run a scenario once for each seed, each in a new simulated world.
+    """Run a scenario once for each seed, in a new simulated world.
 
-    The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the faults of
-    the seed with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
+    The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the seed's
+    faults with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
 
     Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio.
 
@@ -218,7 +218,7 @@ def simulate(
 
 
 def shrink(run: Run, again: Callable[[Sequence[Fault]], Run], most: int = _SHRINK_RUNS) -> Run:
-    """Return a run that fails with the fewest faults found in ``most`` runs."""
+    """Return the failing run with the fewest faults that ``most`` runs find."""
     size = max(len(run.faults) // 2, 1)
     while run.faults and most > 0:
         smaller = None
@@ -253,10 +253,9 @@ def run_seed(
     most_turns: int = 2_000_000,
     disk: bool | DiskOptions = False,
 ) -> Run:
-    """Run a scenario with one seed and given faults; the result has its exception.
+    """Run a scenario with a seed and given faults; the result has its exception.
 
     Args:
-        faults: the faults, whatever the seed.
         time_limit: virtual seconds after which the run fails.
         keep_trace: keep the last events as text.
         most_turns: turns of the event loop after which the run fails.
@@ -284,7 +283,7 @@ def run_seed(
 
 
 def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:
-    """Keep what asyncio would log: an exception of a callback, or of a task that is not awaited."""
+    """Keep what asyncio logs: an exception of a callback, or of a task that is not awaited."""
     error = context.get("exception")
     unhandled.append(error if isinstance(error, BaseException) else RuntimeError(str(context.get("message"))))
 

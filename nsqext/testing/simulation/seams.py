@@ -1,6 +1,6 @@
 """Replace what product code takes from the machine: clocks, randomness, sockets, threads, names of host and process.
 
-The replacements apply only to the thread of the simulation; product code calls the standard library.
+The replacements apply only to the simulation's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the start of every simulation."""
 
-# loaded before the first simulation, so that its trace does not depend on earlier imports
+# loaded before a simulation, whose trace must not depend on earlier imports
 _PRODUCT = (
     "nsqext",
     "nsqext.admin",
@@ -43,13 +43,10 @@ _SOCKET_USERS = ("nsqext.transport.handshake", "nsqext.broker.listeners")
 
 
 class SimulatedClock:
-    """The clocks of a simulation.
-
-    Args:
-        network: its time is the monotonic clock.
+    """The clocks of a simulation; the monotonic clock is the network's time.
 
     Attributes:
-        jumped: seconds by which the wall clock was set forward (negative for back).
+        jumped: seconds by which the wall clock was set forward, or negative for back.
     """
 
     def __init__(self, network: Network) -> None:
@@ -70,7 +67,7 @@ class SimulatedClock:
 
 
 def _only_this_thread(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``simulated`` in the simulation's thread while it runs, ``real`` elsewhere."""
+    """Return a function that calls ``simulated`` in the running simulation's thread, else ``real``."""
     owner = threading.get_ident()
 
     def chosen(*args: Any, **settings: Any) -> Any:
@@ -89,12 +86,7 @@ _running: list[object | None] = [None]
 def simulated_machine(
     network: Network, clock: SimulatedClock, seed: int, *, disk: SimulatedDisk | None = None
 ) -> Iterator[None]:
-    """Let product code in this thread run on a simulated machine.
-
-    Args:
-        seed: for randomness in product code.
-        disk: its disk; None without files.
-    """
+    """Let product code in this thread run on a simulated machine; without a disk, it has no files."""
     check_versions()
     _load_product()
     before = random.getstate(), chance.getstate()
@@ -127,7 +119,7 @@ def simulated_machine(
 
 
 def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> Iterator[Replacement]:
-    """Replace clocks, entropy and names, also in modules that imported the functions by name."""
+    """Replace clocks, entropy and names, also where modules imported functions by name."""
     functions = (
         (time, "monotonic", clock.monotonic),
         (time, "monotonic_ns", clock.monotonic_ns),
@@ -148,7 +140,7 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
 
 
 def _restore(loaded: set[str], functions: Sequence[Replacement]) -> None:
-    """Bind the real functions in modules imported meanwhile, for the next simulation's replacement."""
+    """Bind the real functions in modules imported meanwhile, for the next simulation."""
     real = {replacement: getattr(owner, name) for owner, name, replacement in functions}
     for path in sys.modules.keys() - loaded:
         module = sys.modules[path]
@@ -173,7 +165,7 @@ _captured_names: dict[int, dict[Any, list[tuple[Any, str]]]] = {}
 
 
 def _captured(functions: Iterable[Any]) -> dict[Any, list[tuple[Any, str]]]:
-    """Return the names in the package's modules that were bound to functions at import."""
+    """Return the package's modules and names that imported these functions by name."""
     loaded = len(sys.modules)
     if loaded not in _captured_names:
         found: dict[Any, list[tuple[Any, str]]] = {function: [] for function in functions}

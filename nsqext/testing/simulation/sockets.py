@@ -1,7 +1,4 @@
-"""Sockets in memory that behave like the kernel's: partial writes, full buffers, resets, half-open peers.
-
-A socket belongs to its task's host. `Network` transmits what it sends.
-"""
+"""Sockets in memory that behave like the kernel's: partial writes, full buffers, resets, half-open peers."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ HOST = "127.0.0.1"
 
 
 class Links(Protocol):
-    """The part of a `Network` for its sockets."""
+    """What sockets use of `nsqext.testing.simulation.network.Network`."""
 
     listeners: dict[int, SimulatedSocket]
     dead: set[str]
@@ -35,10 +32,10 @@ class Links(Protocol):
 
 
 class SimulatedSocket(socket.socket):
-    """A TCP socket of a simulated network, made by `Network.socket`."""
+    """A TCP socket of a host, made by `Network.socket`."""
 
     def __init__(self, network: Links, host: str) -> None:
-        # socket.socket.__init__ is not called: it would open a file descriptor
+        # without socket.socket.__init__, which would open a file descriptor
         self.network: Links = network
         self.host: str = host
         self.number: int = network.next_number()
@@ -68,7 +65,7 @@ class SimulatedSocket(socket.socket):
     timeout: float = 0.0
 
     def fileno(self) -> int:
-        """Return a number that no real file descriptor has; -1 after `close`."""
+        """Return a number beyond real file descriptors; -1 after `close`."""
         return -1 if self.ended else self.fd
 
     def setblocking(self, flag: bool, /) -> None: ...
@@ -123,7 +120,7 @@ class SimulatedSocket(socket.socket):
         return found, found.remote or (HOST, 0)
 
     def connect(self, address: Any, /) -> None:
-        """Begin to connect; the socket is writable after success or failure."""
+        """Begin to connect; the socket is writable at the end."""
         self._check()
         self.connecting = True
         self.address = (HOST, self.address[1] or self.network.take_port())
@@ -132,7 +129,7 @@ class SimulatedSocket(socket.socket):
         raise BlockingIOError(errno.EINPROGRESS, os.strerror(errno.EINPROGRESS))
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send what the buffers take, or a part of it."""
+        """Send as the network takes it, at most what the buffers hold."""
         self._check()
         self._raise_error()
         if self.peer is None or self.fin_sent:
@@ -176,7 +173,7 @@ class SimulatedSocket(socket.socket):
             self.network.end(self)
 
     def close(self) -> None:
-        """Close; the peer reads the end, or a reset if received bytes were not read."""
+        """Close; the peer reads the end, or a reset if bytes are unread."""
         if not self.ended:
             self.network.close(self)
 
@@ -217,7 +214,7 @@ class SimulatedSocket(socket.socket):
 
     @property
     def writable(self) -> bool:
-        """Whether `send` would take something or fail, or connecting has ended."""
+        """Whether `send` would take bytes or fail, or connecting has ended."""
         return not self.connecting and (bool(self.error) or self.eof_sent or self.room > self.capacity // 4)
 
     @property

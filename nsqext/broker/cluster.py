@@ -192,7 +192,7 @@ class Cluster(ProcessBound):
     ) -> None:
         """Create a topic; return when every partition accepts writes.
 
-        With more replicas than nodes, partitions share nodes (``multi_part``).
+        If all partitions together have more replicas than there are nodes, they share nodes (``multi_part``).
 
         Args:
             extend: messages may carry headers and tags.
@@ -231,7 +231,7 @@ class Cluster(ProcessBound):
         self._run(lambda runtime: runtime.delete_topic(name))
 
     def upgrade_topic(self, name: str) -> None:
-        """Make a topic an extend topic, for good.
+        """Make a topic an extend topic, which cannot be undone.
 
         Raises:
             TopicNotFound: unknown topic.

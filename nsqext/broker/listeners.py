@@ -99,7 +99,7 @@ def split_address(text: str, default_host: str = "127.0.0.1") -> Address:
     """Parse ``host:port``; raises `InvalidSetting`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
-        raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, port 0 for a free one")
+        raise InvalidSetting(f"{text!r} is not an address", hint="use host:port, with port 0 for a free port")
     return Address(host.strip("[]") or default_host, int(port))
 
 
@@ -124,7 +124,7 @@ class Ports:
         except OSError as error:
             kept.close()
             raise InvalidSetting(
-                f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free one"
+                f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free port"
             ) from error
         if sys.platform == "linux":
             self._kept.append(kept)

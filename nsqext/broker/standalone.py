@@ -57,7 +57,7 @@ class TlsFiles:
     cert: Path
     key: Path
     root_ca: Path | None = None  #: authorities of client certificates
-    #: ``require`` or ``require-verify`` demand a client certificate; any other text but an empty one demands TLS
+    #: ``require`` or ``require-verify`` demand a client certificate; any other text, except empty, demands TLS
     client_auth: str = ""
     min_version: str = "tls1.0"  #: for example ``tls1.2``
 

@@ -254,7 +254,7 @@ def listen(address: Address) -> socket.socket:
         listener = create_server((address.host, address.port), family=family)
     except OSError as error:
         raise InvalidSetting(
-            f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free one"
+            f"cannot listen on {address}: {error.strerror}", hint="choose another port, or 0 for a free port"
         ) from error
     listener.setblocking(False)
     return listener

@@ -54,7 +54,7 @@ class LookupClient:
     do not find the topic.
 
     Args:
-        transport: httpx transport to use, closed by the caller; None to create one.
+        transport: httpx transport to use, closed by the caller; None to create a transport.
 
     Raises InvalidSetting.
     """

@@ -309,7 +309,10 @@ class Cursor:
         self.drain()
 
     def rewind(self, *, forget: bool) -> None:
-        """Read again from the acknowledged position; ``forget`` also redelivers messages finished out of order."""
+        """Read again from the acknowledged position, after the message read ahead.
+
+        ``forget`` also redelivers messages finished out of order.
+        """
         self._rewind = forget
 
     def _apply_rewind(self, forget: bool) -> None:

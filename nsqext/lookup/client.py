@@ -92,7 +92,10 @@ class LookupClient:
         await self.http.aclose()
 
     def elsewhere(self, addresses: Sequence[str] | str) -> LookupClient:
-        """Return a client of other lookup nodes that shares the connections and their close; raises InvalidSetting."""
+        """Return a client of other lookup nodes with the same connections; closing either closes them.
+
+        Raises InvalidSetting.
+        """
         other = LookupClient(addresses, self.options)
         other.http = self.http
         return other

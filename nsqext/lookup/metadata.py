@@ -363,7 +363,10 @@ class MetadataCache:
             await self.aclose()
 
     async def run(self) -> None:
-        """Poll found and watched topics until the cache is closed; each user runs this, and a single task polls."""
+        """Poll found and watched topics until the cache is closed; return immediately without lookup.
+
+        Each user runs this, and a single task polls.
+        """
         if self._client is not None:
             await self._poller.run()
 

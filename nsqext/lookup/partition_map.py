@@ -23,7 +23,7 @@ _REASONS = 5  # errors of lookup nodes that an error quotes
 
 @frozen
 class PartitionMap:
-    """Partitions, leaders and meta of a topic at a time. Equality ignores the version."""
+    """Partitions, leaders and meta of a topic at a moment. Equality ignores the version."""
 
     topic: str
     access: str = "w"  #: ``w`` to publish, ``r`` to consume

@@ -65,8 +65,8 @@ class ChannelRules:
     delayed_most: int = 160_000  #: bound of a channel's delayed queue; 0 allows one message
     replay_limit: int = 10_000  #: messages that a key_failover channel reads ahead of its clients
     rate_limit: int = 0  #: KiB per second of large messages in each channel; 0 for no limit
-    ignored_attempts: int = 0  #: after more attempts, an old message is finished, not redelivered
-    ignored_after: float = 0.0  #: seconds after which a message is old; 0 for never, as is ``ignored_attempts`` 0
+    ignored_attempts: int = 0  #: after more attempts, an old message is finished, not redelivered; 0 for never
+    ignored_after: float = 0.0  #: seconds after which a message is old; 0 for never
 
     def ignores(self, attempts: int, age: float) -> bool:
         """Return whether a message of this age (seconds) is finished, not redelivered."""
@@ -118,7 +118,7 @@ class PartitionOptions(QueueOptions):
 class NodeOptions(QueueOptions):
     """Settings of a node; times in seconds, sizes in bytes."""
 
-    #: for output buffers, also while ``clock`` stands still
+    #: for output buffers, also while ``clock`` stands still; read when a node is made, for simulations
     machine_clock: Callable[[], float] = field(factory=lambda: time.monotonic)
     broadcast_address: str = "127.0.0.1"  #: host for clients
     hostname: str = field(factory=lambda: socket.gethostname())  #: in lookup responses
@@ -134,8 +134,8 @@ class NodeOptions(QueueOptions):
     auth_method: str = "get"  #: ``get`` or ``post``
     http_guard: HttpGuard | None = None  #: None accepts all HTTP requests, as the real servers
     https_only: bool = False  #: the HTTP port refuses everything (original generation, ``--tls-required``)
-    #: on a redesigned node without cluster, a topic's first channel starts at the last flush; the real nsqd flushes
-    #: every fourth ``--sync-timeout``
+    #: between flushes of a redesigned node without cluster, where a topic's first channel starts at the last flush; the
+    #: real nsqd flushes every fourth ``--sync-timeout``
     flush_interval: float = 8.0
     node_memory_bound: int = 1024 * MIB  #: messages in memory
     seed: int | None = None  #: of the partitions' ``random``

@@ -167,7 +167,7 @@ class DelayedJournal:
             self._closed = True
 
     def removed(self, channel: str, internal_id: int | None = None) -> None:
-        """Record that a message, or every message, was removed; an unwritable record is logged."""
+        """Record that a message, or every message, was removed; else, with a warning, a restart redelivers it."""
         try:
             self._write(_encode(_Change(channel, internal_id)))
         except Refusal as refusal:

@@ -42,7 +42,7 @@ _decoder: msgspec.json.Decoder[DelayRecord] = msgspec.json.Decoder(DelayRecord)
 
 
 def encode_delay(record: DelayRecord, body: bytes = b"") -> bytes:
-    """Return the body of a delayed message or a cancellation."""
+    """Return the bytes of a record, followed by the delayed message's body."""
     return msgspec.json.encode(record) + b"\n" + body
 
 

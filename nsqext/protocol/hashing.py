@@ -119,7 +119,7 @@ PARTITIONERS: dict[str, KeyHash] = {
 
 
 def key_hash(strategy: str | KeyHash) -> KeyHash:
-    """Return the function for a name; raises InvalidSetting for an unknown name."""
+    """Return the function for a name, or the given function; raises InvalidSetting for an unknown name."""
     if callable(strategy):
         return strategy
     found = PARTITIONERS.get(strategy)

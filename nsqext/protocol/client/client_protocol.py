@@ -119,7 +119,7 @@ class FrameParser:
         self.buffered = self.wanted = 0
 
     def _finish_large(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> None:
-        """Add the frame that ``data`` ends exactly; as `feed`, without a copy."""
+        """Add the frame that ``data`` ends exactly; as `feed`, with one copy less."""
         pieces = self._pieces
         kind = FRAME_HEAD.unpack_from(pieces[0])[1]
         pieces[0] = pieces[0][8:]

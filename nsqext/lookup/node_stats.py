@@ -105,7 +105,7 @@ class PartitionStats:
 
     @property
     def committed(self) -> int:
-        """Messages known to be committed: a channel may read them (redesigned NSQ)."""
+        """Messages known to be committed, because a channel may read them (redesigned NSQ)."""
         return max((channel.messages for channel in self.channels.values()), default=0)
 
 

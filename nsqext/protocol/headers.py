@@ -24,7 +24,7 @@ __all__ = (
 )
 
 MAX_STORED_HEADER = 65_506
-"""Bytes; servers crash on larger headers (captured: ext_max_header)."""
+"""Bytes; servers crash on larger headers (captured in ext_max_header)."""
 MAX_HEADER_BYTES = 60_000
 """Largest header that this package makes, well below `MAX_STORED_HEADER`."""
 

@@ -76,7 +76,7 @@ class RawMessage:
     timestamp: int  #: when the server stored it, in nanoseconds since 1970
     attempts: int  #: number of deliveries, this included
     id: bytes  #: 16 bytes for FIN, REQ and TOUCH
-    version: int  #: of the extend part: 0 for no header, 2 for a tag, 4 for JSON
+    version: int  #: of the extend part; 0 for no header, 2 for a tag, 4 for JSON
     header: bytes  #: as published; empty without a header
     offset: int  #: byte offset in the partition's queue; -1 if not reported
     size: int  #: bytes of its record in the queue; 0 if not reported
@@ -84,7 +84,7 @@ class RawMessage:
 
     @property
     def internal_id(self) -> int:
-        """``partition << 50 | counter`` (captured: partition_ids)."""
+        """``partition << 50 | counter`` (captured in partition_ids)."""
         value: int = _U64.unpack_from(self.id)[0]
         return value
 

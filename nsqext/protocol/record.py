@@ -17,7 +17,7 @@ import msgspec
 from nsqext.errors import ProtocolError
 
 COUNTER_BITS = 50
-"""An internal id is ``partition << COUNTER_BITS | counter`` (captured: partition_ids)."""
+"""An internal id is ``partition << COUNTER_BITS | counter`` (captured in partition_ids)."""
 
 EXTEND_FLAG = 0xA000
 MAX_ATTEMPTS = 4000

@@ -90,7 +90,7 @@ class Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether `tick` has timeouts to enforce: for a response or unsent bytes."""
+        """Whether `tick` has timeouts to enforce, for a response or unsent bytes."""
         return bool(self.protocol.pending or self._rest or self._out)
 
     @property

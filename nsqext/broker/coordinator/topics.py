@@ -34,7 +34,7 @@ class TopicSpec:
 
     @property
     def quorum(self) -> int:
-        """In-sync replicas that a write needs (captured: failover_kill_leader)."""
+        """In-sync replicas that a write needs (captured in failover_kill_leader)."""
         return self.replica // 2 + 1
 
     def nodes_needed(self) -> int:

@@ -31,7 +31,7 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @frozen
 class ListedPartition:
-    registered: str | None  #: the node for producers: a leader that accepts writes
+    registered: str | None  #: the node for producers, a leader that accepts writes
     reader: str | None  #: the node for consumers
     channels: tuple[str, ...]  #: empty while the leader accepts no writes
 
@@ -131,7 +131,7 @@ class Lookupd(LookupServer):
     coordinator: Coordinator
     group: LookupdGroup
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
-    #: tombstones: by topic, ``host:http_port`` of nodes that access=w does not show
+    #: tombstones, by topic ``host:http_port`` of nodes that access=w does not show
     hidden: dict[str, set[str]] = field(factory=dict, init=False)
     write_disabled: str = field(default="", init=False)  #: ``all``, ``ordered`` or empty (`/disable/write`)
 

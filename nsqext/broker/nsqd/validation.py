@@ -122,7 +122,7 @@ class CommandValidator:
         self._client = client
         self._node = client.node
         self._limits = client.node.limits
-        #: the TLS handshake is not complete: only IDENTIFY is allowed
+        #: only IDENTIFY is allowed before the TLS handshake
         self.tls_missing: bool = self._limits.tls_required
         self.hosted: Hosted | None = None  #: partition of the publish being read
         self.target: CommandTarget = CommandTarget("")

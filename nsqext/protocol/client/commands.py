@@ -45,7 +45,7 @@ NOP = b"NOP\n"
 CLS = b"CLS\n"
 
 DEFAULT_MAX_MESSAGE_SIZE = 1024 * 1024
-"""Largest message that servers accept by default, in bytes with trace id and header (captured: pub_max_size)."""
+"""Largest message that servers accept by default, in bytes with trace id and header (captured in pub_max_size)."""
 DEFAULT_MAX_BODY_SIZE = 5 * 1024 * 1024
 """Largest batch that servers accept by default, in bytes with its count word."""
 

@@ -100,7 +100,7 @@ class Network:
 
     @property
     def trace(self) -> str:
-        """Digest of all events so far: bytes, ends, times."""
+        """Digest of all events so far (bytes, ends, times)."""
         return self._digest.hexdigest()
 
     def note(self, text: str, data: bytes = b"") -> None:

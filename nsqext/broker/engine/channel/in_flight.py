@@ -49,7 +49,7 @@ class SubscribedClient(ABC):
     limit: int = field(default=NO_LIMIT, init=False)  #: most messages in flight ever; set over HTTP
     errors: int = field(default=0, init=False)
     queued: bool = field(default=False, init=False)  #: in a selector's queue
-    #: gets no further messages: disconnected, or without its topic's new extend support (captured: upgrade_ext)
+    #: gets no further messages, being disconnected, or without its topic's new extend support (capture upgrade_ext)
     stalled: bool = field(default=False, init=False)
     messages: int = field(default=0, init=False)
     finished: int = field(default=0, init=False)

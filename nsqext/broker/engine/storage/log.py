@@ -31,7 +31,7 @@ class Refusal(Exception):
 
 
 FIRST_COUNTER = 2
-"""Counter in the internal id of a partition's first message (captured: partition_ids)."""
+"""Counter in the internal id of a partition's first message (captured in partition_ids)."""
 ENTRY_COST = 512
 """Bytes of memory for a record, besides its size."""
 _SEGMENT_ENTRIES = 1024

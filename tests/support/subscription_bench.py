@@ -40,7 +40,8 @@ class Connection:
         self.silence_due = inf
         self.ticks: list[float] = []
         self.unrecorded = (0, 0)
-        self.waited, self.excess = 0.0, inf
+        self.waited, self.excess, self.width = 0.0, inf, inf
+        self.active_at = 0.0
 
     def set_ready(self, count: int) -> None:
         """Record a RDY count."""
@@ -97,6 +98,7 @@ class Bench:
         """Add open subscriptions."""
         for connection in connections:
             self.group.add(cast("Subscription", connection))
+        self.group.flush()
 
     def ticked(self, now: float, late: float) -> None:
         """Record by how much a tick was late."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -36,6 +37,8 @@ _PERIOD = 5.0  # seconds of a minimum; the latest two are compared with, so that
 _STALE = 60.0  # seconds after which an earlier period says nothing about the present
 _TREND = 0.1  # seconds between two lags whose difference shows that a backlog shrinks
 _READS = 8  # reads of such a time that make it comparable
+_RATED = 6  # reads whose messages show how fast messages are published
+_SOON = 0.001  # seconds for which a server may collect messages
 _OLD = 1.0  # age in seconds of a first message that shows a backlog, by the clocks of both machines
 
 
@@ -55,6 +58,12 @@ class Backlog:
     _trend_before: float = field(default=inf, init=False)
     _trend_began: float = field(default=-inf, init=False)
     _reads: int = field(default=0, init=False)  # of this trend
+    # smallest differences before the present trend and before the trend before
+    _known: float = field(default=inf, init=False)
+    _known_before: float = field(default=inf, init=False)
+    # timestamps and messages of the latest reads
+    _published: deque[float] = field(factory=lambda: deque(maxlen=_RATED), init=False)
+    _counts: deque[int] = field(factory=lambda: deque(maxlen=_RATED), init=False)
     _shrinks: bool = field(default=False, init=False)
 
     def excess(self, published: float, now: float) -> float:
@@ -70,16 +79,32 @@ class Backlog:
             self._least_before = self._least if now - self._began < _STALE else inf
             self._least, self._began = inf, now
         if now - self._trend_began > _TREND:
-            self._shrinks = self._reads >= _READS and self._trend < self._trend_before - TOLERANCE
+            # a lag that was reached before falls because a delay ends
+            falls = self._trend < min(self._trend_before, self._known_before) - TOLERANCE
+            self._shrinks = self._reads >= _READS and (falls if self._trend_before < inf else self._shrinks)
             self._trend_before = self._trend if self._reads >= _READS else inf
             self._trend, self._trend_began, self._reads = inf, now, 0
+            self._known_before, self._known = self._known, min(self._least, self._least_before)
         self._trend = min(self._trend, lag)
         self._reads += 1
         reference = min(self._least, self._least_before)
         self._least = min(self._least, lag)
         if first:
-            return inf if time.time() - published > _OLD else 0.0
+            self._shrinks = time.time() - published > _OLD
         return inf if self._shrinks else max(0.0, lag - reference)
+
+    def width(self, published: float, count: int, excess: float) -> float:
+        """Return how many messages a server has or receives soon: it collects a wider window's messages for too long.
+
+        Args:
+            published: timestamp of the newest message of a read, in seconds by the server's clock.
+            count: messages of the read.
+            excess: seconds for which the newest message had waited.
+        """
+        self._published.append(published)
+        self._counts.append(count)
+        took = published - self._published[0]
+        return (sum(self._counts) - self._counts[0]) * (excess + _SOON) / took if took > 0 else inf
 
 
 @define(eq=False)
@@ -101,6 +126,9 @@ class _Member:
     recent: int = 0  #: messages received since ``recent_since``
     recent_since: float = 0.0
     fresh: bool = False  #: whether its last messages had not waited at the server
+    excess: float = inf  #: seconds for which its newest message had waited at the server
+    width: float = inf  #: widest window that is filled soon
+    round_trip: float = 0.0  #: shortest time from an answer to the next message; 0 before RDY was 1
     turn: float | None = None  #: begin of its turn; None without a turn
     order: int = 0  #: number of its last turn; the lowest has waited longest
     paused: bool = False  #: while True, its RDY count is 0
@@ -179,6 +207,7 @@ class RdyDistributor(Generic[K]):
         self._members: dict[K, _Member] = {}
         self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `fit` doubles it
         self._unanswered: dict[K, _Member] = {}  # connections with messages in flight
+        self.wide: dict[K, _Member] = {}  #: connections that a handler waits for, with room for several messages
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
@@ -238,6 +267,7 @@ class RdyDistributor(Generic[K]):
     def _forget(self, key: K, member: _Member) -> None:
         self.exhausted.pop(member, None)
         self._unanswered.pop(key, None)
+        self.wide.pop(key, None)
 
     def widen(self, held: int) -> None:
         """Raise the total by messages that wait for their key or time, by ``max_in_flight`` at most."""
@@ -252,6 +282,7 @@ class RdyDistributor(Generic[K]):
         now: float,
         waited: float = 0.0,
         excess: float = inf,
+        width: float = inf,
     ) -> bool:
         """Record messages since the last call, at least 1, and their bytes; return whether the counts change.
 
@@ -260,6 +291,7 @@ class RdyDistributor(Generic[K]):
             now: time of the last read.
             waited: seconds without a message or an answer of this connection before it.
             excess: seconds for which its newest message had waited at the server, see `Backlog`.
+            width: widest window that is filled soon, see `Backlog`.
         """
         found = self._members.get(member)
         if found is None:
@@ -268,6 +300,10 @@ class RdyDistributor(Generic[K]):
         found.received = now
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
+        found.excess = excess
+        if found.share == 1:
+            found.round_trip = min(found.round_trip or SETTLED, waited)
+        waited -= min(waited, found.round_trip)
         if self._backoff.level or found.backoff.level:
             return changed
         self._unanswered[member] = found
@@ -282,6 +318,9 @@ class RdyDistributor(Generic[K]):
             self._note_fresh(found, in_flight)
         elif exhausted and in_flight < self.concurrency:
             found.set_window(max(found.window, in_flight + 1))
+        if found.window > max(width, self.concurrency):
+            found.set_window(max(int(width), self.concurrency))
+        found.width = width
         return changed or found.window != before
 
     def _note_backlog(self, member: _Member) -> None:
@@ -323,9 +362,35 @@ class RdyDistributor(Generic[K]):
             before, room = member.window, unanswered + 1
             member.set_window(room if member.fresh else max(before, room))
             changed = changed or member.window != before
+            if member.window > room and not member.sole:
+                self.wide[key] = member
             if not unanswered:
                 del self._unanswered[key]
         return changed
+
+    def narrow(self, now: float, in_flight: Callable[[K], int], active_at: Callable[[K], float]) -> tuple[bool, float]:
+        """Shrink windows of servers that send nothing while handlers wait: they collect the next messages.
+
+        Args:
+            in_flight: returns the unanswered messages of a connection.
+            active_at: returns the time of its last read or answer.
+
+        Returns:
+            Whether any changed, and in how many seconds to call this again; infinity without `wide` connections.
+        """
+        changed, due = False, inf
+        for key, member in list(self.wide.items()):
+            room = in_flight(key) + 1
+            quiet = active_at(key) + member.round_trip + (TOLERANCE if member.excess <= _LATE else _LATE) - now
+            if quiet > 0 and room <= min(self.concurrency, member.window - 1):
+                due = min(due, quiet)
+                continue
+            del self.wide[key]
+            if quiet <= 0 and room <= self.concurrency:
+                member.set_window(room)
+                member.recent, member.fresh, changed = 0, True, True
+                self.exhausted.pop(member, None)
+        return changed, due
 
     def widen_window(self, member: K) -> None:
         """Double the window of a connection; an unknown connection is ignored."""
@@ -340,7 +405,8 @@ class RdyDistributor(Generic[K]):
             in_flight: unanswered messages of each connection.
         """
         for key, member in self._members.items():
-            member.settle(in_flight.get(key, 0), now)
+            if member.claim != member.share or in_flight.get(key, 0) > member.share:
+                member.settle(in_flight.get(key, 0), now)
         self._grant(self._wanted(in_flight, now), now)
         return {key: member.share for key, member in self._members.items()}
 
@@ -349,11 +415,12 @@ class RdyDistributor(Generic[K]):
         free = self._bound
         missing: dict[K, int] = {}
         for key, member in self._members.items():
-            count = wanted.get(key, 0)
-            free -= member.claim
-            member.set_share(min(count, member.claim), now)
-            if count > member.claim:
-                missing[key] = count - member.claim
+            count, claim = wanted.get(key, 0), member.claim
+            free -= claim
+            if count != member.share:
+                member.set_share(min(count, claim), now)
+            if count > claim:
+                missing[key] = count - claim
         granted = _share_out(max(0, free), missing, dict.fromkeys(missing, 0))
         for key in missing:
             member = self._members[key]
@@ -362,27 +429,33 @@ class RdyDistributor(Generic[K]):
     def _wanted(self, in_flight: Mapping[K, int], now: float) -> dict[K, int]:
         """Return the RDY counts above 0, as if no connection had more in flight."""
         most = self._most(in_flight, now)
-        able = {key: member for key, member in self._members.items() if member.most > 0} if most else {}
+        able = {key: count for key, member in self._members.items() if (count := member.most)} if most else {}
         if len(able) > most:
             self._take_turns(able, most, now)
-            return {key: 1 for key, member in able.items() if member.turn is not None}
+            return {key: 1 for key in able if self._members[key].turn is not None}
         idle: list[K] = []
         for key, member in self._members.items():
             member.turn = None
             if now - member.received > IDLE:
                 member.window = member.initial
                 idle.append(key)
+                if key in able:
+                    able[key] = member.most
         idle = [key for key in idle if key in able]
         if len(idle) == len(able):
             idle = []
-        busy = {key: self._limit(member, len(able)) for key, member in able.items() if key not in idle}
-        return dict.fromkeys(idle, 1) | _share_out(most - len(idle), busy, {key: able[key].share for key in busy})
+        limits = self._within_bytes(able) if self._max_bytes else dict(able)
+        for key in idle:
+            del limits[key]
+        return dict.fromkeys(idle, 1) | _share_out(
+            most - len(idle), limits, {key: self._members[key].share for key in limits}
+        )
 
-    def _limit(self, member: _Member, members: int) -> int:
-        """Return the largest count of a member: its window, and its part of the bytes that may be in flight."""
-        if not self._max_bytes or not member.size:
-            return member.most
-        return min(member.most, max(1, int(self._max_bytes / members / member.size)))
+    def _within_bytes(self, able: Mapping[K, int]) -> dict[K, int]:
+        """Bound the counts of connections by their part of the bytes that may be in flight."""
+        part = self._max_bytes / len(able) if able else 0.0
+        sizes = {key: self._members[key].size for key in able}
+        return {key: min(count, max(1, int(part / sizes[key]))) if sizes[key] else count for key, count in able.items()}
 
     def _most(self, in_flight: Mapping[K, int], now: float) -> int:
         state = self._backoff.state
@@ -418,7 +491,7 @@ class RdyDistributor(Generic[K]):
         answered = self._probing_since is not None and member.received >= self._probing_since
         return member.order if member.order > self._asked and not answered else -member.received
 
-    def _take_turns(self, able: Mapping[K, _Member], most: int, now: float) -> None:
+    def _take_turns(self, able: Iterable[K], most: int, now: float) -> None:
         """Give ``most`` connections a turn, longest waiting first; the last one that received, if the backoff asks."""
         for member in self._members.values():
             if member.turn is not None:
@@ -427,10 +500,11 @@ class RdyDistributor(Generic[K]):
                 if over or not member.most:
                     member.turn = None
         probing = self._probing_since is not None
-        having = [member for member in able.values() if member.turn is not None]
+        members = [self._members[key] for key in able]
+        having = [member for member in members if member.turn is not None]
         for member in sorted(having, key=lambda member: -member.received if probing else member.order)[most:]:
             member.turn = None
-        waiting = sorted((member for member in able.values() if member.turn is None), key=lambda member: member.order)
+        waiting = sorted((member for member in members if member.turn is None), key=lambda member: member.order)
         if probing:
             waiting.sort(key=self._order_of_probes)
         free = self._bound - sum(max(member.claim, member.turn is not None) for member in self._members.values())
@@ -443,7 +517,7 @@ class RdyDistributor(Generic[K]):
 
 
 def _grow(member: _Member) -> None:
-    member.window = min(2 * member.window, member.limit)
+    member.window = max(member.window, int(min(2 * member.window, member.limit, max(member.width, 2.0))))
     member.recent = 0
 
 
@@ -454,6 +528,8 @@ def _share_out(total: int, limits: Mapping[K, int], current: Mapping[K, int]) ->
     already, so that more than ``total`` messages would be in flight.
     """
     shares: dict[K, int] = {}
+    if sum(limits.values()) <= total:
+        return dict(limits)
     rest = sorted(limits.items(), key=lambda item: item[1])
     while rest and rest[0][1] <= total // len(rest):
         key, limit = rest.pop(0)

@@ -474,8 +474,8 @@ class Subscriber:
             self._log(logging.INFO, assignment, f"back after {_clock() - assignment.ended_at:.1f} s", subscription.node)
         elif self.started.is_set():
             self._log(logging.INFO, assignment, "subscribed", subscription.node)
-        self._group.flush()
         if self._expected is not None and len(self._live) >= self._expected and not self.started.is_set():
+            self._group.flush()
             self.log_subscribed()
             self.started.set()
 

@@ -104,7 +104,8 @@ class Subscription(PartitionReader):
         self.waited: float = 0.0  #: seconds without a message or an answer before the last read
         self._backlog = Backlog()
         self.excess: float = 0.0  #: seconds for which the newest message had waited at the server
-        self._active_at = self.received_at  # time of the last read or answer
+        self.width: float = inf  #: widest window that is filled soon, see `Backlog`
+        self.active_at: float = self.received_at  #: time of the last read or answer
         self.limited: bool = True  #: whether its RDY count limits the consumer, so that each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
@@ -202,11 +203,14 @@ class Subscription(PartitionReader):
         self.received += count
         self.received_bytes += sum(map(len, frames))
         self.received_at = now
-        self.waited, self._active_at = now - self._active_at, now
+        self.waited, self.active_at = now - self.active_at, now
         if messages:
             newest = messages[-1]
-            first = newest.attempts == 1  # its timestamp is that of the publish
-            self.excess = self._backlog.excess(newest.timestamp / 1e9, now) if first else inf
+            self.excess = self.width = inf
+            if newest.attempts == 1:  # its timestamp is that of the publish
+                published = newest.timestamp / 1e9
+                self.excess = self._backlog.excess(published, now)
+                self.width = self._backlog.width(published, count, self.excess)
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if (log := tracing.log) is not None and log.wants(self.topic):
@@ -274,7 +278,7 @@ class Subscription(PartitionReader):
 
     def flush(self) -> None:
         if self.pending:
-            self._active_at = _clock()
+            self.active_at = _clock()
         super().flush()
 
     def _answer(self, message: Message, command: bytes) -> None:

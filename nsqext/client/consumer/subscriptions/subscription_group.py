@@ -54,6 +54,7 @@ _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every a
 _clock = time.monotonic
 
 _in_flight: Callable[[Subscription], int] = attrgetter("in_flight")
+_active_at: Callable[[Subscription], float] = attrgetter("active_at")
 
 
 class SubscriptionGroup:
@@ -84,9 +85,11 @@ class SubscriptionGroup:
         #: messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._unsent: list[Subscription] = []
+        self._shares_due = False  # whether the next flush distributes RDY
         self._collects_until = -inf  # until when answers are sent together, at the end of a turn of the event loop
         self._blocked_at = -inf  # when the event loop was last found blocked
         self._flush_due = anyio.Event()
+        self._narrow_due = anyio.Event()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
         self._due_at = inf
@@ -108,7 +111,7 @@ class SubscriptionGroup:
         sole = subscription.key_sharing is KeySharing.TAGS
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock(), sole=sole)
         self.flow.pause(subscription, paused=subscription.topic in self.paused_topics)
-        self.rebalance()
+        self._distribute_soon()
         self._all_due = 0.0  # its message timeout may be shorter than the current pause
         self.wake_timer()
         if subscription.upgradable:
@@ -189,7 +192,11 @@ class SubscriptionGroup:
             self.idle = False
             self.wake_timer()
         if self._record(subscription):
-            self.rebalance()
+            self._distribute_soon()
+
+    def _distribute_soon(self) -> None:
+        self._shares_due = True
+        self._flush_due.set()
 
     def _record(self, subscription: Subscription) -> bool:
         """Report messages received since the last call to the distributor; return whether RDY counts change."""
@@ -198,13 +205,15 @@ class SubscriptionGroup:
             return False
         now = subscription.received_at
         self._received_at = max(self._received_at, now)
-        waited, excess = subscription.waited, subscription.excess
-        return self.flow.received(subscription, count, size, subscription.in_flight, now, waited, excess)
+        waited, excess, width = subscription.waited, subscription.excess, subscription.width
+        return self.flow.received(subscription, count, size, subscription.in_flight, now, waited, excess, width)
 
     def fit_windows(self) -> None:
-        """Fit RDY counts to what handlers can take: a handler or the caller waits for messages."""
+        """Fit RDY counts to what handlers can take, with the next flush: a handler or the caller waits for messages."""
         if self.flow.fit(_in_flight):
-            self.rebalance()
+            self._shares_due = True
+        if self.flow.wide:
+            self._narrow_due.set()
 
     def make_room(self, subscription: Subscription) -> None:
         """Raise the RDY count of a subscription: its messages wait in flight until they are due."""
@@ -219,12 +228,15 @@ class SubscriptionGroup:
 
     def rebalance(self) -> None:
         """Set the RDY count of every connection."""
+        self._shares_due = False
         now = _clock()
         for subscription in self.live:
-            self._record(subscription)
+            if not subscription.limited:  # the others have reported each read
+                self._record(subscription)
         in_flight = {subscription: subscription.in_flight for subscription in self.live}
         for subscription, share in self.flow.shares(now, in_flight).items():
-            subscription.set_ready(share)
+            if share != subscription.ready:
+                subscription.set_ready(share)
             subscription.limited = self.flow.limits(subscription)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
             self.wake_timer()
@@ -285,7 +297,9 @@ class SubscriptionGroup:
         return True
 
     def flush(self) -> None:
-        """Send all pending commands now."""
+        """Send all pending commands now, and RDY counts that follow reads: many reads share one distribution."""
+        if self._shares_due:
+            self.rebalance()
         unsent, self._unsent = self._unsent, []
         if any(len(subscription.pending) >= _BURST for subscription in unsent):
             self._collects_until = _clock() + _AFTER_BURST
@@ -298,6 +312,19 @@ class SubscriptionGroup:
             await self._flush_due.wait()
             self._flush_due = anyio.Event()
             self.flush()
+
+    async def run_narrow(self) -> None:
+        """Shrink windows until cancelled, after which servers send at once what they collect."""
+        while True:
+            await self._narrow_due.wait()
+            self._narrow_due = anyio.Event()
+            while self.flow.wide:
+                changed, pause = self.flow.narrow(_clock(), _in_flight, _active_at)
+                if changed:
+                    self._shares_due = True
+                    self.flush()
+                if pause < inf:
+                    await anyio.sleep(pause)
 
     # Timer
 

@@ -90,11 +90,11 @@ def test_reads_are_recorded_where_they_change_something(now: list[float]) -> Non
     assert ready(connection) == [2]
     group.received(one)
     assert group._due_at == inf, "it is awake"
-    group.fit_windows()
+    group.flush_before_wait([])
     assert ready(connection) == [2], "the window was not exhausted"
     connection.unrecorded, connection.in_flight = (2, 20), 2
-    group.rebalance()
-    group.fit_windows()
+    group.received(one)
+    group.flush_before_wait([])
     assert ready(connection) == [4]
 
 
@@ -179,7 +179,8 @@ def test_how_long_the_timer_rests(now: list[float]) -> None:
     bench, one, two = Bench(10), Connection(partition=1), Connection(partition=2)
     group = bench.group
     assert (group._pause(_NOW), group.idle) == (60.0, True)
-    bench.add(one, two)
+    bench.add(one)
+    bench.add(two)
     assert group._pause(_NOW) == 0.25, "what the first gave up is given to the second"
     for step in (0.0, 0.3, 0.6):
         now[0] = _NOW + step

@@ -25,7 +25,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @given(skew=_SKEWS, pauses=st.lists(st.floats(0.0001, 30.0), min_size=1, max_size=60), data=st.data())
 def test_a_message_that_is_sent_at_once_shows_no_backlog(skew: float, pauses: list[float], data: st.DataObject) -> None:
     backlog, published = Backlog(), 1e9
-    backlog.excess(published + skew, published)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{Backlog.__module__}.time.time", lambda: published + skew)
+        backlog.excess(published + skew, published)
     for pause in pauses:
         published += pause
         late = data.draw(st.floats(0.0, TOLERANCE * 0.9))
@@ -33,8 +35,9 @@ def test_a_message_that_is_sent_at_once_shows_no_backlog(skew: float, pauses: li
 
 
 @pytest.mark.parametrize("skew", [-5e6, 0.0, 5e6])
-def test_messages_that_wait_show_how_long(skew: float) -> None:
+def test_messages_that_wait_show_how_long(clock: list[float], skew: float) -> None:
     backlog = Backlog()
+    clock[0] = 1000.0 + skew
     backlog.excess(1000.0 + skew, 1000.0)
     waits = [backlog.excess(1000.001 + skew, 1000.0 + read) for read in (0.002, 0.005, 0.012, 0.4)]
     assert waits == [pytest.approx(wait, abs=1e-6) for wait in (0.001, 0.004, 0.011, 0.399)]
@@ -50,6 +53,49 @@ def test_a_backlog_that_shrinks_is_noticed(speed: float, skew: float) -> None:
         now += 0.001
         found.append(backlog.excess(1000.0 + read * 0.001 * speed + skew, now))
     assert set(found[250:]) == {inf}
+
+
+def test_a_delay_that_ends_is_no_backlog(clock: list[float]) -> None:
+    """Messages were as late before: the difference falls because a process or a server stood still, and goes on."""
+    backlog, found = Backlog(), []
+    for read in range(400):
+        now = 0.01 * read
+        late = 0.03 if 150 <= read < 200 else 0.0
+        found.append(backlog.excess(now - late, now))
+    assert found == [0.0] * 150 + [pytest.approx(0.03)] * 50 + [0.0] * 200
+
+
+@given(rate=st.floats(0.1, 1e6), excess=st.floats(0.0, 10.0), counts=st.lists(st.integers(1, 200), min_size=1))
+def test_a_window_is_as_wide_as_messages_are_published_soon(rate: float, excess: float, counts: list[int]) -> None:
+    backlog, received, found = Backlog(), 0, inf
+    for count in counts:
+        received += count
+        found = backlog.width(1e9 + received / rate, count, excess)
+    assert found == (pytest.approx(rate * (excess + 0.001), rel=0.05) if found < inf else inf)
+
+
+def test_messages_of_one_moment_do_not_bound_a_window() -> None:
+    backlog = Backlog()
+    assert [backlog.width(5.0, 1, 0.0), backlog.width(5.0, 3, 0.0)] == [inf, inf]
+    assert backlog.width(6.0, 4, 0.0) == pytest.approx(0.007)
+
+
+def test_the_rate_of_the_latest_reads_counts() -> None:
+    backlog = Backlog()
+    for second in range(20):
+        backlog.width(float(second), 1, 0.0)
+    for read in range(6):
+        found = backlog.width(20.0 + 0.001 * read, 1, 0.002)
+    assert found == pytest.approx(3.0)
+
+
+def test_a_backlog_that_is_old_is_read_at_full_speed_from_the_start(clock: list[float]) -> None:
+    """It was published slowly, so each message has waited less than the last."""
+    backlog, clock[0] = Backlog(), 1e6
+    found = [backlog.excess(1000.0 + 0.02 * read, 0.001 * read) for read in range(500)]
+    assert set(found) == {inf}
+    caught_up = [backlog.excess(1009.98 + 0.001 * read, 0.5 + 0.001 * read) for read in range(500)]
+    assert max(caught_up[210:]) <= TOLERANCE
 
 
 def test_a_first_message_shows_a_backlog_by_its_age(clock: list[float]) -> None:

@@ -377,6 +377,69 @@ def test_parts_of_a_burst_do_not_shrink_a_window() -> None:
     assert read(flow, 60, count=60, waited=0.004, excess=0.01) == 200
 
 
+def after_burst(concurrency: int = 1, round_trip: float = 0.0, excess: float = 0.0) -> RdyDistributor[int]:
+    """Return a distributor whose connection has room for 64 messages at 1 s, with none in flight and a handler idle."""
+    flow = one_connection(1, concurrency)
+    flow.shares(0.0)
+    flow.received(0, 1, 1, 1, 1.0, round_trip, inf)
+    flow._members[0].window = 64
+    flow.exhausted.clear()
+    flow.shares(1.0)
+    flow.received(0, 1, 1, 1, 1.0, 0.0, excess)
+    flow.fit(lambda _: 0)
+    assert list(flow.wide) == [0]
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("round_trip", "excess", "quiet"), [(0.0, 0.0, 0.002), (0.03, 0.05, 0.032), (5.0, 0.0, 0.252), (0.0, inf, 0.05)]
+)
+def test_a_window_shrinks_while_nothing_is_sent_to_a_handler_that_waits(
+    round_trip: float, excess: float, quiet: float
+) -> None:
+    """The server may hold a message back; an answer of the client takes a round trip to bring the next."""
+    flow = after_burst(round_trip=round_trip, excess=excess)
+    changed, due = flow.narrow(1.0, lambda _: 0, lambda _: 1.0)
+    assert (changed, flow.shares(1.0)) == (False, {0: 64})
+    assert due == pytest.approx(quiet)
+    assert flow.narrow(1.0 + quiet + 1e-6, lambda _: 0, lambda _: 1.0) == (True, inf)
+    assert (flow.shares(2.0), flow.wide) == ({0: 1}, {})
+
+
+def test_a_window_keeps_room_while_messages_or_answers_pass() -> None:
+    flow = after_burst()
+    for now in (1.001, 1.0025, 1.004):
+        assert not flow.narrow(now, lambda _: 0, lambda _, now=now: now - 0.001)[0]  # type: ignore[misc]
+    assert flow.shares(1.004) == {0: 64}
+
+
+def test_a_window_does_not_shrink_while_no_handler_waits() -> None:
+    flow = after_burst(concurrency=2)
+    assert flow.narrow(9.0, lambda _: 2, lambda _: 1.0) == (False, inf)
+    assert (flow.shares(9.0), flow.wide) == ({0: 64}, {})
+    flow = after_burst(concurrency=2)
+    assert flow.narrow(9.0, lambda _: 1, lambda _: 1.0) == (True, inf)
+    assert flow.shares(9.0) == {0: 2}
+
+
+def test_a_removed_connection_is_not_narrowed() -> None:
+    flow = after_burst()
+    flow.remove(0)
+    assert flow.narrow(9.0, lambda _: 0, lambda _: 1.0) == (False, inf)
+
+
+def test_a_window_grows_to_what_the_server_has_and_shrinks_to_it() -> None:
+    flow = one_connection(4)
+    flow.shares(1.0)
+    flow.received(0, 4, 4, 4, 1.0, 0.0, 0.003, 5.5)
+    flow.fit(lambda _: 0)
+    assert flow.shares(1.0) == {0: 5}
+    flow.received(0, 5, 5, 5, 1.1, 0.0, 0.0, 2.9)
+    assert flow.shares(1.1) == {0: 2}
+    flow.received(0, 2, 2, 2, 1.2, 0.0, 0.003, 0.4)
+    assert flow.shares(1.2) == {0: 1}, "a message at least"
+
+
 def test_each_handler_that_waits_has_room_for_a_message() -> None:
     flow = one_connection(concurrency=3)
     assert [read(flow, in_flight) for in_flight in (1, 2, 3)] == [2, 3, 1]

@@ -44,7 +44,7 @@ async def test_each_partition_is_subscribed_once(
         assert f"n:1 (partitions {first}, {others[0]})" in text
         assert "m:1 (partitions 1)" in text
         assert scene.emitted == [("connected", "t", one.partition, one.node) for one in scene.opened]
-        assert (scene.flushes, scene.reconnects, scene.subject.idle) == (3, 0, False)
+        assert (scene.flushes, scene.reconnects, scene.subject.idle) == (1, 0, False)
         scene.moved(view_of(NODE, OTHER, NODE, OTHER))
         await scene.connections(4)
         assert scene.opened[-1].partition == 3

@@ -233,6 +233,40 @@ async def test_a_tick_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert connection.ticks == [100.1, 110.0]
 
 
+async def test_the_reads_of_a_turn_share_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, connections = Bench(100), [Connection(partition=number) for number in range(20)]
+    bench.add(*connections)
+    shares, calls = bench.flow.shares, list[float]()
+    monkeypatch.setattr(bench.flow, "received", lambda *_: True)
+    monkeypatch.setattr(bench.flow, "shares", lambda now, in_flight: calls.append(now) or shares(now, in_flight))
+    for connection in connections:
+        connection.unrecorded = 1, 10
+        bench.group.received(cast("Subscription", connection))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.group.run_flush)
+        await eventually(lambda: len(calls) == 1)
+        tasks.cancel_scope.cancel()
+
+
+async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
+    bench, connection = Bench(100), Connection()
+    bench.flow._initial = 1
+    bench.add(connection)
+    bench.flow._members[cast("Subscription", connection)].window = 100
+    bench.group.rebalance()
+    assert ready(connection) == [100]
+    connection.unrecorded, connection.excess, connection.in_flight = (1, 10), 0.0, 1
+    connection.active_at = connection.received_at = time.monotonic()
+    bench.group.received(cast("Subscription", connection))
+    connection.in_flight = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.group.run_narrow)
+        bench.group.flush_before_wait([])
+        assert ready(connection) == [100]
+        await eventually(lambda: ready(connection) == [1])
+        tasks.cancel_scope.cancel()
+
+
 async def test_pending_commands_of_a_turn_are_sent_together() -> None:
     bench, (one, two) = Bench(), (Connection(partition=1), Connection(partition=2))
     bench.add(one, two)

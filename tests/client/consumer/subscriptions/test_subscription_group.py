@@ -236,15 +236,21 @@ async def test_a_tick_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_the_reads_of_a_turn_share_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, connections = Bench(100), [Connection(partition=number) for number in range(20)]
     bench.add(*connections)
-    shares, calls = bench.flow.shares, list[float]()
+    distributed = 0
+
+    def shares(*_: object) -> dict[Subscription, int]:
+        nonlocal distributed
+        distributed += 1
+        return {}
+
     monkeypatch.setattr(bench.flow, "received", lambda *_: True)
-    monkeypatch.setattr(bench.flow, "shares", lambda now, in_flight: calls.append(now) or shares(now, in_flight))
+    monkeypatch.setattr(bench.flow, "shares", shares)
     for connection in connections:
         connection.unrecorded = 1, 10
         bench.group.received(cast("Subscription", connection))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bench.group.run_flush)
-        await eventually(lambda: len(calls) == 1)
+        await eventually(lambda: distributed == 1)
         tasks.cancel_scope.cancel()
 
 

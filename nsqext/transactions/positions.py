@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from nsqext.lookup.node_channels import LogBounds
     from nsqext.transactions.boundaries import OpenTransaction
     from nsqext.transactions.schema import SqlConnection
+
+logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _ADVANCE = f"""
 UPDATE nsqext_position SET last = :last, next = :next, identity = :identity, stored = :stored
@@ -74,7 +77,8 @@ class Positions(HandlerTransaction[S]):
     later ones. A message that was published twice has its effect twice: see `Inbox`.
 
     Messages that the log does not contain any more, and a topic that was created again, end the consumer with
-    `DataLoss`; after `forget` it begins where the channel is.
+    `DataLoss`; after `forget` it begins where the channel is. To compare the log, the channel was moved to the last
+    message that was handled: `nsqext.Admin.seek_channel` moves it to the first message to handle.
 
     The tables of `nsqext.transactions.schema_sql` have to be in the database of the effects.
 
@@ -88,6 +92,8 @@ class Positions(HandlerTransaction[S]):
         super().__init__(begin)
         # positions of moved channels until their first message
         self._sought: dict[ChannelPartition, _Row] = {}
+        # offsets of channels without a row, until the first message of their partition
+        self._begins: dict[ChannelPartition, int] = {}
         # how often in succession another message was received first: servers send what they had read before the move
         self._misses: Counter[ChannelPartition] = Counter()
         self._lost: dict[ChannelPartition, DataLoss] = {}
@@ -134,6 +140,8 @@ class Positions(HandlerTransaction[S]):
             ) from error
         self._sought.pop(key, None)
         if row is None:
+            if log.channel is not None:
+                self._begins[key] = max(log.begin, log.channel)
             return None
         if log.end < row.next:
             raise _replaced(key, row, f"it ends at byte {log.end}")
@@ -184,6 +192,7 @@ class Positions(HandlerTransaction[S]):
             return _STEP_BACK, values
         row = await self._row(opened.connection, key)
         if row is None:
+            self._check_begin(key, message)
             return (_STEP_BACK, values) if await opened.begin(_INSERT, values) else None
         if message.offset > row.last:  # the channel was moved: it has to be moved back
             message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
@@ -201,6 +210,24 @@ class Positions(HandlerTransaction[S]):
         found: Any = await execute(session, _FORGET, {"topic": key.topic, "channel": key.channel})
         return bool(found.rowcount)
 
+    def _check_begin(self, key: ChannelPartition, message: Message) -> None:
+        """Check that a partition without a row begins with the first message behind the position of the channel."""
+        begin = self._begins.pop(key, message.offset)
+        if message.offset <= begin:
+            del self._misses[key]
+            return
+        self._misses[key] += 1
+        if self._misses[key] >= _MOVES:  # other consumers of the channel have finished what is between
+            del self._misses[key]
+            logger.warning(
+                "%s begins at byte %d, because no message from byte %d on was delivered",
+                *(key.channel, message.offset, begin),
+                extra={"topic": key.topic, "partition": key.partition, "channel": key.channel},
+            )
+            return
+        message.owner.reset(f"byte {message.offset} was received, and the channel is at byte {begin}")
+        raise Requeue(0, backoff=False)
+
     def _check_first(self, key: ChannelPartition, message: Message, sought: _Row) -> None:
         """Check that the first message after a move is the message that was handled last."""
         if message.offset == sought.last:
@@ -208,6 +235,7 @@ class Positions(HandlerTransaction[S]):
             return
         self._misses[key] += 1
         if self._misses[key] >= _MOVES:
+            del self._misses[key]
             raise self._give_up(key, message, _replaced(key, sought, f"byte {sought.last} begins no message"))
         message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
         raise Requeue(0, backoff=False)
@@ -234,5 +262,6 @@ def _replaced(key: ChannelPartition, row: _Row, reason: str) -> DataLoss:
         f"the log is not the one of which {key.channel} has handled the message at byte {row.last}: {reason}",
         topic=key.topic,
         partition=key.partition,
-        hint="was the topic created again? await positions.forget(topic, channel) to begin where the channel is",
+        hint="was the topic created again, or has its leader lost messages? await positions.forget(topic, channel), "
+        "and move the channel to the first message to handle: await admin.seek_channel(topic, channel, position)",
     )

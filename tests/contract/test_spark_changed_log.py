@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from anyio.to_thread import run_sync
 
 from nsqext import Admin, Producer
-from nsqext.errors import DataLoss, NsqError
+from nsqext.errors import DataLoss
 from nsqext.spark.cluster.admin import SourceAdmin as PlannerAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.cluster import REAL
+from tests.support.node_restarts import published_again
 from tests.support.topic_plan import TopicPlan
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
     """A real leader that was killed comes back without the messages that it had acknowledged last."""
     cluster = truncatable
     for _ in range(5):
-        topic, truncate = await run_sync(cluster.create)
+        topic, truncate = await run_sync(cluster.create, 7400)
         for _ in range(80):
             await publish(cluster.lookupd, topic, 100)
         async with planning(cluster.lookupd, topic) as planner:
@@ -101,7 +101,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
             await planner.commit(read)
         count = read[topic, 0]
         await run_sync(truncate)
-        if await publish_again(cluster.lookupd, topic):
+        if await published_again(cluster.lookupd, topic, b"message 000"):
             break
         assert REAL, "only a real node may lose the leadership: it has lost messages that its commit log names"
     async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
@@ -117,16 +117,3 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
         assert await planner.latest(read, None, last=last) == back
         end = await planner.latest(back, None, last=planner.last)
         assert await planner.ranges(back, end) == [Range(topic, 0, begin, begin + 1 + lacking + 50)]
-
-
-async def publish_again(lookupd: list[str], topic: str) -> bool:
-    """Publish one message as soon as the partition is writable; return whether it is within two minutes."""
-    with anyio.move_on_after(120):
-        while True:
-            try:
-                await publish(lookupd, topic, 1)
-            except NsqError:
-                await anyio.sleep(0.5)
-            else:
-                return True
-    return False

@@ -248,11 +248,11 @@ class Truncatable:
     Attributes:
         lookupd: lookup addresses.
         create: function that creates a topic of one partition and one replica; returns it, and a function that makes
-            its leader lose the messages that it acknowledged last.
+            its leader lose the messages that it acknowledged last. Its argument is how many the embedded cluster keeps.
     """
 
     lookupd: list[str]
-    create: Callable[[], tuple[str, Callable[[], None]]]
+    create: Callable[[int], tuple[str, Callable[[], None]]]
 
 
 @contextmanager
@@ -267,16 +267,16 @@ def truncatable_cluster() -> Iterator[Truncatable]:
     if not REAL:
         with Cluster(nodes=1) as cluster:
 
-            def create() -> tuple[str, Callable[[], None]]:
+            def create(keep: int) -> tuple[str, Callable[[], None]]:
                 topic = name()
                 cluster.create_topic(topic, channels=READY)
-                return topic, lambda: cluster.faults.truncate(topic, 0, 7400)
+                return topic, lambda: cluster.faults.truncate(topic, 0, keep)
 
             yield Truncatable(cluster.lookupd, create)
         return
     lookupd = REAL.split(",")
 
-    def create_real() -> tuple[str, Callable[[], None]]:
+    def create_real(keep: int) -> tuple[str, Callable[[], None]]:
         topic = name()
         number = anyio.run(_make_truncatable, lookupd, topic)
 

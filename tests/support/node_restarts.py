@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext import Admin
+from nsqext import Admin, Producer
 from nsqext.errors import NsqError
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
+    from nsqext.types import Receipt
 
-__all__ = ("start_nodes", "until_nodes_lead")
+__all__ = ("published_again", "start_nodes", "until_nodes_lead")
 
 _PATIENCE = 300.0
+_WRITABLE = 120.0
 
 
 def start_nodes(command: str, numbers: Collection[int]) -> None:
@@ -39,6 +41,18 @@ async def until_nodes_lead(lookupd: list[str], nodes: Collection[str], topics: d
         with anyio.fail_after(_PATIENCE):
             while not await _lead(admin, nodes, topics):  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.5)
+
+
+async def published_again(lookupd: list[str], topic: str, body: bytes) -> Receipt | None:
+    """Publish a message as soon as the partition is writable; None if it is not within two minutes."""
+    with anyio.move_on_after(_WRITABLE):
+        while True:
+            try:
+                async with Producer(lookupd) as producer:
+                    return await producer.publish(topic, body, trace_id=1)  # has an offset then
+            except NsqError:
+                await anyio.sleep(0.5)
+    return None
 
 
 async def _lead(admin: Admin, nodes: Collection[str], topics: dict[str, int]) -> bool:

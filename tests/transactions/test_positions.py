@@ -260,6 +260,27 @@ async def test_a_partition_is_read_from_the_last_message_or_the_next(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_partition_does_not_begin_with_a_message_that_was_read_before_the_channel_was_moved(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those before it would be skipped as handled. Others may have finished them: then it is delivered each time."""
+    for attempts, begin in ((1, 100), (1, 134), (1, None), (3, 99)):
+        positions: Positions[AsyncSession] = Positions(sessions.begin)
+        for attempt in range(1, attempts + 1):
+            assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, begin)) is None
+            if attempt < attempts:
+                with pytest.raises(Requeue):
+                    await handled(positions, 1)
+                async with sessions() as session:
+                    assert (await session.execute(text("SELECT count(*) FROM nsqext_position"))).scalar_one() == 0
+        assert caplog.messages == []
+        await handled(positions, 1)
+        assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, 134)) is None
+        await positions.forget("t", "ch")
+    assert caplog.messages == ["ch begins at byte 100, because no message from byte 99 on was delivered"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_a_channel_that_is_forgotten_begins_where_it_is_and_others_end(sessions: Sessions) -> None:
     positions: Positions[AsyncSession] = Positions(sessions.begin)
     for channel in ("ch", "other"):

@@ -23,9 +23,10 @@ _INSERT_RANGE = """
 INSERT INTO nsqext_inbox_range (topic, channel, partition, first, next, stored, handled)
 VALUES (:topic, :channel, :partition, :first, :next, :stored, :handled) ON CONFLICT DO NOTHING
 """
+# the key of the table begins with `next`: what is before the message is not read
 _COVERING = f"""
 SELECT max(stored) FROM nsqext_inbox_range
-WHERE {OF_PARTITION} AND first <= :first AND next > :first AND NOT (first = :first AND stored = :stored)
+WHERE {OF_PARTITION} AND next > :first AND first <= :first AND NOT (next = :next AND stored = :stored)
 """  # noqa: S608
 _REPLACED = f"""
 DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND stored <= (
@@ -34,7 +35,7 @@ DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND stored <= (
 """  # noqa: S608
 _TAKE = f"DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} RETURNING first, next, stored, handled"  # noqa: S608
 _REMOVE_RANGE = f"""
-DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND first = :first AND stored = :stored AND handled = :handled
+DELETE FROM nsqext_inbox_range WHERE {OF_PARTITION} AND next = :next AND stored = :stored AND handled = :handled
 """  # noqa: S608
 _FORGET_RANGES = "DELETE FROM nsqext_inbox_range WHERE handled < :before"
 _CLOCKS = 5_000_000_000  # nanoseconds by which the clocks of leaders may differ

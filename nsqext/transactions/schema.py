@@ -83,7 +83,7 @@ CREATE TABLE IF NOT EXISTS nsqext_inbox_range (
     next BIGINT NOT NULL,
     stored BIGINT NOT NULL,
     handled {real} NOT NULL,
-    PRIMARY KEY (topic, channel, partition, first, stored)
+    PRIMARY KEY (topic, channel, partition, next, stored)
 );
 CREATE TABLE IF NOT EXISTS nsqext_position (
     topic TEXT NOT NULL,

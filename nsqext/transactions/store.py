@@ -26,6 +26,12 @@ MOST_BYTES = 16 << 20
 _READ_ONLY = "25006"  # SQLSTATE of a read-only server
 _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
+_TABLES = {
+    "nsqext_outbox": f"{_COLUMNS}, shard, added, error",
+    "nsqext_outbox_shard": "shard, owner, until",
+    "nsqext_outbox_relay": "owner, until, publishing",
+}
+_NO_COLUMN = "42703"  # SQLSTATE
 
 
 @frozen
@@ -109,13 +115,12 @@ class OutboxStore:
         try:
             if create:
                 self._create()
-            with self._transaction():
-                self._run("SELECT count(*) FROM nsqext_outbox_shard", {})
+            for table, columns in _TABLES.items():
+                with self._transaction():
+                    self._run(f"SELECT {columns} FROM {table} WHERE 1 = 0", {})  # noqa: S608
         except Exception as error:
             self._connection.close()
-            raise InvalidSetting(
-                f"the outbox cannot be opened: {self.shown(error)}", hint="create its tables: nsqext outbox sql"
-            ) from error
+            raise InvalidSetting(f"the outbox cannot be opened: {self.shown(error)}", hint=_hint(error)) from error
 
     def connect(self) -> Any:
         """Open a connection of the driver, in the mode in which each statement is a transaction."""
@@ -397,6 +402,16 @@ def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
             break
         last = sequence
     return last
+
+
+def _hint(error: Exception) -> str:
+    """Return what to do when a table cannot be read."""
+    if getattr(error, "sqlstate", None) != _NO_COLUMN and not str(error).startswith("no such column"):
+        return "create its tables: nsqext outbox sql"
+    return (
+        "its tables are of another version: add this column as nsqext outbox sql writes it, or drop the tables "
+        "nsqext_outbox… when the outbox is empty, and create them again"
+    )
 
 
 def _named(letter: str, values: Sequence[object]) -> dict[str, object]:

@@ -271,6 +271,24 @@ def test_a_database_without_the_tables_says_how_to_create_them(tmp_path: Path) -
         schema_sql("mysql")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("table", ["nsqext_outbox.trace_context", "nsqext_outbox_relay.publishing"])
+def test_tables_of_another_version_name_the_column_that_is_missing(database: str, table: str) -> None:
+    name, column = table.split(".")
+    statement = f"ALTER TABLE {name} RENAME COLUMN {column} TO renamed"
+    with closing(connect(database)) as connection:
+        connection.execute(statement)
+        connection.commit()
+        try:
+            for create in (False, True):
+                with pytest.raises(InvalidSetting, match=column) as caught:
+                    OutboxStore(database, create=create)
+                assert "add this column as nsqext outbox sql writes it" in str(caught.value.hint)
+        finally:
+            connection.execute(f"ALTER TABLE {name} RENAME COLUMN renamed TO {column}")
+            connection.commit()
+    OutboxStore(database).close()
+
+
 async def test_a_relay_continues_when_the_connections_of_its_database_are_ended(
     postgres: str, cluster: Cluster, topic: str
 ) -> None:

@@ -744,8 +744,8 @@ MISTAKES = (
     Mistake(
         "the end of a range belongs to it",
         "transactions/handled_ranges.py",
-        "first <= :first AND next > :first AND NOT",
-        "first <= :first AND next >= :first AND NOT",
+        "next > :first AND first <= :first AND NOT",
+        "next >= :first AND first <= :first AND NOT",
     ),
     Mistake(
         "two processes merge at once",

@@ -1,4 +1,4 @@
-"""Checks of arguments and options: unknown keywords, option classes, numbers, handler functions."""
+"""Checks of arguments and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPO = 0.9  # similarity from which an unknown name is a typo of a known name
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a setting or parameter of this name, even misspelt, holds a secret."""
+    """Return whether a setting of this name, even misspelt, is a secret."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 
@@ -42,7 +42,7 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
 
 def refuse_unknown(function: Callable[..., object], unknown: Iterable[str]) -> NoReturn:
-    """Raise UnknownSetting for keyword arguments that a function does not have; it suggests the right one."""
+    """Raise UnknownSetting for keyword arguments that a function does not have, with a suggestion."""
     kinds = inspect.signature(function).parameters.values()
     known = [one.name for one in kinds if one.name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
     name = next(iter(unknown))
@@ -106,7 +106,7 @@ def check_times(options: object, *names: str, zero: bool = True) -> None:
 
 
 def is_delay(value: object) -> bool:
-    """Return whether a message can be delayed by a number of seconds, up to 30 years."""
+    """Return whether a value is a delay of a message in seconds, up to 30 years."""
     return is_number(value) and value < 1e9
 
 
@@ -115,7 +115,7 @@ def _kinds_of(options: type[AttrsInstance]) -> dict[str, tuple[Any, ...]]:
     """Return the members that `check_kinds` checks, with types or allowed words."""
     found = {}
     for member in attrs.fields(options):
-        with suppress(NameError):  # a type of this package, or one that only type checkers import
+        with suppress(NameError):  # a type that only type checkers import
             kind = get_type_hints(SimpleNamespace(__annotations__={"": member.type}), {"Literal": Literal})[""]
             parts = get_args(kind) or (kind,)
             if get_origin(kind) is Literal or {*parts} <= {bool, str, NoneType}:
@@ -124,9 +124,9 @@ def _kinds_of(options: type[AttrsInstance]) -> dict[str, tuple[Any, ...]]:
 
 
 def check_kinds(options: AttrsInstance) -> None:
-    """Check options that are True or False, text, or one of some words: wrong values would fail late, if at all.
+    """Check options that are booleans, text or words: wrong values would fail late, if at all. Raises InvalidSetting.
 
-    Text values are not shown: some are secrets. Raises InvalidSetting.
+    Text values are not shown: some are secrets.
     """
     for name, kinds in _kinds_of(type(options)).items():
         value = getattr(options, name)

@@ -36,7 +36,7 @@ from nsqext.transport.settings import ConnectionSettings
 __all__ = ("ConsumeOptions", "ReadOptions", "Topics", "WriteOptions", "bounds", "consume", "read", "write")
 
 Topics = str | Sequence[str] | Mapping[str, Sequence[int]]
-"""One topic, several, or partitions by topic."""
+"""A topic, several, or partitions by topic."""
 Offsets = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 
 
@@ -111,9 +111,9 @@ def read(topics: Topics, lookupd: str | Sequence[str], **options: Unpack[ReadOpt
         options: see `ReadOptions`.
 
     Returns:
-        The rows, ordered by topic, partition and offset, in the Spark source's columns. They are received
-        while it is read, which raises the errors of the servers: `DataLoss` if messages are not retained any more,
-        `RangeIncomplete` if one was not received in time. Each message is in it once, or an error is raised.
+        The rows, ordered by topic, partition and offset, in the Spark source's columns. They are received while the
+        reader is read, which raises the errors of the servers: `DataLoss` if messages are not retained any more,
+        `RangeIncomplete` if a message was not received in time. Each message is in it once.
 
     Raises:
         InvalidSetting: unknown, invalid or contradictory option.
@@ -146,17 +146,17 @@ def consume(
 ) -> Iterator[pa.RecordBatch]:
     """Consume a channel, at least once.
 
-    Messages are finished when the next batch is requested. The servers redeliver the last batch if the iterator is
-    closed before, and batches that were not processed.
+    Messages are finished when the next batch is requested. If the iterator is closed before, the servers redeliver the
+    last batch.
 
     Args:
-        channel: the channel, maybe shared with other consumers.
+        channel: may be shared with other consumers.
         lookupd: addresses of nsqlookupd.
         until_empty: end after the messages published before the call.
         options: see `ConsumeOptions`.
 
     Returns:
-        The messages as batches of one partition each, without their offsets; never empty.
+        Batches of messages of a partition, without offsets; never empty.
 
     Raises:
         InvalidSetting: unknown or invalid option.

@@ -3,8 +3,8 @@ consumer.
 
 A bucket's tag has the number of buckets, so that different numbers at producers and consumers are noticed.
 
-Ranges follow the hash layer of the Key_Failover note. The space [0, 1) is a line, not a ring: first and last range are
-not adjacent. Positions are the 2**32 values of the hash, so that repeated halving is exact.
+Ranges follow the hash layer of the Key_Failover note. The space [0, 1) is a line, not a ring. Positions are the 2**32
+values of the hash, so that repeated halving is exact.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class OwnedRange(NamedTuple, Generic[C]):
 
 
 class KeyRanges(Generic[C]):
-    """Divide the hash space among consumers: each position belongs to one consumer.
+    """Divide the hash space among consumers.
 
-    A new consumer receives the upper half of the busiest consumer's range. The less busy neighbour of a removed
-    consumer receives its range. `balance`, which is not in the note, moves the borders while a consumer gets more
-    messages of a time window than others.
+    A new consumer receives the upper half of the busiest consumer's range; the less busy neighbour of a removed
+    consumer receives its range. `balance`, which is not in the note, moves the borders if a consumer receives more
+    messages than others.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, window: float = 10.0) -> None:
@@ -70,10 +70,7 @@ class KeyRanges(Generic[C]):
     # Consumers
 
     def add_consumer(self, consumer: C) -> None:
-        """Add a consumer, which receives the upper half of the busiest consumer's range.
-
-        Among equally busy consumers, the widest range is split; among equally wide ranges, the lowest.
-        """
+        """Add a consumer: the range of the busiest is split; then the widest, then the lowest."""
         if consumer in self._owners:
             raise InvalidInput(f"consumer {consumer!r} has a range already", hint="remove it first")
         if not self._owners:
@@ -85,10 +82,7 @@ class KeyRanges(Generic[C]):
         self._owners.insert(place + 1, consumer)
 
     def remove_consumer(self, consumer: C) -> None:
-        """Remove a consumer; its less busy neighbour receives its range.
-
-        Among equally busy neighbours, the narrower range grows; among equally narrow ranges, the lower.
-        """
+        """Remove a consumer: its less busy neighbour receives its range; then the narrower, then the lower."""
         place = self._place_of(consumer)
         neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(self._owners)]
         heir = min(neighbours, key=lambda other: (self._weight(other), self._width(other), other), default=place)
@@ -131,7 +125,7 @@ class KeyRanges(Generic[C]):
     # Dispatch
 
     def at(self, position: int) -> C | None:
-        """Return the consumer of a position in the hash space (`position_of`); None without consumers."""
+        """Return the consumer of a position (`position_of`); None without consumers."""
         owners = self._owners
         return owners[bisect_right(self._starts, position) - 1] if owners else None
 
@@ -145,10 +139,7 @@ class KeyRanges(Generic[C]):
         return self._load.rate(*self._bounds(self._place_of(consumer)))
 
     def share(self, consumer: C) -> float:
-        """Return a consumer's expected share of messages, 0 to 1.
-
-        The window's messages decide; with few messages, the width of its range.
-        """
+        """Return a consumer's expected share of messages, 0 to 1, by messages or, with few, the width of its range."""
         place = self._place_of(consumer)
         return self._weight(place) / sum(map(self._weight, range(len(self._owners))))
 
@@ -254,15 +245,14 @@ def check_key_tags(count: int) -> None:
 
 
 def bucket_tag(key: bytes, count: int) -> str:
-    """Return the tag of a key's bucket, of ``count`` buckets.
+    """Return the tag of a key's bucket.
 
-    The hash's high bits choose the bucket, the hash modulo the number of partitions the partition, independently.
+    The hash's high bits choose the bucket, its remainder the partition: independently.
     """
     return _tag(count, position_of(key) * count >> 32)
 
 
 def bucket_tags(count: int) -> tuple[str, ...]:
-    """Return the tags of ``count`` buckets."""
     return tuple(_tag(count, number) for number in range(count))
 
 
@@ -276,7 +266,7 @@ def _tag(count: int, number: int) -> str:
 
 
 def count_of_tag(tag: str) -> int:
-    """Return the number of buckets in a bucket's tag or a shared tag; 0 for other tags."""
+    """Return the number of buckets in the tag of a bucket or of messages without a key; 0 for other tags."""
     count, _, number = tag.removeprefix(_PREFIX).partition("-")
     return int(count) if tag.startswith(_PREFIX) and number and count.isascii() and count.isdigit() else 0
 

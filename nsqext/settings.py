@@ -1,8 +1,8 @@
 """Settings. Precedence: keyword, URL, environment, default.
 
 A setting has the same name everywhere: ``request_timeout`` is a keyword of the constructor, a parameter of the URL, and
-``NSQEXT_REQUEST_TIMEOUT`` in the environment. Values are kept by name until option objects are made from them, so that
-given values take precedence over defaults.
+``NSQEXT_REQUEST_TIMEOUT`` in the environment. Values are kept by name until option objects are made, so that given
+values take precedence over defaults.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Reader = Callable[[str], Any]
-Foreign = Callable[[], Mapping[str, "Setting"]]
 """Parses the text of a value; raises ValueError if invalid."""
+Foreign = Callable[[], Mapping[str, "Setting"]]
 
 ADDRESSES = ("lookupd", "nsqd")
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -42,12 +42,12 @@ _RENAMED = {
 class Setting(NamedTuple):
     """A setting; a named tuple, because an attrs class takes five times as long at each import."""
 
-    name: str  #: everywhere; in capitals and with the prefix in the environment
+    name: str  #: in capitals and with the prefix in the environment
     member: str  #: attribute of the option class
     group: str  #: attribute of the outer option class for this class; empty for the outer class itself
     kind: str  #: annotation of the attribute
     default: object
-    read: Reader | None  #: parses its text; None if it is only a keyword
+    read: Reader | None  #: None if it is only a keyword
     owner: type  #: the option class
 
 
@@ -55,9 +55,9 @@ class Setting(NamedTuple):
 class Given:
     """Settings from all places."""
 
-    lookupd: Any  #: lookup addresses
+    lookupd: Any
     nsqd: Any  #: instead of ``lookupd``
-    values: Mapping[str, Any] = attrs.field(repr=False)  #: given values by name; some are secrets
+    values: Mapping[str, Any] = attrs.field(repr=False)  #: by name; some are secrets
 
 
 def _read_bool(text: str) -> bool:
@@ -70,7 +70,7 @@ def _read_tls(text: str) -> ssl.SSLContext | bool:
     """Parse true, false, or the path of a file of CA certificates."""
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
-    import ssl  # lazy: it takes longer to load than this module
+    import ssl  # loading takes longer than this module
 
     try:
         return ssl.create_default_context(cafile=text)
@@ -123,7 +123,7 @@ def settings_of(options: type, readers: Mapping[str, Reader] | None = None) -> d
 
 
 def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetting:
-    """Return the error for an unknown setting, which suggests a known name."""
+    """Return the error for an unknown setting, with a known name as its hint."""
     found = suggest(name, (*known, *ADDRESSES, "middleware", "env"))
     hint = "see the reference of settings" if found is None else f"did you mean {found}?"
     return UnknownSetting(f"{place}: unknown setting {name!r}", hint=hint)
@@ -158,10 +158,7 @@ def _with_flat_name(message: str, group: str, known: Mapping[str, Setting]) -> s
 
 
 def parse(value: str, setting: Setting, place: str) -> object:
-    """Parse a setting's text; raises InvalidSetting.
-
-    ``place``, where it is given, precedes its name in errors.
-    """
+    """Parse a setting's text; raises InvalidSetting, whose text begins with ``place``."""
     if setting.read is None:
         raise InvalidSetting(f"{place}{setting.name} cannot be written as text", hint="give it as a keyword")
     try:
@@ -184,7 +181,7 @@ class _Collector:
         self.addresses: dict[str, object] = {}
 
     def add(self, given: Mapping[str, object], place: str, *, text: bool) -> None:
-        """Add the values of one place; raises InvalidSetting."""
+        """Add the values of a place; raises InvalidSetting."""
         addresses = {name: given[name] for name in ADDRESSES if given.get(name)}
         if len(addresses) > 1:
             raise InvalidSetting(f"{place}: both lookupd and nsqd are given", hint="give one of them")
@@ -222,10 +219,9 @@ class Schema:
 
     client: str  #: its class, for errors
     own: Mapping[str, Setting]
-    #: settings of other clients, allowed in URL and environment; checked, not used. None if unknown; unknown names are
-    #: ignored then.
+    #: settings of other clients, checked but not used in URL and environment; None ignores unknown names there
     foreign: Foreign | None = None
-    direct: bool = True  #: can work without lookup, with nsqd addresses
+    direct: bool = True  #: can work without lookup
 
     def collect(
         self,
@@ -242,11 +238,11 @@ class Schema:
 
         Args:
             lookupd: lookup addresses, a `nsqext.Lookup`, or a URL: ``nsq://lookupd:4161,lookupd2:4161?…``, or
-                ``nsqd://nsqd:4150?…`` without lookup.
+                ``nsqd://nsqd:4150?…``.
             env: prefix of environment variables; None reads ``NSQEXT_*`` if no address is given.
             keywords: settings by name; values, not text.
             environ: the environment; by default the process's.
-            url: a URL beside addresses, which take precedence over the URL's; for command lines.
+            url: a URL beside addresses, which take precedence; for command lines.
 
         Raises:
             UnknownSetting: not a setting of this client, or in URL and environment of any client.
@@ -264,13 +260,13 @@ class Schema:
             self._add_texts(collector, url, os.environ if environ is None else environ, env, required=required)
         addresses = collector.addresses
         if "nsqd" in addresses and not self.direct:
-            raise InvalidSetting(f"{self.client}: the addresses are those of nsqd", hint="give those of nsqlookupd")
+            raise InvalidSetting(f"{self.client}: nsqd addresses were given", hint="give addresses of nsqlookupd")
         return Given(addresses.get("lookupd", ()), addresses.get("nsqd", ()), collector.values)
 
     def _add_texts(
         self, collector: _Collector, url: str | None, environ: Mapping[str, str], env: str | None, *, required: bool
     ) -> None:
-        """Add the settings of a URL, and those of the environment if it is named or there is no address."""
+        """Add the settings of a URL, and of the environment if it is named or there is no address."""
         from nsqext.settings_text import PREFIX, environment_texts, url_texts
 
         known = None if self.foreign is None else {*self.own, *self.foreign()}
@@ -288,10 +284,7 @@ class Schema:
             )
 
     def effective(self, options: object) -> Mapping[str, object]:
-        """Return an option object's values by name; secrets are ``***``.
-
-        Tables and lists are immutable copies: a change would not affect the client.
-        """
+        """Return an option object's values by name; secrets are ``***``. Tables and lists are immutable copies."""
         values: dict[str, object] = {}
         for name, setting in self.own.items():
             owner = getattr(options, setting.group) if setting.group else options

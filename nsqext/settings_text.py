@@ -1,4 +1,4 @@
-"""Settings as text: in URLs and in the environment. Clients with addresses and keywords do not load this."""
+"""Settings as text: in URLs and in the environment; loaded only for these."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MASK = "***"
 def redact_url(url: str, known: Container[str] | None = None) -> str:
     """Return a URL or address without user, password and secret parameters.
 
-    Everything before the last ``@`` is removed, because a password may contain any character. Only values of ``known``
-    parameters are shown, because a misspelt name may hold a secret; None shows every parameter without a secret's name.
+    Everything before the last ``@`` is removed: a password may contain any character. Only values of ``known``
+    parameters are shown: a misspelt name may hold a secret; None shows every parameter without a secret's name.
     """
 
     def masked(match: re.Match[str]) -> str:
@@ -51,7 +51,6 @@ def redact_url(url: str, known: Container[str] | None = None) -> str:
 
 
 def is_url(given: object) -> bool:
-    """Return whether an address is a URL of settings."""
     return isinstance(given, str) and given.strip().partition("://")[0] in _SCHEMES
 
 
@@ -136,9 +135,9 @@ def _variables(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def settings_as_text(url: str | None, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings of a URL and the environment as text, without addresses, for another process.
+    """Return the settings of a URL and the environment (by default the process's) as text, for another process.
 
-    The default environment is the process's. Raises InvalidSetting.
+    Addresses are left out. Raises InvalidSetting.
     """
     environ = os.environ if environ is None else environ
     url = url or environ.get(f"{PREFIX}URL")

@@ -40,26 +40,23 @@ class RawJson(str):
 
 @frozen
 class TopicMeta:
-    """A topic's metadata (member ``meta`` of lookup responses)."""
+    """A topic's metadata (``meta`` of lookup responses)."""
 
     partition_num: int = 0  #: 0 if not reported (the original NSQ)
     replica: int = 0  #: copies of each partition
-    extend_support: bool = False  #: messages may carry JSON extend headers
+    extend_support: bool = False  #: messages may have JSON extend headers
     ordered: bool = False  #: SUB_ORDERED is required, and each publish names its partition
-    multi_part: bool = False  #: one node may have several partitions
+    multi_part: bool = False  #: a node may have several partitions
     disable_channel_auto_create: bool = False  #: channels must be registered at the lookup service first
 
 
 class Receipt(NamedTuple):
-    """Where a published message was stored.
-
-    A named tuple, because each publish makes a receipt: a frozen attrs class takes eight times as long.
-    """
+    """Where a published message was stored; a named tuple, because a frozen attrs class takes eight times as long."""
 
     topic: str
     partition: int | None  #: None on the original NSQ
     node: str  #: ``host:port`` of the leader
-    #: internal id; None without a trace id, because servers report it only for traced publishes
+    #: internal id; None without a trace id: servers report it only for traced publishes
     message_id: int | None = None
     trace_id: int = 0  #: 0 without trace id
     offset: int | None = None  #: byte offset in the partition's queue; None without a trace id

@@ -30,10 +30,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_wait(name: str, value: object, bound_name: str, bound: float, default_bound: float) -> None:
-    """Check a setting: a first pause in seconds, or a strategy; raises InvalidSetting.
-
-    The setting ``bound_name`` bounds the pauses after a number.
-    """
+    """Check a first pause in seconds, which ``bound_name`` bounds, or a strategy; raises InvalidSetting."""
     if is_number(value, -math.inf):
         if not value > 0:
             raise InvalidSetting(f"{name}={value!r} is not positive")
@@ -80,7 +77,6 @@ class Doubling:
     _count: int = 0
 
     def next(self) -> float:
-        """Return the next pause."""
         self._count += 1
         if self._count == 1:
             return min(self._first, self._longest)
@@ -103,14 +99,13 @@ class Waiters:
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `wake`."""
         if self._event.is_set():
             self._event = anyio.Event()
         await self._event.wait()
 
 
 class Wakeup:
-    """Wakes one task, at once or as soon as it waits: no call of `wake` is missed."""
+    """Wakes a task, at once or as soon as it waits: no call of `wake` is missed."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -119,7 +114,7 @@ class Wakeup:
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for a call of `wake`; return immediately after a call since the last wait."""
+        """Wait until `wake` was called after the last wait."""
         await self._event.wait()
         self._event = anyio.Event()
 
@@ -127,7 +122,7 @@ class Wakeup:
 async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 8) -> dict[K, T]:
     """Call a coroutine function for each key, concurrently; return the results in the order of keys.
 
-    Raises the first error; then the other calls are cancelled.
+    Raises the first error, which cancels the other calls.
     """
     results: dict[K, T] = {}
     errors: list[NsqError] = []

@@ -1,7 +1,7 @@
 """Services: handlers for several topics with typed bodies, and one producer.
 
 `App` runs them; `Router` collects the handlers of a part of a service. Annotations select what a handler's parameters
-receive: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, one `Header`, or the result of a function
+receive: the decoded body, `nsqext.Message`, `Headers`, `Key`, `Tag`, a `Header`, or the result of a function
 (`Depends`).
 """
 

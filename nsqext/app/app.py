@@ -46,8 +46,8 @@ logger: logging.Logger = logging.getLogger("nsqext.app")
 class App(Router, Runnable):
     """A service: handlers for several topics, and their producer.
 
-    All clients of an app share addresses, settings, and the lookup client: one poll per topic, one pool of connections.
-    An app can run again after its end; without handlers it only publishes.
+    Its clients share addresses, settings, and the lookup client: one poll per topic, one pool of connections. An app
+    can run again after its end; without handlers it only publishes.
 
     Args:
         lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
@@ -55,7 +55,7 @@ class App(Router, Runnable):
         nsqd: TCP addresses of nsqd, without lookup; fine for the original NSQ.
         env: prefix of environment variables with further settings. Without any address, it is ``NSQEXT_``:
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every publish and handled message, the first outermost; see `nsqext.middleware`.
+        middleware: around every publish and handled message, the first is the outermost; see `nsqext.middleware`.
         settings: see `AppSettings`; a handler's settings take precedence.
 
     Raises:
@@ -98,7 +98,7 @@ class App(Router, Runnable):
     def settings(self) -> Mapping[str, object]:
         """All settings by name, with defaults; secrets are ``***``.
 
-        Where defaults differ (``close_timeout``, ``lookup_timeout``), the consumers' are shown; the producer's are in
+        Where defaults differ (``close_timeout``, ``lookup_timeout``), they are the consumers'; see
         ``app.producer.settings``.
         """
         own = consumer_schema().effective(self._consumer_options({}))
@@ -106,12 +106,12 @@ class App(Router, Runnable):
 
     @property
     def producer(self) -> Producer:
-        """The app's producer, open while the app runs, also in lifespans."""
+        """The app's producer, open while the app runs, lifespans included."""
         return self._producer
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:
-        """The consumers, in the order of their handlers."""
+        """In the order of their handlers."""
         return tuple(self._consumers)
 
     async def publish(self, topic: str, value: object, **options: Unpack[PublishOptions]) -> Receipt:
@@ -119,7 +119,7 @@ class App(Router, Runnable):
 
         Args:
             value: bytes, str, JSON values, a dataclass, or an attrs, msgspec or pydantic object.
-            options: the other arguments of `nsqext.Producer.publish`, such as ``key=``.
+            options: the other arguments of `nsqext.Producer.publish`.
 
         Raises InvalidBody for a value that cannot be encoded; other errors as `nsqext.Producer.publish`.
         """
@@ -130,7 +130,7 @@ class App(Router, Runnable):
     # Clients
 
     def _make_clients(self) -> None:
-        """Create the producer and the consumers for one run."""
+        """Create the clients of a run."""
         given = self._given
         if self._test is not None:
             given = evolve(given, lookupd=self._test.lookupd, nsqd=())
@@ -152,14 +152,14 @@ class App(Router, Runnable):
         return consumer
 
     def _consumer_values(self, app: Mapping[str, Any], handler: Mapping[str, Any]) -> Any:
-        """Return the settings of a handler's consumer: the handler's, otherwise the app's."""
+        """Return the settings of a handler's consumer."""
         values: dict[str, Any] = settings_for(consumer_settings(), app)
         if handler.get("max_attempts") == 0:
-            # a handler that never rejects has no use for the app's treatment of rejected messages
+            # a handler that never rejects ignores the app's treatment of rejected messages
             values = {name: value for name, value in values.items() if name not in ("dead_letter", "reject_ordered")}
         values = {**values, **handler}
         if values.get("dispatch") != KEY_FAILOVER and "key_tags" not in handler:
-            values.pop("key_tags", None)  # the app's producer has it for the handlers that share keys
+            values.pop("key_tags", None)  # of the app's producer, for handlers that share keys
         return values
 
     def _consumer_options(self, handler: Mapping[str, Any]) -> ConsumerOptions:
@@ -167,7 +167,7 @@ class App(Router, Runnable):
 
     @property
     def addresses(self) -> tuple[tuple[str, str], ...]:
-        """Addresses that the app was given, each with its program, nsqlookupd (HTTP) or nsqd (TCP)."""
+        """The given addresses, each with its program, nsqlookupd (HTTP) or nsqd (TCP)."""
         shared = self._shared
         if isinstance(shared.lookupd, Lookup):
             return tuple(("nsqlookupd", str(address)) for address in shared.lookupd.addresses)
@@ -175,14 +175,11 @@ class App(Router, Runnable):
         return tuple(("nsqd", address.strip()) for text in given for address in str(text).split(","))
 
     def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
-        """Return the settings of a handler, by default the app's."""
+        """Return the settings of a handler's consumer."""
         return self._consumer_options(spec.settings)
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
-        """Return the consumers' message handler, which calls ``called`` inside its middleware.
-
-        A batch handler is called with a batch of one message.
-        """
+        """Return a consumer's message handler, which calls ``called`` inside its middleware; a batch has one."""
         around = (*self._around(), *spec.middleware)
         if spec.batch is not None:
 
@@ -206,7 +203,7 @@ class App(Router, Runnable):
         return options.queue_position or bool(options.ordered)
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
-        """Return a message handler: middleware, decoding, the function, publishing of the result."""
+        """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
         handler = surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
         if self.publishers.get(spec.function):
             stand_in(handler, spec.call, published=True)
@@ -268,12 +265,11 @@ class App(Router, Runnable):
         """Run until SIGTERM or SIGINT, `stop`, or an error of a consumer; then drain and close.
 
         Args:
-            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                SIGTERM handler; a web server keeps its handler. The first signal does not interrupt a lifespan that
-                begins or ends; a second later both have their default effect again.
+            signals: whether SIGTERM and SIGINT stop it; see `nsqext.Consumer.serve`. The first signal does not
+                interrupt a lifespan that begins or ends.
 
         Raises:
-            InvalidSetting: a publisher for a function that is no handler, or a handler whose pattern matches what it
+            InvalidSetting: a publisher for a function that is no handler, or a handler's pattern that matches what it
                 publishes.
             InvalidState: the app is running already.
             NsqError: a consumer failed; the others drained.
@@ -328,10 +324,9 @@ class App(Router, Runnable):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Drain and close. Without effect before `start` and when called again.
+        """Drain and close; without effect before `start` and when called again.
 
-        In a handler, and while `serve` runs the app, it starts the close and returns. Cancellation does not shorten it.
-
+        In a handler, and while `serve` runs the app, it begins the close and returns. Cancellation does not shorten it.
         Raises:
             InvalidState: called from another event loop.
             BaseException: the error that ended the app, unless it was raised before.
@@ -349,14 +344,14 @@ class App(Router, Runnable):
         await self.aclose()
 
     def stop(self) -> None:
-        """Make the app drain and stop, without waiting; callable in handlers and from any thread."""
+        """Make the app drain and stop; does not wait, for handlers and any thread."""
         call_in_loop(self._loop, self._stop)
 
     def _stop(self) -> None:
         self._stopping.set()
 
     def _begin(self) -> None:
-        """Prepare a run."""
+        """Check the app, and prepare a run."""
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         refuse_loops(self.specs, self.publishers)
@@ -401,7 +396,7 @@ class App(Router, Runnable):
             self._ended.set()
 
     async def start_middleware(self) -> None:
-        """Start the middleware of the app and its handlers, each object once."""
+        """Start each middleware of the app and its handlers once."""
         around = [*self._around(), *(one for spec in self.specs for one in spec.middleware)]
         for one in dict.fromkeys(around):
             await one.start()
@@ -417,7 +412,7 @@ class App(Router, Runnable):
             warn_of_drops(places, options)
 
     def _check_dead_letters_once(self) -> None:
-        """Make one consumer of each topic of dead letters check that it can be published to."""
+        """Make one consumer for each topic of dead letters check that it can be published to."""
         checked: set[object] = set()
         for consumer, spec in zip(self._consumers, self.specs, strict=True):
             topic = self._consumer_options(spec.settings).failure.dead_letter
@@ -438,7 +433,7 @@ class App(Router, Runnable):
             raise first_error(group) from None
 
     async def _run_consumer(self, consumer: Consumer) -> None:
-        """Run one consumer; at its end, stop the others."""
+        """Run a consumer; at its end, stop the others."""
         try:
             await consumer.start()
             self._unstarted -= 1

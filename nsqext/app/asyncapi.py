@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _SCHEMAS = "#/components/schemas/"
-_BINDING = "x-nsq"  # the standard has bindings of the protocols that it lists, and extensions for others
+_BINDING = "x-nsq"  # an extension: the standard has no binding of NSQ
 _OUTSIDE = re.compile(r"[^a-zA-Z0-9._-]")
 _HEADER_TYPES = {str: "string", int: "integer", float: "number"}
 _DEAD_LETTER_HEADERS = ("error", "topic", "channel", "partition", "attempts", "id", "time")
@@ -33,10 +33,10 @@ _DEAD_LETTER_HEADERS = ("error", "topic", "channel", "partition", "attempts", "i
 
 @frozen
 class _Message:
-    """Messages of a topic, as a handler or publisher describes them."""
+    """Messages of a topic."""
 
     topic: str
-    kind: Any = field(default=None, eq=str)  #: type of the bodies, which may have no hash; None if it is not known
+    kind: Any = field(default=None, eq=str)  #: type of the bodies, which may have no hash; None if not known
     headers: tuple[HeaderInput, ...] = ()
     key: str | None = None  #: header of the key
     tag: str | None = None
@@ -44,7 +44,6 @@ class _Message:
 
     @property
     def name(self) -> str:
-        """A name that the document shows."""
         if self.dead:
             return "DeadLetter"
         if isinstance(self.kind, type) and not get_args(self.kind):
@@ -54,7 +53,7 @@ class _Message:
 
 @frozen
 class _Operation:
-    """What a handler or publisher does with the messages of a topic."""
+    """What a handler or publisher does with messages."""
 
     action: str  #: receive or send
     name: str
@@ -73,7 +72,7 @@ def asyncapi_document(
     particular to NSQ is in the extension ``x-nsq`` of bindings.
 
     Args:
-        title: name of the service; by default the name of the module of its first handler.
+        title: name of the service; by default the module of its first handler.
         version: version of the service, not of AsyncAPI.
         description: text in CommonMark.
 
@@ -104,7 +103,6 @@ def asyncapi_document(
 
 
 def _as_id(text: str) -> str:
-    """Return a key of the document for a text."""
     return _OUTSIDE.sub("_", text)
 
 
@@ -139,7 +137,7 @@ def _operations(app: App) -> Iterator[_Operation]:
 
 
 def _receiving(app: App, spec: HandlerSpec) -> dict[str, object]:
-    """Return what the binding of a handler's operation says."""
+    """Return the binding of a handler's operation."""
     options = app.options_of(spec)
     failure = options.failure
     known = {
@@ -157,12 +155,12 @@ def _receiving(app: App, spec: HandlerSpec) -> dict[str, object]:
 
 
 def _result_of(function: Any) -> Any:
-    """Return the annotated type of what a function returns, besides None; None if it is not known."""
+    """Return the annotated type of a function's result, besides None; None if not known."""
     plain = inspect.unwrap(function) if inspect.isroutine(function) else type(function).__call__
     try:
         found = get_type_hints(plain).get("return")
     except NameError:
-        return None  # a type of another function, or imported for the type checker only
+        return None  # of another function, or imported for the type checker only
     parts = get_args(found) if get_origin(found) in (Union, UnionType) else (found,)
     kinds = [part for part in parts if part is not NoneType]
     if not kinds or any(kind is None or kind is object or kind is OutgoingMessage for kind in kinds):
@@ -171,7 +169,7 @@ def _result_of(function: Any) -> Any:
 
 
 def _unique(wanted: Mapping[_T, str]) -> dict[_T, str]:
-    """Return the identifiers with a number behind those that repeat."""
+    """Return the identifiers; repeated identifiers get a number."""
     found: dict[_T, str] = {}
     for one, name in wanted.items():
         names = (name, *(f"{name}-{number}" for number in range(2, len(wanted) + 1)))

@@ -23,8 +23,8 @@ class Health:
     """The state of an app."""
 
     live: bool  #: False if a consumer failed; restart the process
-    #: whether the app runs, every consumer has subscribed to all partitions once and has a connection, and no
-    #: message above ``max_frame_size`` blocks a partition
+    #: the app runs, every consumer has subscribed to all partitions once and has a connection, and no message above
+    #: ``max_frame_size`` blocks a partition
     ready: bool
     reasons: tuple[str, ...] = ()  #: why the app is not ready
 
@@ -53,8 +53,6 @@ def unready(consumer: Consumer) -> str | None:
 class HealthEndpoint:
     """An ASGI application with the routes ``/healthz`` (live) and ``/readyz`` (ready): 200, or 503 with reasons.
 
-    Serve it with an ASGI server, or mount it in a web application.
-
     Args:
         health: returns the health, for example ``app.health``.
     """
@@ -63,7 +61,6 @@ class HealthEndpoint:
         self._health = health
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        """Handle one request."""
         if scope["type"] == "lifespan":
             await _acknowledge_lifespan(receive, send)
         elif scope["type"] == "http":

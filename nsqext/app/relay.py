@@ -1,4 +1,4 @@
-"""Publish what a store keeps, while an app runs: what the relays of delays and of the outbox have in common."""
+"""Publish what a store keeps, while an app runs: common to the relays of delays and of the outbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app.app import App
 
-_MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes what a relay has leased
+_MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
 
 
 class Cancellation(Enum):
@@ -20,11 +20,11 @@ class Cancellation(Enum):
 
     CANCELLED = "cancelled"  #: it is not published
     TOO_LATE = "too late"  #: it is being published; if that fails, it is not repeated
-    UNKNOWN = "unknown"  #: it does not wait, because it is unknown, published or cancelled
+    UNKNOWN = "unknown"  #: it does not wait: it is unknown, published or cancelled
 
     @property
     def explanation(self) -> str:
-        """Return the outcome as commands print it behind the identity of a message."""
+        """The outcome as commands print it behind the identity of a message."""
         return _EXPLANATIONS[self]
 
 
@@ -38,8 +38,8 @@ _EXPLANATIONS = {
 class Relay:
     """Publishes the messages of a store with the producer of an app, from the app's start to its end.
 
-    A relay leases messages before it publishes them, so that any number of relays may share a store: what a killed
-    relay had leased is published by another relay when the lease has ended.
+    A relay leases messages before it publishes them: any number of relays may share a store, and another relay
+    publishes what a killed relay had leased when the lease has ended.
     """
 
     def attach(self, app: App) -> None:
@@ -67,5 +67,5 @@ def publish_timeout(producer: Producer) -> float:
 
 
 def lease_time(timeout: float) -> float:
-    """Return the seconds for which a relay leases messages: longer than a publish takes, which ends by its timeout."""
+    """Return the seconds for which a relay leases messages."""
     return timeout + _MARGIN

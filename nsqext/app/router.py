@@ -38,12 +38,12 @@ class HandlerSpec:
     topics: TopicSelection
     channel: str
     function: HandlerFunction
-    call: Callable[..., Awaitable[object]]  #: the function, or the call of a blocking function in a thread
-    plan: CallPlan | None  #: of the call's arguments; None if the function receives the message
+    call: Callable[..., Awaitable[object]]  #: the function, or its call in a thread
+    plan: CallPlan | None  #: None if the function receives the message
     settings: Mapping[str, Any] = field(factory=dict)
     middleware: tuple[Middleware, ...] = ()
     auto_finish: bool = True  #: see `nsqext.Consumer.handler`
-    batch: BatchLimits | None = None  #: of a batch handler; None for single messages
+    batch: BatchLimits | None = None  #: None for single messages
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -51,10 +51,10 @@ class HandlerSpec:
 
 @frozen
 class PublishedTopic:
-    """A topic to which a service publishes, as `Router.publishes` declares it."""
+    """A topic that a service publishes to, see `Router.publishes`."""
 
     topic: str
-    kind: Any  #: type of the bodies; None if it is not known
+    kind: Any  #: type of the bodies; None if not known
     headers: Mapping[str, type]
     key: bool
     tag: str | None
@@ -83,7 +83,7 @@ class Router:
         Parameters, and the effect of returns and exceptions: `nsqext.Consumer.handler`.
 
         Args:
-            topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
+            topics: see `nsqext.Consumer`.
             middleware: around this handler, inside the app's middleware.
             auto_finish: see `nsqext.Consumer.handler`.
             settings: see `HandlerSettings`; they take precedence over the app's.
@@ -116,12 +116,12 @@ class Router:
     ) -> Callable[[B], B]:
         """Decorator: register a function as a handler of batches; see `nsqext.Consumer.batch_handler`.
 
-        Middleware receives all messages of the batch at once. The function's result is not published.
+        Middleware receives the batch. The function's result is not published.
 
         Args:
-            topics: a name, a pattern such as ``orders.*``, or a sequence of both; see `nsqext.Consumer`.
-            max_count: largest number of messages in a batch; also limited by ``max_in_flight``.
-            max_wait: seconds that the first message of a batch waits for others.
+            topics: see `nsqext.Consumer`.
+            max_count: messages of a batch, at most; ``max_in_flight`` is a bound too.
+            max_wait: seconds that the first message of a batch waits for more.
             middleware: see `handler`.
 
         Raises:
@@ -189,13 +189,13 @@ class Router:
         key: bool = False,
         tag: str | None = None,
     ) -> None:
-        """Declare a topic to which handlers, lifespans or an outbox publish.
+        """Declare a topic that handlers, lifespans or an outbox publish to.
 
         The app checks at its start that it can be published to, and `asyncapi_document` describes its messages. The
         topics of `publisher` need no declaration.
 
         Args:
-            kind: type of the bodies, see `encode_body`; None if it is not known.
+            kind: type of the bodies, see `encode_body`; None if not known.
             headers: names and types of the extend headers: str, int or float.
             key: whether the messages have keys.
             tag: tag of the messages.
@@ -223,7 +223,7 @@ class Router:
         """Decorator: register an asynchronous generator function for startup and shutdown of the app.
 
         It is called with the app before the first message, and resumed after its ``yield`` when the last handler has
-        ended. Lifespans end in the reverse order of their start.
+        ended. Lifespans end in reverse order.
 
         Raises:
             InvalidSetting: no asynchronous generator function.
@@ -241,7 +241,7 @@ class Router:
         """Add the handlers, publishers, declared topics and lifespans of a router.
 
         Raises:
-            InvalidSetting: no router, or a router includes itself.
+            InvalidSetting: no router, or this router.
         """
         self._check_changeable()
         if not isinstance(router, Router):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
 
-_CHECK_TIMEOUT = 2.0  # most seconds of delay by the check of published topics
+_CHECK_TIMEOUT = 2.0  # seconds
 
 
 def refuse_shared(spec: HandlerSpec, other: HandlerSpec) -> None:

@@ -79,7 +79,7 @@ class Published:
 
 
 class _Recorder(Middleware):
-    """The innermost middleware; records publishes."""
+    """Records publishes, as the innermost middleware."""
 
     def __init__(self, *, send: bool) -> None:
         self.published: list[Published] = []
@@ -87,7 +87,7 @@ class _Recorder(Middleware):
         self._send = send
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
-        """Record the messages once stored; direct tests check them and send nothing."""
+        """Record stored messages; direct tests check the messages and send nothing."""
         if self._send:
             receipts = await send_next(publishing)
         else:
@@ -108,30 +108,30 @@ class TestedApp(Protocol):
     lifespans: list[LifespanManager]
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
-        """Return a message handler, which calls a function inside its middleware."""
+        """See `App.tested_handler_of`."""
 
     def gives_offsets(self, spec: HandlerSpec) -> bool:
         """Return whether a handler's messages certainly have offsets."""
 
     def use_test(self, test: AppTest | None) -> None:
-        """Create clients for a test. None uses the app's own clients."""
+        """See `App.use_test`."""
 
     async def start_middleware(self) -> None:
-        """Start the middleware of the app and its handlers."""
+        """See `App.start_middleware`."""
 
     async def start(self) -> object:
-        """Run in the background."""
+        """See `App.start`."""
 
     async def aclose(self) -> None:
-        """Drain and close."""
+        """See `App.aclose`."""
 
 
 class AppTest:
-    """A test of an app, as an asynchronous context manager, from `App.test`. The app can run again afterwards.
+    """A test of an app, from `App.test`, as an asynchronous context manager. The app can run again afterwards.
 
     Without addresses, lifespans are entered, `deliver` calls handlers directly, with middleware, decoding and
-    publishers, and publishes are recorded instead of sent. With a test cluster's addresses the app runs on it;
-    publishes are recorded and sent.
+    publishers, and publishes are recorded instead of sent. On a test cluster the app runs, and publishes are recorded
+    and sent.
 
     Args:
         lookupd: lookup addresses of a test cluster.
@@ -201,9 +201,7 @@ class AppTest:
     ) -> list[object]:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
-        Ids and offsets are unique in a process; pass a header ``nsqext_id`` for a message that an inbox has handled
-        before.
-
+        Ids and offsets are unique in a process; a header ``nsqext_id`` stands for a message that an inbox knows.
         Args:
             value: the body, see `nsqext.app.encode_body`.
             channel: call only this channel's handlers.
@@ -212,9 +210,9 @@ class AppTest:
 
         Raises:
             InvalidInput: the app has no such handler, or an invalid part of the message.
-            InvalidState: a handler was not called, or was called despite ``handled=False``; the test has not begun or
-                has ended, or runs on a cluster: publish the message instead.
-            BaseException: an exception of a handler, also `nsqext.Requeue` and `nsqext.Reject`.
+            InvalidState: a handler was not called, or was called despite ``handled=False``; the test has not begun, has
+                ended, or runs on a cluster: publish the message instead.
+            BaseException: of a handler, also `nsqext.Requeue` and `nsqext.Reject`.
         """
         if self._lookupd:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
@@ -246,7 +244,7 @@ class AppTest:
         return results
 
     async def _call(self, spec: HandlerSpec, message: Message, *, handled: bool) -> object:
-        """Call a handler, and check that its middleware did so, too."""
+        """Call a handler, and check that its middleware did."""
         calls: list[None] = []
         result = await self._app.tested_handler_of(spec, lambda: calls.append(None))(message)
         if bool(calls) is handled:
@@ -263,7 +261,6 @@ class AppTest:
         )
 
     def _no_handler(self, topic: str, channel: str | None) -> InvalidInput:
-        """Return the error for a topic or channel without a handler."""
         specs = self._app.specs
         channels = sorted({spec.channel for spec in specs if spec.topics.matches(topic)})
         known = channels or sorted({name for spec in specs for name in spec.topics.given})
@@ -282,7 +279,7 @@ class AppTest:
 
 
 class _TestOwner(Owner):
-    """Replaces a message's subscription: FIN, REQ and TOUCH do nothing, as the methods of the protocol."""
+    """A message's subscription, which ignores FIN, REQ and TOUCH."""
 
     partition = 0
     node = "test:4150"

@@ -24,24 +24,23 @@ EventKind = Literal["connected", "disconnected", "leader_moved", "backoff"]
 class ClientEvent:
     """An event of a producer or a consumer."""
 
-    #: ``connected`` (a consumer subscribed to a partition, or a producer connected to a node), ``disconnected`` (its
-    #: end), ``leader_moved`` (lookup returned another leader), or ``backoff`` (the level of a consumer's backoff
-    #: changed)
+    #: ``connected`` (a consumer to a partition, a producer to a node), ``disconnected``, ``leader_moved`` (lookup
+    #: returned another leader), or ``backoff`` (the level of a consumer's backoff changed)
     kind: EventKind
     topic: str | None  #: None if it concerns all topics
-    partition: int | None  #: None on the original NSQ, and if it concerns all partitions
+    partition: int | None  #: None on the original NSQ, or if it concerns all partitions
     node: str  #: ``host:port``; empty if it concerns all nodes
     detail: str  #: the reason
 
 
 class ClientEvents:
-    """Calls the callbacks of one client."""
+    """Calls the callbacks of a client."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[ClientEvent], object]] = []
 
     def add(self, callback: Callable[[ClientEvent], object]) -> None:
-        """Call a function on each event from now on; raises InvalidSetting."""
+        """Call a function on each event; raises InvalidSetting."""
         if not callable(callback) or is_coroutine_function(callback):
             raise InvalidSetting(f"the callback {callback!r} is not a function", hint="declare it with 'def'")
         self.callbacks.append(callback)

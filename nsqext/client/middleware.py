@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define
 
-from nsqext.client.consumer.message import Message  # noqa: TC001 (which of the two Message classes, for the documentation)
+from nsqext.client.consumer.message import Message  # noqa: TC001 (which Message, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Handling:
     """A call of a handler."""
 
-    #: the message, or the messages of a batch. Middleware may remove messages of a batch from the handler's; they are
-    #: finished with the others, unless the middleware finishes or requeues them.
+    #: the message, or the messages of a batch. Middleware may remove messages of a batch: they are finished with the
+    #: others, unless the middleware answers them.
     messages: list[Message]
-    channel: str  #: the channel of the messages
+    channel: str
     batch: bool = False  #: whether the handler receives a batch
 
     @property
@@ -44,10 +44,10 @@ class Handling:
 
 
 SendNext = Callable[["Publishing"], Awaitable[Sequence["Receipt"]]]
-"""Publishes through the next middleware; raises what `nsqext.Producer.publish` raises."""
+"""Publishes through the next middleware; raises as `nsqext.Producer.publish`."""
 
 CallNext = Callable[[Handling], Awaitable[object]]
-"""Calls the next middleware or the handler; raises what the handler raises, including `nsqext.Requeue`."""
+"""Calls the next middleware or the handler; raises as the handler, including `nsqext.Requeue`."""
 
 
 class Client(Protocol):
@@ -62,10 +62,10 @@ class Client(Protocol):
 
 
 class Middleware:
-    """Base class of middleware around publishes and handled messages; override what you need.
+    """Base class of middleware around publishes and handled messages.
 
-    A return or exception of `handle` has the effect of a handler's: a middleware that returns without calling the next
-    finishes the messages. One object may serve several clients and tasks.
+    A return or exception of `handle` has the effect of a handler's: a return without a call of the next middleware
+    finishes the messages. An object may serve several clients and tasks.
     """
 
     def attach(self, client: Client) -> None:
@@ -107,8 +107,8 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
 
 
 def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
-    """Return a message handler surrounded by the middleware; without middleware, the handler itself."""
-    # no own coroutine, which would be a fifth of a middleware's cost
+    """Return a message handler surrounded by the middleware, or the handler itself."""
+    # without a coroutine, which would be a fifth of a middleware's cost
     return _surrounded(
         middleware,
         handler,
@@ -118,7 +118,7 @@ def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel
 
 
 def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
-    """Return a batch handler surrounded by the middleware; without middleware, the handler itself.
+    """Return a batch handler surrounded by the middleware, or the handler itself.
 
     The handler is not called if the middleware removes all messages.
     """
@@ -136,7 +136,6 @@ def _surrounded(
     call: CallNext,
     handling_of: Callable[[Any], Handling],
 ) -> Callable[[object], Awaitable[object]]:
-    """Return a handler called with a `Handling`, surrounded by the middleware, the first outermost."""
     around = [one for one in middleware if type(one).handle is not Middleware.handle]
     if not around:
         return handler
@@ -145,7 +144,7 @@ def _surrounded(
 
     from nsqext.client.consumer.handler_functions import stand_in  # not at the import of a producer
 
-    async def handle(handled: object) -> object:  # of this type for `message_handler`, which reads the annotation
+    async def handle(handled: object) -> object:  # `message_handler` reads the annotation
         return await call(handling_of(handled))
 
     stand_in(handle, handler)

@@ -1,4 +1,4 @@
-"""Shared by the consumers of one event loop: detect standstills of the process, and look up silent topics."""
+"""Shared by the consumers of an event loop: detect standstills of the process, and look up silent topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsqext.types import Address
 
 PAST_DUE = 0.01
-"""Seconds by which a tick follows a time that must have passed."""
+"""Seconds between a due time and its tick."""
 # seconds after a late tick within which bytes may have waited in the socket; trio orders timers and readers freely
 _AFTERWARDS = 0.05
 
@@ -48,13 +48,13 @@ class PulseMember(Protocol):
 
 @frozen
 class _Upgradable:
-    """Topics without extend support to which consumers of one lookup service are subscribed."""
+    """Subscribed topics of a lookup service without extend support."""
 
     metadata: MetadataCache
     since: dict[str, float] = field(factory=dict)  #: last messages of each topic
 
     def look_up(self, looked_up: dict[str, float], now: float) -> float:
-        """Look up the due topics, and update ``looked_up``; return when the next is due."""
+        """Look up the due topics; return when the next is due."""
         listed = len(self.since) >= _LIST_FROM and self.metadata.lists_cheaply(len(self.since))
         pause = _SILENCE if listed else max(_SILENCE, len(self.since) / _RATE)
         due = [topic for topic, since in self.since.items() if max(since, looked_up[topic]) + pause <= now]
@@ -71,17 +71,16 @@ class SilenceWatch:
     """Looks up silent topics, which another tool may have upgraded to extend support.
 
     After an upgrade, the first message stops the deliveries to connections without extend support: the server sends
-    them neither messages nor heartbeats nor an error (captured: upgrade_ext). A missing heartbeat shows it after 30 s.
-    So topics without extend support are looked up while no message arrives; a message shows that its topic was not
-    upgraded. Several topics are looked up in one list of all topics, unless that is long.
+    them neither messages nor heartbeats nor an error (captured: upgrade_ext), which shows only after 30 s. So topics
+    without extend support are looked up while no message arrives. Several topics are looked up in a list of all topics,
+    unless it is long.
     """
 
     def __init__(self) -> None:
-        self.due: float = inf  #: next `look_up`; infinity without such topics
+        self.due: float = inf  #: next `look_up`
         self._looked_up: dict[_Service, dict[str, float]] = {}
 
     def watch(self, now: float) -> None:
-        """Look up a subscribed topic, unless messages arrive."""
         self.due = min(self.due, now + _SILENCE)
 
     def look_up(self, members: Iterable[PulseMember], now: float) -> None:
@@ -108,7 +107,7 @@ class Pulse:
     The first consumer's timer is enough: the others wake only when something is due.
     """
 
-    members: dict[PulseMember, None] = field(factory=dict)  #: open consumers; the first one's timer keeps ticking
+    members: dict[PulseMember, None] = field(factory=dict)  #: open consumers; the first consumer's timer keeps ticking
     ticked_at: float = field(default=0.0, init=False)  #: last tick of that timer
     due_at: float = field(default=inf, init=False)  #: its next tick
     stood_since: float = field(default=0.0, init=False)  #: last tick before the latest standstill
@@ -151,7 +150,7 @@ class Pulse:
             self._wake_first()
 
     def leave(self, member: PulseMember) -> None:
-        """Remove a consumer that ends; the next keeps the time."""
+        """Remove a consumer that ends."""
         del self.members[member]
         self.due_at = inf
         self._wake_first()

@@ -28,7 +28,6 @@ class HelpText:
 
 @cache
 def producer_settings() -> Mapping[str, Setting]:
-    """Return the settings of producers by name."""
     from nsqext.client.producer.options import ProducerOptions
 
     return settings_of(ProducerOptions, {"compression": _read_compression})
@@ -42,7 +41,6 @@ def _read_compression(text: str) -> Compression:
 
 @cache
 def consumer_settings() -> Mapping[str, Setting]:
-    """Return the settings of consumers by name."""
     from nsqext.client.consumer.options import ConsumerOptions
 
     return settings_of(ConsumerOptions, {"start": _read_position})
@@ -62,7 +60,7 @@ def connection_settings() -> Mapping[str, Setting]:
 
 @cache
 def shared_settings() -> Mapping[str, Setting]:
-    """Return the settings of connections and the lookup client, for producers and consumers."""
+    """Return the settings of connections and lookup, for producers and consumers."""
     lookup = {name: one for name, one in consumer_settings().items() if one.group == "lookup"}
     return {**connection_settings(), **lookup}
 
@@ -75,19 +73,16 @@ def handler_settings() -> Mapping[str, Setting]:
 
 @cache
 def producer_schema() -> Schema:
-    """Return the settings of producers."""
     return Schema("Producer", producer_settings(), consumer_settings)
 
 
 @cache
 def consumer_schema() -> Schema:
-    """Return the settings of consumers."""
     return Schema("Consumer", consumer_settings(), producer_settings)
 
 
 @cache
 def app_schema() -> Schema:
-    """Return the settings of apps."""
     return Schema("App", {**producer_settings(), **consumer_settings()}, dict)
 
 

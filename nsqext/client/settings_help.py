@@ -1,4 +1,4 @@
-"""What `help` says about the settings of a client: names, defaults and meanings, from the typed dictionaries."""
+"""The settings of a client in `help`: names, defaults and meanings, from the typed dictionaries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = ("size", "compression_min", "_bytes")
 
 
 def descriptions(*documented: Any) -> dict[str, str]:
-    """Return what typed dictionaries say about each member, in one line."""
+    """Return the descriptions of typed dictionaries' members, in one line each."""
     found = {}
     for one in documented:
         (body,) = ast.parse(inspect.getsource(one)).body

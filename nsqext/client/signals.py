@@ -25,7 +25,7 @@ REPEATED: Final = 1.0
 
 
 class _Signals:
-    """Calls functions on the first SIGTERM or SIGINT, which are received until the last function is removed.
+    """Calls functions on the first SIGTERM or SIGINT, until the last function is removed.
 
     Further signals are ignored for a second: ``timeout`` and some init programs send a signal to the process and again
     to its group. A later signal has its former effect.
@@ -82,10 +82,9 @@ def _in_main_thread() -> bool:
 
 
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
-    """Wait for SIGTERM or SIGINT and call a function; return immediately outside the main thread.
+    """Wait for SIGTERM or SIGINT, log it in ``log``, and call a function; return at once outside the main thread.
 
-    One second after the first signal both have their former effect again. Several such tasks may wait. The signal is
-    logged in ``log``.
+    A second after the first signal both have their former effect again. Several such tasks may wait.
     """
     if not _in_main_thread():
         log.debug("signals are received in the main thread only")
@@ -104,8 +103,8 @@ async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None
 def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call a function on SIGTERM or SIGINT, in a program whose main thread waits without an event loop.
 
-    Further signals within a second are ignored; a later signal has its former effect. Outside the main thread no signal
-    is received. The function must not wait or take a lock that the main thread may hold.
+    Further signals are handled as by `stop_on_signals`. The function must not wait or take a lock that the main thread
+    may hold.
     """
     if not _in_main_thread():
         yield

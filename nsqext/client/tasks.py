@@ -35,7 +35,7 @@ _running_inside: ContextVar[tuple[object, ...]] = ContextVar("nsqext_background_
 
 
 def first_error(errors: BaseExceptionGroup[E]) -> E:
-    """Return the first error of a group: users never see a group."""
+    """Return the first error of a group: users never see groups."""
     first = errors.exceptions[0]
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
 
@@ -54,9 +54,8 @@ def _is_current(current: Callable[[], object], token: object) -> bool:
 class BackgroundTasks:
     """Run the tasks of an object, opened in one task and closed in another, on asyncio and trio.
 
-    They run in a separate task at the top level of the event loop: a task of the asyncio loop, a system task of trio.
-    Cancellation of the task that called `start` does not reach them. They see the context variables of the starting
-    task.
+    They run at the top level of the event loop: in a task of the asyncio loop, or a system task of trio. Cancellation
+    of the task that called `start` does not reach them, but its context variables do.
 
     A task that raises ends the object: its error is logged and kept in ``error``, ``close`` runs, `aclose` raises the
     error once, and `check` raises `InvalidState` with this cause.
@@ -65,12 +64,12 @@ class BackgroundTasks:
     def __init__(self, owner: str, close: Callable[[], Awaitable[None]] | None = None) -> None:
         self.error: BaseException | None = None  #: first error of a task
         self.loop: object = None  #: native event loop of `start`
-        # the loop's thread; 0 before `start`, and in a forked process, where it does not run
+        # the loop's thread; 0 before `start` and in a forked process, where the loop does not run
         self._thread = 0
         self._loop_runs: Callable[[], bool] = _never
-        self._owner = owner  # owner of the tasks for error messages, for example ``producer``
-        # called once at the end, in the host task, while all tasks still run: sends pending data and closes
-        # connections. Then the tasks are cancelled. A bound method is held weakly.
+        self._owner = owner  # for error messages, for example ``producer``
+        # called once at the end, in the host task: sends pending data and closes connections, before the tasks are
+        # cancelled. A bound method is held weakly.
         self._close: Callable[[], Callable[[], Awaitable[None]] | None] = (
             WeakMethod(close) if ismethod(close) else lambda: close
         )
@@ -80,17 +79,17 @@ class BackgroundTasks:
         self._ready = anyio.Event()
         self._closing = anyio.Event()
         self._ended = anyio.Event()
-        # the tasks are being cancelled, or have ended: the task group may be closed
+        # the task group may be closed
         self._cancelling = False
-        # the event loop ended (and cancelled its tasks) before the object was closed
+        # the event loop ended before the object was closed
         self._cut_off = False
         self._cancelled: type[BaseException] = BaseException
         self._reported = False
 
     async def start(self) -> None:
-        """Start the host task; return when `start_soon` can be called. Raises InvalidState when called again.
+        """Start the host task; return when `start_soon` can be called. Cancellation does not interrupt it.
 
-        Cancellation does not interrupt it.
+        Raises InvalidState when called again.
         """
         if self.loop is not None:
             raise InvalidState(f"this {self._owner} was opened before", hint="create a new one: each is opened once")
@@ -117,8 +116,8 @@ class BackgroundTasks:
     async def aclose(self) -> None:
         """Close the object and wait until its tasks have ended; without effect before `start` and when called again.
 
-        Callable from any task of the event loop, concurrently, and from a task of this object, such as a handler: then
-        it returns at once, because that task must end first. Cancellation does not interrupt it.
+        Callable from any task of the event loop, concurrently. In a task of this object, such as a handler, it returns
+        at once: that task must end first. Cancellation does not interrupt it.
 
         Raises:
             BaseException: the error of the task that ended the object, in the first waiting call.
@@ -145,7 +144,7 @@ class BackgroundTasks:
 
     @property
     def state(self) -> str:
-        """The state of the object in words."""
+        """In words, for ``repr``."""
         if self.loop is None:
             return "not open"
         if self.error is not None:
@@ -173,8 +172,7 @@ class BackgroundTasks:
     def in_event_loop(self) -> bool:
         """Return whether the caller runs in the event loop of `start`.
 
-        A thread runs one event loop at a time. asyncio's function for the running loop makes a system call, which would
-        slow each publish.
+        asyncio's function for the running loop makes a system call, which would slow each publish.
         """
         return _get_ident() == self._thread and self._loop_runs()
 
@@ -227,7 +225,7 @@ class BackgroundTasks:
         await self._keep_error(function, *args)
 
     async def _keep_error(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Call a function and keep its error: an error that escapes from a system task ends trio."""
+        """Keep a function's error: an error that escapes from a system task ends trio."""
         try:
             await function(*args)
         except BaseExceptionGroup as group:
@@ -251,7 +249,7 @@ _started: WeakSet[BackgroundTasks] = WeakSet()
 
 
 def _forget_event_loops() -> None:
-    """Record in a forked process that no event loop runs in it."""
+    """Record in a forked process that no event loop runs."""
     for tasks in _started:
         tasks._thread = 0
 
@@ -270,7 +268,7 @@ class Runnable(ProcessBound):
     def run(
         self, *, signals: bool | None = None, backend: str = "asyncio", backend_options: dict[str, Any] | None = None
     ) -> None:
-        """Run `serve` in a new event loop; return when it has drained and closed.
+        """Run `serve` in a new event loop.
 
         Args:
             signals: see `serve`.

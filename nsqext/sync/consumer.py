@@ -89,19 +89,18 @@ class Consumer(BlockingClient[AsyncConsumer]):
     def handler(self, /, *, auto_finish: bool = True) -> Callable[[H], H]: ...
 
     def handler(self, function: H | None = None, /, *, auto_finish: bool = True) -> H | Callable[[H], H]:
-        """Decorator: register a handler of messages, run in worker threads.
+        """Decorator: register a handler of messages, run in worker threads; see `nsqext.Consumer.handler`.
 
-        Arguments and outcomes: see `nsqext.Consumer.handler`. With ``auto_finish=False`` any thread finishes
-        or requeues a message later.
+        With ``auto_finish=False`` any thread answers a message later.
 
         Raises:
-            InvalidSetting: it is a coroutine function, or the consumer has a handler.
+            InvalidSetting: a coroutine function, or a second handler.
         """
 
         def register(function: H) -> H:
             in_thread = self._in_thread(function)
 
-            @functools.wraps(function)  # keeps the annotations, which select the arguments
+            @functools.wraps(function)  # annotations select the arguments
             async def handle(*arguments: object, **named: object) -> object:
                 return await in_thread(
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
@@ -130,7 +129,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return register
 
     def _blocking(self, argument: object) -> object:
-        """Return a handler's argument, with a message replaced by its blocking form."""
+        """Return a handler's argument, a message in its blocking form."""
         return Message(argument, self._opened()) if isinstance(argument, AsyncMessage) else argument
 
     def _in_thread(self, function: Callable[..., object]) -> Callable[..., Coroutine[Any, Any, object]]:
@@ -180,8 +179,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         """Consume with the handler until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                SIGTERM handler. A second after the first signal both have their former effect again.
+            signals: see `nsqext.Consumer.serve`.
 
         Raises the errors of `nsqext.Consumer.serve`, and `InvalidState` if the consumer is open already.
         """
@@ -198,12 +196,12 @@ class Consumer(BlockingClient[AsyncConsumer]):
                 self._running = False
 
     def stop(self) -> None:
-        """Make `run` drain and return, or end the iteration; does not wait, callable in handlers and any thread."""
+        """Make `run` drain and return, or end the iteration; does not wait, for handlers and any thread."""
         portal = self._portal
         if portal is None:
             self._original.stop()
             return
-        # RuntimeError: event loop and consumer have ended
+        # RuntimeError: the event loop has ended
         with suppress(RuntimeError):
             portal.start_task_soon(self._original.stop)
 
@@ -212,7 +210,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     @property
     def max_in_flight(self) -> int:
-        """Most messages received and not answered, over all connections; changeable at any time."""
+        """See `nsqext.Consumer.max_in_flight`."""
         return self._original.max_in_flight
 
     @max_in_flight.setter
@@ -239,9 +237,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return self._original.on_event(callback)
 
     def start(self) -> Self:
-        """Open the consumer, as ``with`` does; `close` closes it, from any thread.
-
-        With a handler it consumes in the background.
+        """Open the consumer, as ``with`` does, with a handler in the background; `close` closes it, in any thread.
 
         Raises:
             InvalidState: it was opened before.
@@ -250,9 +246,9 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return self
 
     def close(self) -> None:
-        """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop` instead, which does not wait.
+        """Drain and close, see `nsqext.Consumer.aclose`; in a handler call `stop`, which does not wait.
 
-        Without effect before `start` and when called again. During `run` it is `stop`: `run` closes the consumer.
+        Without effect before `start` and when called again. During `run` it is `stop`.
         """
         if self._running:
             self.stop()
@@ -311,7 +307,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
                     self._run(batches.aclose)
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
-        """Return the next messages, at most ``n``; see `nsqext.Consumer.fetch`."""
+        """Return at most ``n`` messages; see `nsqext.Consumer.fetch`."""
         batch = self._run(self._original.fetch, n, timeout)
         self._fetched[threading.get_ident()] = batch
         return MessageBatch(batch, self._opened())

@@ -1,4 +1,4 @@
-"""Publish in the calling thread, which sends the command and receives the response itself."""
+"""Publish in the calling thread."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.types import Receipt
 
-# publishes to a node in the event loop before a connection for threads opens: many programs publish only once
+# publishes to a node before a connection for threads opens: many programs publish only once
 _WARM_UP = 3
-_PAUSE = 100  # publishes in the event loop after a failed connection for threads, until the next try
+_PAUSE = 100  # publishes in the event loop after a failed connection for threads
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
 
@@ -37,23 +37,22 @@ class DirectPublisher:
 
     A call of the event loop costs several times a publish, because two threads wait for each other. Therefore one
     thread at a time publishes itself, on a second connection to each node, with the routes, protocol and timeouts of
-    the asynchronous producer. Meanwhile other threads publish in the event loop, which sends their commands together.
-    The event loop also does everything else: a topic's first publishes, publishes with a key, and what follows a failed
-    attempt.
+    the asynchronous producer. Other threads publish in the event loop, which sends their commands together. The event
+    loop also does everything else: a topic's first publishes, publishes with a key, and further attempts.
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
         self._port = PublishPort(producer)
         self._portal = portal  # of its event loop, in which this is called
         self._loop_thread = threading.get_ident()
-        # held by the publishing thread until its publish has an outcome, and for a check of the connections
+        # held during a publish, until its outcome, and during a check of the connections
         self._lock = threading.Lock()
         self._connections: dict[PooledNode, BlockingConnection] = {}
         self._missed: dict[PooledNode, int] = {}
         self._closed = self._port.in_event_loop_only or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
-        """Publish a message without key and wait until it is stored; None if the event loop must publish it."""
+        """Publish a message and wait until it is stored; None if the event loop must publish it."""
         if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
             return None
         if not self._lock.acquire(blocking=False):
@@ -147,11 +146,11 @@ class DirectPublisher:
 
     @property
     def stored(self) -> int:
-        """Messages stored by the calling threads' publishes."""
+        """Messages stored by these publishes."""
         return self._port.counters.stored
 
     def add_to(self, statistics: ProducerStatistics) -> ProducerStatistics:
-        """Return the producer's statistics with what was published here."""
+        """Return the producer's statistics with these publishes."""
         counters = self._port.counters
         return evolve(
             statistics,

@@ -37,8 +37,8 @@ T = TypeVar("T")
 class OpenLoop:
     """Keeps the shared event loop running within a block.
 
-    A class, because a garbage-collected generator runs its ``finally``: it would wait for an object that is never
-    closed.
+    A class, because garbage collection would run the ``finally`` of a generator, which would wait for an object that is
+    never closed.
     """
 
     def __enter__(self) -> BlockingPortal:
@@ -54,7 +54,7 @@ class SharedLoop:
     """The event loop of all open objects: starts with the first, ends after the last."""
 
     def __init__(self) -> None:
-        #: of event loops in the parent of this forked process, which never respond
+        #: of event loops in the parent of this forked process
         self.orphaned: tuple[BlockingPortal, ...] = ()
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None
@@ -68,12 +68,12 @@ class SharedLoop:
         self._kept, self._keeping = None, threading.Lock()  # the parent may hold the lock
         if portal is not None:
             self.orphaned = (*self.orphaned, portal)
-            # the cleanup at the end of the interpreter would wait for its thread forever
+            # the end of the interpreter would wait for its thread forever
             _refuse(portal, "the event loop stayed in the parent when this process was forked")
         self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
-        """Start the event loop unless it runs; return its provider (to be exited) and portal."""
+        """Start the event loop unless it runs; return its provider, to be exited, and its portal."""
         _check_system_threads()
         provider = self._provider
         self._portal = provider.__enter__()
@@ -96,8 +96,8 @@ class SharedLoop:
     def _halt(self) -> None:
         """Stop the event loop of unclosed objects before the interpreter ends.
 
-        Its daemon thread would run on: a timer of uvloop that is due after the interpreter's end kills the process with
-        SIGSEGV. Nothing is closed or cancelled, as in a killed process.
+        A timer of uvloop that is due in its daemon thread after the interpreter's end kills the process with SIGSEGV.
+        Nothing is closed or cancelled, as in a killed process.
         """
         halted = threading.Event()
 
@@ -144,7 +144,7 @@ def call(
     *args: object,
     **keywords: object,
 ) -> T:
-    """Run a coroutine function in an open object's event loop and return its result; raises InvalidState.
+    """Run a coroutine function in an open object's event loop; raises InvalidState.
 
     An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
     """
@@ -169,7 +169,7 @@ def call(
 
 
 def call_now(portal: BlockingPortal | None, what: str, function: Callable[[], T]) -> T:
-    """Run a function in the event loop's thread and return its result; see `call`."""
+    """Run a function in the event loop's thread; see `call`."""
 
     async def run() -> T:
         return function()
@@ -190,12 +190,13 @@ class BlockingClient(ProcessBound, Generic[C]):
         if loop is not None and not isinstance(loop.native_token, AsyncioLoop):
             raise InvalidState(
                 f"a blocking {self._what} cannot be made in an event loop of trio",
-                hint="use the asynchronous one of nsqext there, or make and use this one in a thread",
+                hint=f"use the asynchronous {self._what} of nsqext there, or make and use this in a thread",
             )
         if loop is not None:
             logger.warning(
-                "a blocking %s was made in a running event loop, which stops while it waits: use the asynchronous one "
+                "a blocking %s was made in a running event loop, which stops while it waits: use the asynchronous %s "
                 "of nsqext, or make it in a thread",
+                self._what,
                 self._what,
             )
 
@@ -211,7 +212,7 @@ class BlockingClient(ProcessBound, Generic[C]):
         if self._portal is not None:
             raise InvalidState(f"the {self._what} is open already")
         with ExitStack() as stack:
-            # before the original is entered: a consumer calls its handlers meanwhile
+            # first: a consumer calls its handlers while it opens
             self._portal = portal = portal or stack.enter_context(OpenLoop())
             try:
                 stack.enter_context(portal.wrap_async_context_manager(self._original))
@@ -301,7 +302,7 @@ class Method(Generic[P, T]):
 
 
 class Same(Generic[T]):
-    """A property with the value and meaning of the asynchronous object's member of this name."""
+    """A property with the value of the asynchronous object's member of this name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Replace this by a read-only property."""

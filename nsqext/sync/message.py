@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AnswerQueue:
-    """Finished messages of all threads; many of them wake the event loop once."""
+    """Finished messages of all threads; several wake the event loop once."""
 
     __slots__ = ("_due", "_finished", "_port", "portal")
 
@@ -32,7 +32,7 @@ class AnswerQueue:
         self._due = False
 
     def finish(self, message: AsyncMessage) -> None:
-        """Finish a message as `nsqext.Message.finish` does, without waiting for the event loop."""
+        """Finish a message as `nsqext.Message.finish`, without waiting for the event loop."""
         if message.answered or message.expired or self.portal in shared_loop.orphaned:
             call(self.portal, "consumer", message.finish)  # raises, or ignores it
         else:
@@ -57,10 +57,7 @@ class AnswerQueue:
 
 
 class Message:
-    """A received message, with the members of `nsqext.Message`.
-
-    Each message is answered once: by `finish`, `requeue`, or the return or exception of its handler.
-    """
+    """A received message, with the members of `nsqext.Message`."""
 
     __slots__ = ("_answers", "_original")
 
@@ -97,7 +94,7 @@ class Message:
         return self._original.header_value(name)
 
     def finish(self) -> None:
-        """Acknowledge the message: it is not redelivered. Raises the errors of `nsqext.Message.finish`."""
+        """See `nsqext.Message.finish`."""
         self._answers.finish(self._original)
 
     requeue: Final = Method(AsyncMessage.requeue)
@@ -126,11 +123,11 @@ class MessageBatch(MessageSequence[Message]):
         return call(self._portal, "consumer", function, *args, **keywords)
 
     def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge the messages up to ``last`` inclusive, see `nsqext.MessageBatch.finish_up_to`."""
+        """See `nsqext.MessageBatch.finish_up_to`."""
         self._run(self._original.finish_up_to, last._original if isinstance(last, Message) else last)
 
     def requeue(self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False) -> None:
-        """Requeue messages, by default all unanswered messages; see `nsqext.MessageBatch.requeue`."""
+        """See `nsqext.MessageBatch.requeue`."""
         chosen = None if messages is None else [_asynchronous(message) for message in messages]
         self._run(self._original.requeue, chosen, delay, backoff=backoff)
 
@@ -139,7 +136,6 @@ class MessageBatch(MessageSequence[Message]):
 
 
 def _asynchronous(message: object) -> AsyncMessage:
-    """Return the asynchronous message of a blocking message."""
     if not isinstance(message, Message):
         raise InvalidInput(f"{message!r} is not a message of the batch")
     return message._original

@@ -54,7 +54,7 @@ class Producer(BlockingClient[AsyncProducer]):
     settings: Same[Mapping[str, object]] = Same()
 
     def start(self) -> Self:
-        """Open the producer, as ``with`` does; `close` closes it, from any thread.
+        """Open the producer, as ``with`` does; `close` closes it, in any thread.
 
         Raises:
             InvalidState: it was opened before.
@@ -66,10 +66,7 @@ class Producer(BlockingClient[AsyncProducer]):
         return self
 
     def close(self) -> None:
-        """Wait for pending publishes, at most ``close_timeout`` seconds, and close the connections.
-
-        Without effect before `start` and when called again.
-        """
+        """Close as `nsqext.Producer.aclose`; without effect before `start` and when called again."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -88,7 +85,7 @@ class Producer(BlockingClient[AsyncProducer]):
     cancel_delayed: Final = Method(AsyncProducer.cancel_delayed)
 
     def statistics(self) -> ProducerStatistics:
-        """Return this producer's statistics; see `nsqext.Producer.statistics`."""
+        """See `nsqext.Producer.statistics`."""
         statistics, direct = self._original.statistics(), self._direct
         return statistics if direct is None else direct.add_to(statistics)
 
@@ -112,10 +109,9 @@ class Producer(BlockingClient[AsyncProducer]):
         header: bytes | None = None,
         **unknown: Never,
     ) -> Receipt:
-        """Publish a message and wait until it is stored.
+        """Publish a message and wait until it is stored; see `nsqext.Producer.publish`.
 
-        Parameters and errors: see `nsqext.Producer.publish`. After an exception in the waiting thread, such as
-        KeyboardInterrupt, the message may be stored or not.
+        After an exception in the waiting thread, such as KeyboardInterrupt, the message may be stored or not.
         """
         if unknown:
             refuse_unknown(Producer.publish, unknown)
@@ -151,10 +147,7 @@ class Producer(BlockingClient[AsyncProducer]):
         headers: Mapping[str, Sequence[str]] | None = None,
         **unknown: Never,
     ) -> list[Receipt]:
-        """Publish messages in batches; see `nsqext.Producer.publish_many`.
-
-        Much faster than single publishes: the two threads hand over only once.
-        """
+        """Publish messages in batches, much faster than single publishes; see `nsqext.Producer.publish_many`."""
         if unknown:
             refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
@@ -181,7 +174,7 @@ class Producer(BlockingClient[AsyncProducer]):
     ) -> Batcher:
         """Return a batcher, which publishes single messages in batches in the background.
 
-        Use it as a context manager inside the producer's. Other parameters and errors: see `nsqext.Producer.batcher`.
+        Use it as a context manager inside the producer's; see `nsqext.Producer.batcher`.
 
         Args:
             drain_at_exit: if the program ends without closing the batcher, publish what is pending, for at most the
@@ -218,7 +211,7 @@ class Batcher(BlockingClient[AsyncBatcher]):
     def __enter__(self) -> Self:
         if self._portal is not None:
             raise InvalidState("the batcher is open already")
-        # not in a task that lasts until the exit: the producer, which may be closed before, would wait for it
+        # no task that lasts until the exit: the producer, which may be closed before, would wait for it
         call(self._shared, self._what, self._original.__aenter__)
         self._portal = self._shared
         atexit.register(self._exit_of_program)

@@ -56,7 +56,7 @@ def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
 
 
 def test_it_needs_lookup() -> None:
-    with pytest.raises(InvalidSetting, match="the addresses are those of nsqd: give those of nsqlookupd"):
+    with pytest.raises(InvalidSetting, match="nsqd addresses were given: give addresses of nsqlookupd"):
         Lookup("nsq://?nsqd=a:4150")
 
 

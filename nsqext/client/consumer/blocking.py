@@ -13,7 +13,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 
 
 def check_blocking_handler(function: Callable[..., object]) -> None:
-    """Refuse a handler that asks for the message of blocking clients; raises InvalidSetting."""
+    """Refuse a handler of blocking clients' messages; raises InvalidSetting."""
     for parameter in inspect.signature(function).parameters.values():
         kind = parameter.annotation
         place = kind if isinstance(kind, str) else f"{getattr(kind, '__module__', '')}."
@@ -25,10 +25,10 @@ def check_blocking_handler(function: Callable[..., object]) -> None:
 
 
 def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Callable[..., Coroutine[Any, Any, object]]:
-    """Return a coroutine function that calls a blocking handler in a thread, with the handler's name and annotations.
+    """Return a coroutine function that calls a blocking handler in a thread, with its name and annotations.
 
-    The consumer limits concurrent calls. A thread cannot be interrupted: a cancelled call waits for the function and
-    returns its result, or with ``abandon`` leaves it running.
+    A thread cannot be interrupted: a cancelled call waits for the function and returns its result, or with ``abandon``
+    leaves it running.
     """
     shown = function
     while isinstance(shown, functools.partial):
@@ -45,7 +45,7 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
                 raise InvalidState(f"the handler {name} returned a coroutine", hint="declare it with 'async def'")
             return result
 
-        # an own limiter: anyio's default limiter has 40 places for the whole program
+        # anyio's default limiter has 40 places for the whole program; the consumer limits calls
         return await anyio.to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1))
 
     functools.update_wrapper(call, shown)

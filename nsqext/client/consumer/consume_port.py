@@ -1,4 +1,4 @@
-"""What a consumer offers to threads that handle its messages, as the blocking consumer has."""
+"""The consumer's port for threads that handle messages, as the blocking consumer does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConsumePort:
     def handle_bursts(
         self, function: Callable[..., object], burst: Callable[[Slot, MessageQueue], Awaitable[object]]
     ) -> None:
-        """Call ``burst`` in place of a handler, for several messages at once; see `MessageHandler.burst`.
+        """Call ``burst`` in place of a handler, see `MessageHandler.burst`.
 
         Has no effect where middleware surrounds the handler, or it does not receive the message alone.
         """

@@ -59,29 +59,28 @@ _CANCELLED_TIMEOUT = 2.0  # seconds that cancelled handlers have to end before t
 class Consumer(Runnable):
     """Consumes topics through a channel, from the leaders of all partitions, on asyncio and trio.
 
-    With a handler: `run` it, `serve` it in an event loop, or `start` it and `aclose` it later. Without a handler: open
-    it with ``async with`` (or `start`) and iterate over it.
+    With a handler: `run`, `serve` in an event loop, or `start` and later `aclose`. Without a handler: open it with
+    ``async with`` (or `start`) and iterate over it.
 
-    Several topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed
-    within ``lookup_poll_interval`` after the lookup service lists them, and left when they are deleted.
+    Topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed within
+    ``lookup_poll_interval`` after the lookup service lists them, and left when they are deleted.
 
     Args:
         topics: a topic, a pattern (``orders.*``: ``*`` stands for any characters, ``?`` for a single character), or a
             sequence of both. Patterns need ``lookupd``, and do not match the topic of ``dead_letter``.
-        channel: name of the channel, the same for all topics.
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
-            addresses and settings: ``nsq://lookupd:4161?max_in_flight=50``. Or a `nsqext.Lookup` shared with other
-            clients.
-        nsqd: nsqd addresses (TCP) to consume from without lookup; fine for the original NSQ.
-        env: prefix of environment variables with further settings. Without an address, they are read from
+        channel: the channel of all topics.
+        lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
+            settings: ``nsq://lookupd:4161?max_in_flight=50``; or a shared `nsqext.Lookup`.
+        nsqd: TCP addresses of nsqd, without lookup; fine for the original NSQ.
+        env: prefix of environment variables with further settings. Without any address, it is ``NSQEXT_``:
             ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
-        middleware: around every call of the handler, for messages or batches, outermost first; not around iteration.
+        middleware: around every call of the handler, the first is the outermost; not around iteration.
         settings: see `ConsumerSettings`.
 
     Raises:
         InvalidName: a topic, pattern, channel or tag that servers refuse.
         InvalidSetting: no address, both kinds of addresses, an invalid value, or a setting for a single topic.
-        UnknownSetting: an unknown setting; the error suggests the right name.
+        UnknownSetting: the error suggests a known name.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Consumer(Runnable):
         self._tasks = BackgroundTasks("consumer", self._close)
         self._events = ClientEvents()
         self._group = SubscriptionGroup(self._options, self._metadata, self._events, self._tasks)
-        #: The backoff of the consumer, read-only; its level increases while handlers fail.
+        #: The backoff, read-only; its level increases while handlers fail.
         self.backoff: Backoff = self._group.backoff
         #: Whether its start warns of ``max_attempts`` without ``dead_letter``; apps warn once for all consumers.
         self.warns_of_drops: bool = self._options.failure.drops
@@ -137,7 +136,7 @@ class Consumer(Runnable):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """The current values of all settings by name, with defaults; secrets are ``***``."""
+        """All current settings by name, with defaults; secrets are ``***``."""
         values = consumer_schema().effective(self._options)
         return MappingProxyType({**values, "max_in_flight": self.max_in_flight})
 
@@ -150,9 +149,9 @@ class Consumer(Runnable):
     def topics(self) -> tuple[str, ...]:
         """Names and patterns of the topics; may be changed at any time.
 
-        After ``consumer.topics = "orders.*"``, topics no longer selected are left: they deliver no further messages,
-        and their connections are closed when the messages in flight are answered, or after ``close_timeout``;
-        unanswered messages are delivered again.
+        After ``consumer.topics = "orders.*"``, topics no longer selected deliver no further messages, and their
+        connections are closed when the messages in flight are answered, or after ``close_timeout``; unanswered
+        messages are redelivered.
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.
@@ -180,24 +179,24 @@ class Consumer(Runnable):
 
         It receives the message, or the values that its annotations select: ``async def bill(order: Order)`` receives
         the body decoded as an ``Order``; see `nsqext.app` for further parameters. An undecodable message is sent to the
-        dead letters, or requeued with the longest delay if there are none.
+        dead letters, or without them requeued with the longest delay.
 
         A ``def`` function runs in a thread; ``concurrency`` limits their number. A thread cannot be interrupted: a
         closing consumer waits for it, and its result answers the message.
 
-        When it returns, the message is finished unless it was answered before. When it raises, the message is requeued
-        with a delay that grows with its attempts, and the consumer slows down (the settings ``requeue_delay`` and
-        ``backoff``). Raise `Finish`, `Requeue` or `Reject` for another outcome.
+        When it returns, the message is finished unless it was answered. When it raises, the message is requeued with a
+        delay that grows with its attempts, and the consumer slows down (``requeue_delay`` and ``backoff``). Raise
+        `Finish`, `Requeue` or `Reject` for another outcome.
 
         Args:
             function: the function.
-            auto_finish: whether a message is finished when the handler returns. Otherwise any task of the program (with
-                `nsqext.sync` any thread) finishes or requeues it later. Until then it counts towards ``max_in_flight``,
-                it is touched as long as its server allows (``max_msg_timeout``, 15 minutes by default; afterwards it is
-                delivered again), and a closing consumer waits for it.
+            auto_finish: whether its return finishes the message. Otherwise any task of the program (with `nsqext.sync`
+                any thread) answers it later. Until then it counts towards ``max_in_flight``, it is touched as long as
+                its server allows (``max_msg_timeout``, 15 minutes by default; then it is redelivered), and a closing
+                consumer waits for it.
 
         Raises:
-            InvalidSetting: no function, a parameter without known source, or the consumer has a handler already.
+            InvalidSetting: no function, a parameter without known source, or a second handler.
         """
 
         from nsqext.client.consumer.handler_functions import takes_message
@@ -220,20 +219,19 @@ class Consumer(Runnable):
     def batch_handler(self, *, max_count: int = 500, max_wait: float = 0.2) -> Callable[[B], B]:
         """Decorator: register a handler of batches, of which ``concurrency`` run at the same time.
 
-        When it returns, unanswered messages are finished. When it raises, each is treated as a failed message: requeued
-        with a delay, or sent to the dead letters after too many attempts; `Finish`, `Requeue` and `Reject` decide about
-        all of them.
+        When it returns, unanswered messages are finished. When it raises, each counts as failed: it is requeued with a
+        delay, or sent to the dead letters after too many attempts; `Finish`, `Requeue` and `Reject` decide about all.
 
-        With ``key`` or ``dispatch="key_failover"`` a batch has messages of the keys of one lane, in order. A requeued
-        message holds back later messages of its key: those of the batch that are unanswered are not finished when the
-        handler returns, but handed out again after it, without counting an attempt.
+        With ``key`` or ``dispatch="key_failover"`` a batch has messages of the keys of a single lane, in order. A
+        requeued message holds back later messages of its key: unanswered messages of the batch are not finished when
+        the handler returns, but handed out again after it, without counting an attempt.
 
         Args:
             max_count: messages of a batch, at most; see `batches`.
             max_wait: seconds that the first message of a batch waits for more.
 
         Raises:
-            InvalidSetting: no function, the consumer has a handler already, or an invalid limit.
+            InvalidSetting: no function, a second handler, or an invalid limit.
         """
         from nsqext.client.consumer.handlers.batches import BatchHandler
 
@@ -275,12 +273,12 @@ class Consumer(Runnable):
         """Consume with the handler until cancelled, until SIGTERM or SIGINT, or until `stop`; then drain and close.
 
         Args:
-            signals: whether SIGTERM and SIGINT stop it. By default True in the main thread of a program without a
-                handler for SIGTERM; a web server keeps its handler. A second after the first signal, both have their
-                default effect again.
+            signals: whether SIGTERM and SIGINT stop it; by default in the main thread of a program without a handler
+                for SIGTERM (a web server keeps its handler). A second after the first signal, both have their default
+                effect again.
 
         Raises:
-            InvalidState: there is no handler, or the consumer was opened before.
+            InvalidState: no handler, or the consumer was opened before.
             LookupFailed: no lookup node returned a usable response within ``lookup_timeout``, or an address is not
                 nsqlookupd's.
             ProtocolError: no address is an nsqd's.
@@ -298,7 +296,7 @@ class Consumer(Runnable):
         await self.wait()
 
     async def wait(self) -> None:
-        """After `start`: wait until the consumer is stopped or cannot continue; then drain and close.
+        """After `start`: wait until the consumer is stopped or fails; then drain and close.
 
         Raises:
             InvalidState: it was not started, or another event loop opened it.
@@ -322,8 +320,8 @@ class Consumer(Runnable):
     async def start(self) -> Self:
         """Open the consumer, as ``async with`` does; `aclose` closes it, in this or another task.
 
-        Returns when all partitions are subscribed, or after ``start_timeout``; subscribing then continues in the
-        background. A handler consumes in the background. Signals are left to the program.
+        Returns when all partitions are subscribed, or after ``start_timeout``; subscribing then continues. A handler
+        consumes in the background. Signals are left to the program.
 
         Raises:
             InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
@@ -333,7 +331,7 @@ class Consumer(Runnable):
         return self
 
     async def _start(self, *background: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Subscribe, and start the handlers and further tasks, which are cancelled after the close."""
+        """Subscribe; start the handlers, and further tasks that are cancelled after the close."""
         state, topics = self._state, self._topics
         await self._tasks.start()
         try:
@@ -384,8 +382,8 @@ class Consumer(Runnable):
     async def aclose(self) -> None:
         """Drain and close: running handlers have ``close_timeout`` seconds, then their messages are requeued.
 
-        May be called from any task of the event loop, and repeatedly. Called in a handler of this consumer it starts to
-        close and returns: the handler has to end first. Cancellation does not shorten it.
+        Callable from any task of the event loop, repeatedly. In a handler of this consumer it begins to close and
+        returns: the handler has to end first. Cancellation does not shorten it.
 
         Raises:
             InvalidState: called from another event loop.
@@ -410,10 +408,7 @@ class Consumer(Runnable):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def stop(self) -> None:
-        """Make `run` or `serve` drain and return, or end the iteration; for handlers and any thread.
-
-        Returns immediately.
-        """
+        """Make `run` or `serve` drain and return, or end the iteration; does not wait, for handlers and any thread."""
         call_in_loop(self._tasks.loop, self._stop)
 
     def _stop(self) -> None:
@@ -422,10 +417,7 @@ class Consumer(Runnable):
         self._state.ended.set()
 
     def _fail(self, error: NsqError) -> None:
-        """End because the consumer cannot continue; the first error is kept.
-
-        An error that prevents the start is logged only if the caller does not get it.
-        """
+        """End with the first error; an error that prevents the start is logged only if the caller does not get it."""
         state, started = self._state, self._topics.started
         if state.error is None:
             state.error = error
@@ -436,7 +428,7 @@ class Consumer(Runnable):
         state.ended.set()
 
     async def _close(self) -> None:
-        """Drain and close; runs in the host of the background tasks."""
+        """Drain and close, in the host of the background tasks."""
         if not self._state.opened:
             return
         try:
@@ -460,18 +452,18 @@ class Consumer(Runnable):
                 "handlers did not end, or messages were not answered, within %g s", timeout, extra={"topic": self._name}
             )
             receiver.cancel()
-            # while connections are open, so that their messages are redelivered at once
+            # before connections are closed: their messages are redelivered at once
             with anyio.move_on_after(_CANCELLED_TIMEOUT):
                 await receiver.wait_for_handlers()
             handler = self._handler
             if handler is not None and getattr(handler.function, "runs_in_thread", False):
-                # a thread cannot be cancelled; its result answers the message
+                # a thread cannot be cancelled
                 await receiver.wait_for_handlers()
         receiver.requeue_remaining()
         await self._topics.close()
 
     def _stop_receiving(self) -> None:
-        """Send RDY 0 before messages are requeued: the server would deliver them to this consumer again."""
+        """Send RDY 0 before messages are requeued, which this consumer would receive again."""
         self.pause()
         self._group.flush()
 
@@ -481,7 +473,7 @@ class Consumer(Runnable):
         """Request no further messages until `resume`; received messages are still handled.
 
         Args:
-            topic: one of several topics, which is resumed separately; None for all.
+            topic: a topic, which is resumed separately; None for all.
 
         Raises:
             InvalidName: no name of a topic.
@@ -512,10 +504,7 @@ class Consumer(Runnable):
 
     @property
     def is_starved(self) -> bool:
-        """Whether a connection has nearly as many messages in flight as it may, so a batch need not wait for more.
-
-        As in the Go client, the limit is 85 % of the RDY count, on any connection.
-        """
+        """Whether any connection has 85 % of its RDY count in flight, as in the Go client: a batch need not wait."""
         return any(0.85 * one.ready <= one.in_flight > 0 for one in self._group.subscriptions)
 
     @property
@@ -525,7 +514,7 @@ class Consumer(Runnable):
 
     @property
     def max_in_flight(self) -> int:
-        """Messages that may be received and not answered, over all connections; may be changed at any time.
+        """Received messages that may be unanswered, over all connections; may be changed at any time.
 
         Raises:
             InvalidSetting: not a positive number.
@@ -570,12 +559,12 @@ class Consumer(Runnable):
         """Move the channel to a position, for all its consumers; return when all partitions have moved.
 
         Messages received before are not in flight any more, see `Message.expired`. With ``queue_position``, and on
-        ordered channels, no message that precedes an offset is delivered; otherwise one such message may be.
+        ordered channels, no message that precedes an offset is delivered; otherwise a single message may be.
 
         Args:
             position: the position.
             partitions: the partitions to move; all by default.
-            topic: one of several topics; all by default.
+            topic: the topic to move; all by default.
 
         Raises:
             InvalidState: the consumer is not open.
@@ -583,7 +572,7 @@ class Consumer(Runnable):
             InvalidInput: no position, a topic that it does not consume, or partitions without ``topic``.
             InvalidSetting: the original NSQ cannot seek.
 
-        It waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
+        Waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
         """
         self._tasks.check()
         from nsqext.client.consumer.position import check_position
@@ -616,9 +605,9 @@ class Consumer(Runnable):
         A batch is handed out when it is full, when its first message has waited for ``max_wait``, or when all messages
         that may be in flight were received: ``max_in_flight`` is the largest batch, and twice ``max_count`` lets
         servers send the next batch meanwhile. The caller answers the messages, see `MessageBatch`; they are touched
-        until then. Leaving the loop requeues the rest of its batch, see `MessageBatches`.
+        until then. Leaving the loop requeues the rest of its batch.
 
-        Ordered channels deliver one message per partition at a time: a batch has at most one of each.
+        On ordered channels a batch has at most one message of each partition.
 
         Args:
             max_count: messages of a batch, at most.
@@ -630,7 +619,7 @@ class Consumer(Runnable):
         return self._batches(max_count, max_wait)
 
     async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
-        """Return the next messages; empty after the timeout.
+        """Return the next messages; an empty batch if the timeout passes without any.
 
         Returns when ``n`` messages, or all that may be in flight, were received, or after the timeout. The caller
         answers them; they are touched until then.

@@ -11,10 +11,7 @@ from nsqext.errors import InvalidSetting
 
 
 def coroutine_handler(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
-    """Return a handler as a coroutine function: a blocking handler is called in a thread.
-
-    Raises InvalidSetting.
-    """
+    """Return a handler as a coroutine function: a blocking handler is called in a thread. Raises InvalidSetting."""
     check_handler_function(function)
     if is_coroutine_function(function):
         return cast("Callable[..., Awaitable[object]]", function)
@@ -25,7 +22,7 @@ def coroutine_handler(function: Callable[..., object]) -> Callable[..., Awaitabl
 
 
 def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None:
-    """Give a wrapper of a handler its name, and its return annotation: None if its result is published."""
+    """Give a wrapper its handler's name and return annotation; None if its result is published."""
     wrapper.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
     returns = getattr(function, "__annotations__", {}).get("return", object)
     wrapper.__annotations__ = {**wrapper.__annotations__, "return": None if published else returns}
@@ -33,7 +30,7 @@ def stand_in(wrapper: Any, function: object, *, published: bool = False) -> None
 
 
 def check_handler_function(function: object) -> None:
-    """Check that a handler is a function, no generator, and no unbound method; raises InvalidSetting."""
+    """Raise InvalidSetting unless a handler is a function, no generator, and no unbound method."""
     name = getattr(function, "__qualname__", None) or repr(function)
     if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__):
         raise InvalidSetting(
@@ -77,5 +74,4 @@ def is_message(annotation: object) -> bool:
 
 
 def in_package(module: str) -> bool:
-    """Return whether a module is of this package."""
     return module.partition(".")[0] == _PACKAGE

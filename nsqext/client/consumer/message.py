@@ -23,7 +23,7 @@ KeyOf = Callable[["Message"], str | bytes | None]
 """Returns the key of a message; None if it has no key."""
 
 MAX_DELAY = 3 * 24 * 3600.0
-"""Longest requeue delay that a server accepts, in seconds; a longer delay takes several requeues."""
+"""Longest requeue delay of the redesigned NSQ, in seconds; a longer delay takes several requeues."""
 ACCEPTED_DELAY = 900.0
 """Longest requeue delay that every server accepts, in seconds; the original NSQ shortens delays above an hour."""
 
@@ -77,9 +77,9 @@ class Reject(HandlerSignal):
 class KeySharing(Enum):
     """How the keys of a partition are shared by the consumers of a channel."""
 
-    NONE = "none"  #: one consumer has all keys, or their order does not count
+    NONE = "none"  #: not shared, or their order does not count
     SERVER = "server"  #: by the server, in a channel of type key_failover
-    TAGS = "tags"  #: by the tags of messages; each bucket has one consumer, on its own connection
+    TAGS = "tags"  #: by tags of messages; each bucket has a consumer with its own connection
 
 
 class Owner(Protocol):
@@ -88,7 +88,7 @@ class Owner(Protocol):
     topic: str
     original: bool  #: on a node of the original NSQ, which redelivers messages only after their timeout
     node: str  #: ``host:port`` of the node
-    in_order: bool  #: the next message is delivered after this one was finished
+    in_order: bool  #: a message is delivered after its predecessor was finished
     moved: bool  #: the channel was moved before this subscription received its first message
     number: int  #: number among the consumer's subscriptions to the partition, from 1
     horizon: float  #: messages received before this time are not in flight any more
@@ -119,7 +119,7 @@ class Owner(Protocol):
         """Send TOUCH."""
 
     def record_outcome(self, failed: bool) -> None:
-        """Record a failure, or a requeue without a failure, whose REQ is sent later."""
+        """Record a failure, or a requeue without failure, whose REQ is sent later."""
 
     def expired(self, message: Message) -> bool:
         """Return whether the message timed out or lost its connection."""
@@ -132,20 +132,20 @@ class UnpackedBodies(Protocol):
     """Decompresses bodies within a bound; `nsqext.client.consumer.unpacking.UnpackBudget`."""
 
     def try_unpack(self, message: Message) -> bool:
-        """Decompress a body before its message is handed out; return False if it must wait."""
+        """Decompress a body; return False if it must wait."""
 
     def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
-        """Call a function while the body of a message is decompressed."""
+        """Call a function while the body is decompressed."""
 
     def release(self, message: Message) -> None:
-        """Release the bytes of a message that was answered."""
+        """Release the bytes of an answered message."""
 
     async def wait(self) -> None:
         """Wait until bytes may have been released."""
 
 
 class InFlightCount:
-    """The messages that were received or touched together and are in flight."""
+    """Counts the messages in flight that were received or touched together."""
 
     __slots__ = ("count", "time")
 
@@ -155,19 +155,18 @@ class InFlightCount:
 
 
 _NOT_COUNTED = InFlightCount()
-_FRESH = 0.2  # seconds for which a message cannot time out: servers grant at least one second
+_FRESH = 0.2  # seconds within which no message times out: servers grant at least a second
 _RETURNED = float("-inf")  # `Message.received` after a requeue by the consumer: before every horizon
 
 TOUCHES = 16
-"""Checks of the messages in flight per timeout. A message is touched after half to 9/16 of its timeout."""
+"""Checks of the messages in flight per timeout: a message is touched after half to 9/16 of its timeout."""
 
 
 class Message(RawMessage):
     """A delivered message.
 
-    Each message is answered once: by `finish`, `requeue`, or the return or exception of its handler. An answer is sent
-    at once; answers of the next 2 ms are sent together in the next turn of the event loop. Awaiting them does not wait
-    for the server, which sends no response.
+    It is answered once: by `finish`, `requeue`, or the return or exception of its handler. An answer is sent at once;
+    answers of the next 2 ms are sent together in the next turn of the event loop.
     """
 
     __slots__ = ("_headers", "_stored_body", "answered", "budget", "counted", "delivered", "owner", "received")
@@ -176,9 +175,8 @@ class Message(RawMessage):
         self.owner: Owner = owner  #: the subscription that received it
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False  #: whether it was finished or requeued
-        #: bounds the unpacked bytes of compressed bodies; None for other bodies
-        self.budget: UnpackedBodies | None = None
-        self.counted: InFlightCount = counted  #: counts it as in flight, with the other messages of its read
+        self.budget: UnpackedBodies | None = None  #: None for bodies that are not compressed
+        self.counted: InFlightCount = counted  #: counts it as in flight
         time = counted.time
         self.delivered: float = time  #: when it was received (monotonic seconds)
         self.received: float = time  #: when it was received or last touched (monotonic seconds)
@@ -205,14 +203,14 @@ class Message(RawMessage):
 
     @property
     def in_order(self) -> bool:
-        """Whether the next message of its partition is delivered only after this message was finished."""
+        """Whether the next message of its partition is delivered only after it was finished."""
         return self.owner.in_order
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """Extend headers, without reserved headers; may be empty.
+        """Extend headers without reserved headers; may be empty.
 
-        Values are text, unless another client wrote other JSON values; a value that is not JSON is a `nsqext.RawJson`.
+        Values are text, unless another client wrote other JSON; a value that is not JSON is a `nsqext.RawJson`.
 
         Raises:
             ProtocolError: the header is not JSON, even by the servers' lenient rules.
@@ -220,7 +218,7 @@ class Message(RawMessage):
         full = self._headers
         if full is None:
             full = self.all_headers()
-        # no reserved name and no escape that could spell one; 'find' takes a third of the time of 'in'
+        # no reserved name, and no escape that could spell it; 'find' takes a third of the time of 'in'
         if self.header.find(b"##") < 0 and self.header.find(b"\\u") < 0:
             return full
         return {name: value for name, value in full.items() if not name.startswith(RESERVED_PREFIX)}
@@ -243,18 +241,18 @@ class Message(RawMessage):
         return self.header_value(KEY_HEADER)
 
     def header_value(self, name: str) -> str | None:
-        """Return an extend header, also a reserved header; None unless it is text or a whole number."""
+        """Return an extend or reserved header; None unless it is text or a whole number."""
         return header_text(self.all_headers(), name)
 
     def all_headers(self) -> dict[str, Any]:
-        """Return all extend headers, reserved headers included."""
+        """Return extend and reserved headers."""
         if self._headers is None:
             self._headers = _decoder()(self.header) if self.version == EXT_JSON else {}
         return self._headers
 
     @property
     def expired(self) -> bool:
-        """Whether it timed out or lost its connection, so that the server redelivers it."""
+        """Whether it timed out or lost its connection: the server redelivers it."""
         return self.owner.expired(self)
 
     @property
@@ -268,15 +266,15 @@ class Message(RawMessage):
         return self.received < self.owner.horizon
 
     def may_begin(self, now: float) -> bool:
-        """Return whether it is in flight before its handler begins, also if the process stood still until now."""
-        # the guard avoids two calls, 5 % of the cost of a message
+        """Return whether it is in flight before its handler begins, also after the process stood still."""
+        # the first test avoids two calls, 5 % of the cost of a message
         return self.received >= self.owner.horizon and (now - self.received < _FRESH or not self.expired)
 
     async def finish(self) -> None:
-        """Acknowledge the message, so that it is not redelivered.
+        """Acknowledge the message.
 
-        It does not wait and is no cancellation point: FIN is sent with the next write, and servers do not acknowledge
-        it. The same holds for `requeue` and `touch`.
+        As `requeue` and `touch`, it does not wait and is no cancellation point: FIN is sent with the next write, and
+        servers do not acknowledge it.
 
         Raises:
             InvalidState: it was answered before.
@@ -294,7 +292,7 @@ class Message(RawMessage):
 
         Args:
             delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue with a delay
-                (captured: sub_ordered_requeue). A handler's `Requeue` may have a delay there.
+                (captured: sub_ordered_requeue), but a handler's `Requeue` may have it.
             backoff: slow the consumer down, as after a failed handler.
 
         Raises:
@@ -346,18 +344,18 @@ class Message(RawMessage):
             self.budget.release(self)
 
     def renew(self, delivery: Message) -> None:
-        """Continue with a later delivery of the same message: this delivery is not in flight any more."""
+        """Continue with a later delivery of the message."""
         self.owner = delivery.owner
         self.counted = delivery.counted
         self.delivered = self.received = delivery.received
         self.attempts: int = max(self.attempts, delivery.attempts)
 
     def mark_returned(self) -> None:
-        """Record a requeue by its consumer: an answer of its handler raises `MessageNotInFlight`."""
+        """Record a requeue by the consumer: answers of the handler raise `MessageNotInFlight`."""
         self.answered, self.received = False, _RETURNED
 
     def try_unpack(self) -> bool:
-        """Decompress the body before the message is handed out; return False if it must wait for the budget."""
+        """Decompress the body; return False if it must wait for the budget."""
         return self.budget is None or self.budget.try_unpack(self)
 
     @property
@@ -396,7 +394,7 @@ class Message(RawMessage):
 
 @cache
 def _decoder() -> Callable[[bytes], dict[str, Any]]:
-    """Return the decoder of headers, which is loaded with the first header."""
+    """Load the decoder of headers with the first header."""
     from nsqext.protocol.headers import decode_headers
 
     return decode_headers
@@ -416,8 +414,8 @@ def check_requeue_delay(message: Message, delay: float) -> None:
 def touch_due(messages: Iterable[Message], now: float, *, requeued: bool = False) -> int:
     """Touch the messages of which half the timeout has passed; return how many.
 
-    Call it `TOUCHES` times within the shortest timeout. No message is touched beyond the total time that its server
-    allows (``max_msg_timeout``). Answered messages are skipped, unless they were ``requeued`` and no REQ was sent.
+    Call it `TOUCHES` times within the shortest timeout. No message is touched beyond ``max_msg_timeout``. Answered
+    messages are skipped, unless they were ``requeued`` and REQ was not sent.
     """
     count = 0
     for message in messages:

@@ -258,7 +258,7 @@ class ConsumerOptions:
 
     @property
     def bucket_count(self) -> int:
-        """Number of key buckets where a server does not share the keys itself; 0 if tags are not used."""
+        """Number of key buckets where a server does not share the keys; 0 if tags are not used."""
         if self.dispatch != KEY_FAILOVER or self.tag is not None or self.ext_filter is not None:
             return 0
         from nsqext.key_ranges import DEFAULT_KEY_TAGS

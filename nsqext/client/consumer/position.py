@@ -20,9 +20,9 @@ _FUTURE = 365 * 24 * 3600.0
 
 @frozen
 class Position:
-    """A position in the queue of a partition; made by the class methods."""
+    """A position in the queue of a partition, from a class method."""
 
-    #: the unit of ``value``, in the words of the protocol
+    #: unit of ``value``, in the words of the protocol
     kind: Literal["timestamp", "virtual_queue", "msgcount", "special"]
     value: int
 
@@ -33,7 +33,7 @@ class Position:
 
     @classmethod
     def latest(cls) -> Self:
-        """Return the end of the queue, before the next message that is published."""
+        """Return the end of the queue."""
         return cls("special", -1)
 
     @classmethod
@@ -56,10 +56,7 @@ class Position:
 
     @classmethod
     def offset(cls, offset: int) -> Self:
-        """Return the position of the message at a byte offset of the queue, or of the next message.
-
-        Messages and receipts report offsets.
-        """
+        """Return the position of the message at a byte offset of the queue, as in receipts, or of the next message."""
         return cls("virtual_queue", check_number("offset", offset, error=InvalidInput))
 
     @classmethod
@@ -73,7 +70,7 @@ class Position:
     def reached_by(self, message: Message) -> bool:
         """Return whether a message is at this position or later; True if unknown.
 
-        Before it jumps, a server delivers the record that it had read ahead once more (captured: channel_setoffset).
+        Before it jumps, a server redelivers the record that it had read ahead (captured: channel_setoffset).
         """
         if self.kind == "virtual_queue":
             return message.offset < 0 or message.offset >= self.value
@@ -87,10 +84,7 @@ class StartPositions(Protocol):
     """Decides where partitions are read from, for example `nsqext.transactions.Positions`."""
 
     async def start_of(self, topic: str, channel: str, partition: int, log: LogBounds) -> Position | None:
-        """Return where to read a partition from; None for the position of the channel.
-
-        Called before each subscription.
-
+        """Return where to read a partition from, before each subscription; None for the position of the channel.
         Raises:
             DataLoss: the log does not contain that position; the consumer ends.
             PartitionUnavailable: the position is not known now; the consumer tries again.
@@ -113,6 +107,6 @@ def read_position(text: str) -> Position:
 
 
 def check_position(value: object) -> None:
-    """Check that a value is a position; raises InvalidInput."""
+    """Raise InvalidInput for another type."""
     if not isinstance(value, Position):
         raise InvalidInput(f"{value!r} is not a position", hint="give nsqext.Position.earliest(), for example")

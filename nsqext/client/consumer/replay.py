@@ -32,10 +32,9 @@ async def replay_dead_letters(
 ) -> int:
     """Publish the messages of a dead letter topic to their original topics.
 
-    Body, extend header and trace id are published as they were stored originally; the headers that describe the dead
-    letter are removed. All channels of the topic receive the message, not only the channel where it failed. A dead
-    letter is finished after its message was stored; an interrupted replay continues where it ended, and may publish a
-    message twice.
+    Body, extend header and trace id are published as stored originally, without the headers of the dead letter. All
+    channels of the topic receive the message, not only the channel where it failed. A dead letter is finished after its
+    message was stored; an interrupted replay continues where it ended, and may publish a message twice.
 
     Args:
         topic: the dead letter topic; on the redesigned NSQ, with extend support.
@@ -51,7 +50,7 @@ async def replay_dead_letters(
         InvalidInput: a message has no dead letter headers; it is not finished.
         TopicNotFound: lookup does not know the topic.
         OperationNotSupported: the topic is on the original NSQ, where dead letters have no headers.
-        PartitionUnavailable: not all partitions are connected, so dead letters may remain.
+        PartitionUnavailable: not all partitions are connected: dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
     """
     lookup = lookupd if isinstance(lookupd, Lookup) else Lookup(lookupd)
@@ -64,7 +63,7 @@ async def replay_dead_letters(
 
 
 async def _check_topic(producer: Producer, topic: str) -> None:
-    """Raise unless the topic exists on the redesigned NSQ; a consumer would wait for it."""
+    """Raise unless the topic is on the redesigned NSQ; a consumer would wait for it."""
     with suppress(TopicNotReady):  # it has no channel yet
         if not (await producer.meta(topic)).partition_num:
             raise OperationNotSupported(
@@ -75,7 +74,7 @@ async def _check_topic(producer: Producer, topic: str) -> None:
 
 
 async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic: str, idle: float) -> int:
-    """Publish dead letters until none arrives for ``idle`` seconds; return how many."""
+    """Publish dead letters until no message arrives for ``idle`` seconds; return their number."""
     count = 0
     while True:
         with anyio.move_on_after(idle) as scope:
@@ -95,7 +94,7 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
 
 
 def _check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:
-    """Check that the consumer is connected to all partitions of the topic."""
+    """Raise unless the consumer is connected to all partitions of the topic."""
     found = lookup.metadata.cached(topic, "r")
     missing = set(range(found.partition_num if found is not None else 1))
     missing -= {connection.partition for connection in consumer.connections}

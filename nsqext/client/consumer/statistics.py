@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class ConsumerConnection:
     """An open connection of a consumer."""
 
-    topic: str  #: name of the topic
+    topic: str
     partition: int | None  #: None on the original NSQ
     node: str  #: ``host:port`` of the node
-    ready: int  #: the RDY count, the messages that it may have in flight
+    ready: int  #: the RDY count
     in_flight: int  #: messages received, neither answered nor timed out
     backoff: int  #: level of its backoff; 0 while handlers succeed
 
@@ -26,18 +26,18 @@ class ConsumerConnection:
 class ConsumerStatistics:
     """The state and the counters of a consumer since it was opened."""
 
-    connections: tuple[ConsumerConnection, ...]  #: the open connections
+    connections: tuple[ConsumerConnection, ...]  #: open now
     reconnects: int  #: subscriptions after the end of an earlier connection
     received: int  #: messages received, redeliveries included
     finished: int  #: messages finished (FIN)
     requeued: int  #: messages requeued (REQ), or unanswered when the consumer ended their connection
     dropped: int  #: messages finished after ``max_attempts`` or `Reject` without ``dead_letter``
     dead_letters: int  #: messages sent to the dead letters
-    lost: int  #: messages that timed out, or whose connection failed; the server delivers them again
+    lost: int  #: messages that timed out, or whose connection failed; the server redelivers them
     in_flight: int  #: messages received, neither answered nor timed out
     bytes_received: int  #: bytes of received messages, with headers
-    lookup_age: float | None  #: seconds since the lookup service answered; None if it has not, or is not used
-    lookup_failures: int  #: consecutive rounds without a usable answer of a lookup node
+    lookup_age: float | None  #: seconds since lookup's last answer; None before, and without lookup
+    lookup_failures: int  #: consecutive rounds without a usable answer of lookup
     #: reasons why partitions cannot be consumed until a setting is changed, such as a message above ``max_frame_size``
     blocked: tuple[str, ...]
 

@@ -24,8 +24,8 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 class UnpackBudget(Waiters):
     """Bounds the unpacked bytes of messages in flight, over all connections of a consumer.
 
-    A body is unpacked when its message is handed out. A message waits while others use up the budget; a message larger
-    than the budget is handed out while no other is unpacked. `release` wakes waiting tasks.
+    A message waits while others use up the budget; a message larger than the budget is handed out while no other is
+    unpacked. `release` wakes waiting tasks.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +44,7 @@ class UnpackBudget(Waiters):
         return True
 
     def release(self, message: Message) -> None:
-        """Release the bytes of a message that was answered."""
+        """Release the bytes of an answered message."""
         self.used -= self._messages.pop(message, 0)
         self.wake()
 
@@ -54,13 +54,12 @@ class UnpackBudget(Waiters):
             self.release(message)
 
     def holds(self, message: Message) -> bool:
-        """Return whether a message has reserved bytes."""
         return message in self._messages
 
     def try_unpack(self, message: Message) -> bool:
-        """Decompress a body before its message is handed out; return False if it must wait for the budget.
+        """Decompress a body; return False if it must wait for the budget.
 
-        A damaged body is not changed, and keeps its compression headers.
+        A damaged body keeps its compression headers.
         """
         if message in self._messages:
             return True

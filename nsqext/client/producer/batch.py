@@ -41,7 +41,7 @@ NO_HEADERS: Mapping[str, Sequence[str]] = {}
 
 
 class Batch(PublishRequest):
-    """Encoded messages for one partition in one command: stored together or not at all."""
+    """Encoded messages for a partition in one command: stored together or not at all."""
 
     __slots__ = ("_bare", "_bodies", "_filled", "_headers", "_sizes", "_traced", "_traces", "indexes")
 
@@ -58,9 +58,9 @@ class Batch(PublishRequest):
         started: float | None = None,
     ) -> None:
         super().__init__(topic, partition, started=started)
-        # checked bodies with headers or trace ids, or without; `add` adds other messages
+        # checked bodies, with or without headers or trace ids; `add` adds other messages
         self._bodies: list[bytes] = [] if bodies is None else bodies
-        self._sizes = sizes  # lengths of the bodies, or their common length, in bytes; without headers only
+        self._sizes = sizes  # lengths of the bodies in bytes, or their common length; without headers only
         self._headers: list[bytes] = list(headers)
         self._traces: list[int | None] = [None] * len(headers) or list(trace_ids)
         if headers:
@@ -89,7 +89,7 @@ class Batch(PublishRequest):
     ) -> bool:
         """Return whether another message can join; HTTP has no batches with headers or trace ids.
 
-        In a batch with headers, a trace id becomes a header; a ``bare`` message's must not.
+        In a batch with headers, a trace id becomes a header, unless it is ``bare``.
         """
         if self._bare if header else bare and self.breaks:
             return False
@@ -99,7 +99,7 @@ class Batch(PublishRequest):
         return size <= options.max_batch_size and len(self._bodies) < options.max_batch_count
 
     def add(self, index: int, body: bytes, header: bytes, trace_id: int | None, *, bare: bool = False) -> None:
-        """Add a message that `encode_message` encoded; see `has_room`."""
+        """Add an encoded message; see `has_room`."""
         self._bare = self._bare or bare
         self._filled += _ITEM_WORD + _LONGEST_TRACE + len(header) + len(body)
         self.indexes.append(index)  # type: ignore[attr-defined]
@@ -166,7 +166,7 @@ def plain_batches(
 ) -> list[Batch] | None:
     """Return batches of bodies, with their trace ids or headers, in order: the fast path of `BatchPlanner`.
 
-    Several if the limits require it; None if `BatchPlanner` must check each message.
+    None if `BatchPlanner` must check each message.
     """
     overhead = 0
     headers: list[bytes] = []
@@ -224,22 +224,22 @@ def plain_batches(
 
 
 Rows = list[list[Batch]]
-"""Batches of a call; a row's batches are sent one after another, rows concurrently."""
+"""Batches of a call: a row is sent in order, rows concurrently."""
 
 
 @define(eq=False)
 class BatchPlanner:
-    """Divide the messages of one call into batches; all are checked before anything is sent."""
+    """Divide the messages of a call into batches; all are checked before anything is sent."""
 
     route: Route
     _options: ProducerOptions
     _key_hash: KeyHash
     _key: bytes | None  # for messages without their own key
     _partition: int | None
-    rows: Rows = field(factory=list, init=False)  #: the batches
+    rows: Rows = field(factory=list, init=False)
     keys: set[bytes] = field(factory=set, init=False)  #: keys to lock during the publish
-    #: where only the node knows whether it accepts headers and trace ids (a topic without metadata), index of the first
-    #: message with them, and whether it has more than a trace id
+    #: if only the node knows whether it accepts headers and trace ids (no metadata): index of the first message with
+    #: them, and whether it has more than a trace id
     marked: tuple[int, bool] | None = field(default=None, init=False)
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)
     _row_of: dict[int, list[Batch]] = field(factory=dict, init=False)
@@ -250,7 +250,7 @@ class BatchPlanner:
         trace_ids: Sequence[int] = (),
         headers: Mapping[str, Sequence[str]] = NO_HEADERS,
     ) -> None:
-        """Divide messages into batches, bodies with ``trace_ids`` and ``headers`` if given; raises InvalidInput."""
+        """Divide messages into batches; raises InvalidInput."""
         if not self._options.key_tags and (self._key is None or not self.route.meta.extend_support):
             partition = self._partition if self._key is None else self._partition_of(self._key)
             batches = plain_batches(self.route, partition, messages, self._options, trace_ids, headers)
@@ -304,7 +304,7 @@ class BatchPlanner:
 
 
 def invalid_message(error: InvalidInput, index: int, topic: str) -> InvalidInput:
-    """Add to an error which message of the call it concerns; return the error."""
+    """Add to an error the index of its message; return it."""
     error.index = index
     error.message = f"message {index}: {error.message}"
     error.at(topic=topic)

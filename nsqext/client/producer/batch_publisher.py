@@ -39,10 +39,10 @@ _clock = time.monotonic
 
 @define(eq=False)
 class BatchPublisher:
-    """Publishes many messages of one call."""
+    """Publishes the messages of a batch call."""
 
     _sender: Sender
-    _key_lock: KeyLock  # keeps the order of keys among all publishes of the producer
+    _key_lock: KeyLock  # shared by all publishes of the producer
 
     async def publish(self, call: Publishing) -> list[Receipt]:
         """Publish messages; return a receipt for each."""
@@ -114,7 +114,7 @@ class BatchPublisher:
             raise BatchFailed([error] * batch.count) from error
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
-        """Check that nodes of a topic without metadata accept headers or trace ids; raises InvalidInput."""
+        """Raise InvalidInput if nodes of a topic without metadata accept no headers or trace ids."""
         with anyio.move_on_after(self._sender.options.timeout):
             for target in route.targets:  # the first reachable node shows the generation
                 try:
@@ -128,11 +128,9 @@ class BatchPublisher:
                 break
 
     async def _publish_rows(self, rows: Rows, count: int, started: float) -> list[Receipt]:
-        """Publish the batches of a call: a row's batches one after another, rows concurrently.
+        """Publish the batches of a call; see `Rows`. Raises BatchFailed.
 
         ``timeout`` of a row's first batch begins with the call, of a later batch with the end of the previous batch.
-
-        Raises BatchFailed.
         """
         outcomes: list[Outcome | None] = [None] * count
         if len(rows) == 1:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @frozen
 class BatcherLimits:
-    """Limits of a batcher."""
-
     linger: float = 0.005  #: seconds that a message waits for others
     max_count: int = 1000  #: messages per batch
     max_bytes: int = 1 << 20  #: bytes per batch
@@ -41,7 +39,7 @@ class BatcherLimits:
 
 @define(eq=False)
 class _Turn:
-    """The place of a key's pending messages that no other publish separates."""
+    """A key's pending messages, in a place that no other publish separates."""
 
     key: TopicKey
     place: Place
@@ -56,8 +54,8 @@ class Batcher:
 
     A message takes its place among all publishes of its key when it is added.
 
-    Made by `nsqext.Producer.batcher`. Use it as an asynchronous context manager inside the producer's; its exit
-    publishes the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored.
+    Use it, from `nsqext.Producer.batcher`, as an asynchronous context manager inside the producer's; its exit publishes
+    the pending messages. Memory is bounded: `add` waits while ``max_pending`` messages are not stored.
 
     Raises:
         BatchFailed: from `add`, `flush` and the exit, if messages of `add` failed; see `take_failed`.
@@ -112,10 +110,7 @@ class Batcher:
             self._raise_failed()
 
     async def end(self) -> None:
-        """Accept no further messages; return when all accepted messages are stored or failed.
-
-        Cancellation ends the wait, not the publishing.
-        """
+        """Accept no further messages; return when all are stored or failed. Cancellation ends only the wait."""
         self._open = False
         await self._settled(self._taken)
 
@@ -123,9 +118,6 @@ class Batcher:
 
     async def add(self, message: bytes | OutgoingMessage) -> None:
         """Accept a message; return when there is room, before it is stored.
-
-        Args:
-            message: a body, or an `OutgoingMessage` with headers, a tag, a trace id or a key.
 
         Raises:
             InvalidInput: invalid message.
@@ -152,9 +144,7 @@ class Batcher:
         return request.result()
 
     async def flush(self) -> None:
-        """Publish pending messages without ``linger``; return when they are stored.
-
-        Cancellation ends the wait, not the publishing.
+        """Publish pending messages without ``linger``; return when they are stored. Cancellation ends only the wait.
 
         Raises:
             BatchFailed: messages of `add` failed, now or before.
@@ -199,7 +189,7 @@ class Batcher:
 
     async def _admit(self) -> None:
         if self._full or self._line.locked():
-            async with self._line:  # callers wait in a row: messages of a key are accepted in the order of the calls
+            async with self._line:  # messages of a key are accepted in the order of the calls
                 while self._full:
                     if len(self._failed) >= self._limits.max_pending:
                         self._raise_failed()
@@ -208,7 +198,7 @@ class Batcher:
             raise InvalidState("the batcher is not open", topic=self._topic, hint="use it inside 'async with'")
 
     def _turn_of(self, key: TopicKey) -> _Turn:
-        """Return a message's place for its key, shared by messages of a key with no other publish behind it."""
+        """Return a message's place for its key, shared by messages without another publish between them."""
         turn, lock = self._turns.get(key), self._publisher.keys.lock
         if turn is None or not lock.is_last(turn.place, key):
             turn = self._turns[key] = _Turn(key, lock.queue((key,)))
@@ -261,7 +251,7 @@ class Batcher:
         return True
 
     def _cut(self) -> list[_Pending]:
-        """Take the next batch from the queue; a message whose key is in use begins another batch."""
+        """Take the next batch from the queue; a message whose key is in use begins another."""
         batch = self._flying
         total = 0
         while self._queue and len(batch) < self._limits.max_count:

@@ -1,7 +1,4 @@
-"""The producer's connections: one per node, opened on first use, shared by the node's partitions.
-
-With one TCP connection per node, publishes to a partition share a connection, in the order of the calls.
-"""
+"""The producer's connections: one per node, opened on first use, so that publishes to a partition keep their order."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _QUIET = 1.0  # seconds without a response until a connection counts as unused
 _FIRST_REST = 0.2
 _LONGEST_REST = 5.0
 _LAST = 1.0  # seconds for sending written bytes when the pool is closed
-_LOG_PAUSE = 60.0  # seconds in which the end of a connection to a node is logged once
+_LOG_PAUSE = 60.0  # seconds between two logged ends of connections to a node
 
 _clock = time.monotonic
 
@@ -43,34 +40,32 @@ PooledConnection: TypeAlias = "Connection | HttpConnection"
 
 
 class PooledNode:
-    """A node and the connection to it."""
+    """A node and its connection."""
 
     def __init__(self, address: Address) -> None:
         self.address: Address = address
         self.node: str = str(address)
         #: None if lookup does not list it, and for fixed nodes
         self.http: Address | None = None
-        self.connection: PooledConnection | None = None  #: may be broken; None before the first
-        self.redesigned: bool = False  #: the server's generation; False until it is connected
+        self.connection: PooledConnection | None = None  #: may be broken
+        self.redesigned: bool = False  #: False until it is connected
         self.connecting: anyio.Event | None = None
-        self.failure: NsqError | None = None  #: of the last attempt to connect; None after success
-        #: how long it is avoided after each failed attempt
+        self.failure: NsqError | None = None  #: of the last attempt to connect
+        #: times of avoidance after failed attempts
         self.rests: Doubling = Doubling(_FIRST_REST, _LONGEST_REST)
-        #: avoided until then, in seconds of the monotonic clock, after a failed connection
+        #: end of the avoidance, in seconds of the monotonic clock
         self.rest_until: float = 0.0
         self.wanted: bool = True  #: a topic needs the node
         self.reported: bool = False  #: an event reported the connection, but not its end
-        #: last log of the end of a connection
-        self.logged_at: float | None = None
-        #: logged end of the last connection, without a later logged connection
-        self.ended_at: float | None = None
+        self.logged_at: float | None = None  #: last log of the end of a connection
+        self.ended_at: float | None = None  #: logged end, without a later logged connection
 
     @property
     def in_flight(self) -> int:
         return 0 if self.connection is None else self.connection.in_flight
 
     def failed(self, error: NsqError) -> None:
-        """Record that the node could not be reached, and avoid it temporarily."""
+        """Record a failed attempt to connect, and avoid the node temporarily."""
         self.failure = error
         longest = self.rests.next()
         self.rest_until = _clock() + chance.uniform(longest / 2, longest)
@@ -99,7 +94,7 @@ class ConnectionPool:
 
     _options: ConnectionOptions
     _events: ClientEvents
-    _http_tasks: BackgroundTasks | None = None  # for requests of connections over HTTP
+    _http_tasks: BackgroundTasks | None = None  # for HTTP requests
     _nodes: dict[Address, PooledNode] = field(factory=dict, init=False)
     _closed: bool = field(default=False, init=False)
     # woken by a request or a new connection while the pool rests
@@ -117,12 +112,12 @@ class ConnectionPool:
         return found
 
     def keep_only(self, wanted: Collection[Address]) -> None:
-        """Keep these nodes; `tick` closes the other nodes' idle connections, and forgets them."""
+        """Keep these nodes; `tick` closes the idle connections of the others."""
         for address, node in self._nodes.items():
             node.wanted = address in wanted
 
     async def connection(self, node: PooledNode) -> PooledConnection:
-        """Return the connection to a node; connect if none is usable. Raises ConnectionFailed.
+        """Return the connection to a node; connect if it is not usable. Raises ConnectionFailed.
 
         Concurrent callers share the outcome. If the connecting caller is cancelled, another connects.
         """
@@ -134,7 +129,7 @@ class ConnectionPool:
                 raise InvalidState("the producer is closed", node=node.node)
             known = self._nodes.setdefault(node.address, node)
             if known is not node:
-                # an old route still uses a node that was forgotten and is known again
+                # an old route uses a node that was forgotten and is known again
                 node.redesigned = known.redesigned
                 node = known
                 continue
@@ -142,7 +137,7 @@ class ConnectionPool:
                 return await self._connect(node)
             await node.connecting.wait()
             if node.failure is not None:
-                # a copy: every waiting task needs its own traceback
+                # every waiting task needs its own traceback
                 raise copy(node.failure) from node.failure.__cause__
 
     async def _connect(self, node: PooledNode) -> PooledConnection:
@@ -181,7 +176,7 @@ class ConnectionPool:
         return await open_http_connection(address, node.node, self._options, self._http_tasks.start_soon)
 
     async def connect_all(self, addresses: Collection[Address]) -> list[NsqError]:
-        """Connect to nodes concurrently; return the errors of unreachable nodes."""
+        """Connect to nodes concurrently; return the errors."""
         errors: list[NsqError] = []
 
         async def connect(address: Address) -> None:
@@ -222,7 +217,7 @@ class ConnectionPool:
             self.tick(idle=idle)
 
     def _quiet(self) -> bool:
-        """Return whether no connection is in use: none has a timeout to enforce."""
+        """Return whether no connection is in use."""
         now = _clock()
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         return not any(connection.busy or now - connection.received_at < _QUIET for connection in connections)

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def relayed(options: ProducerOptions, publishing: Publishing) -> bytes | None:
-    """Return the body of a message that a relay publishes; None for a message to publish now.
-
-    Raises InvalidInput.
-    """
+    """Return the body of a message that a relay publishes; None for a message to publish now. Raises InvalidInput."""
     way = options.delay_via if publishing.via is None else publishing.via
     check_way(way, publishing.delay, publishing.identity)
     if not publishing.delay or way == "consumer":

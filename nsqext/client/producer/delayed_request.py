@@ -27,7 +27,7 @@ def check_delay(delay: float, topic: str) -> float:
 
 
 def due_after(delay: float) -> int:
-    """Return the due time of a message published now with ``delay`` seconds, in milliseconds since 1970."""
+    """Return the due time after ``delay`` seconds, in milliseconds since 1970."""
     return ceil((time.time() + delay) * 1000)
 
 
@@ -49,7 +49,7 @@ def delayed(
 
 
 class DelayedRequest(MessageRequest):
-    """One message that is delivered later; made by `delayed`."""
+    """A message that is delivered later, from `delayed`."""
 
     __slots__ = ("_delay", "_due")
 
@@ -91,7 +91,7 @@ class DelayedRequest(MessageRequest):
         return sized(publish_line("DPUB", self.topic, delay=delay), body)
 
     def _check_consumers_can_delay(self, meta: TopicMeta) -> None:
-        """Raise where consumers of the redesigned NSQ cannot requeue a message until it is due."""
+        """Raise DelayNotSupported where consumers of the redesigned NSQ cannot requeue a message until it is due."""
         if meta.ordered or not meta.extend_support:
             reason = "is ordered" if meta.ordered else "does not support extend headers"
             raise DelayNotSupported(

@@ -1,4 +1,4 @@
-"""Messages whose extend header is given as bytes, which are stored as they are; loaded with the first of them."""
+"""Messages whose extend header is given as bytes, which are stored as they are; loaded with the first."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ def encode_with_header(
     default_trace: int | None = None,
     others: Mapping[str, object],
 ) -> tuple[bytes, bytes, int | None]:
-    """Check a message with its own header; return body, header and trace id.
+    """Check a message with its own header; return body, header and trace id. Raises InvalidInput.
 
     The trace id by which a publish of unknown outcome is settled cannot be added to a header: without a trace id in the
     header, the outcome stays unknown.
 
     Args:
         options: limits for the topic.
-        header: the header; empty for no header.
+        header: empty for no header.
         trace_id: trace id of a message without header.
         default_trace: trace id if the message has neither header nor trace id.
-        others: further arguments by name, which would have to change the header; all must be None.
-
-    Raises InvalidInput.
+        others: arguments by name that would change the header; all must be None.
     """
     if not isinstance(header, bytes):
         raise InvalidHeader(f"header must be bytes, not {type(header).__name__}", hint="give a dict as headers=")

@@ -1,4 +1,4 @@
-"""Publish over HTTP, in place of the connection pool's TCP connections."""
+"""Publish over HTTP."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
 _HINTS = {"untrusted": "give the CA certificates of the node: tls=...", "invalid": "is its address right?"}
-_REQUESTS = 16  # concurrent requests to a node; others wait
+_REQUESTS = 16  # concurrent requests to a node
 _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 
 
 class HttpConnection:
-    """Sends publish commands to one node as HTTP requests, in place of `nsqext.transport.connection.Connection`.
+    """Sends publish commands to a node as HTTP requests, in place of `nsqext.transport.connection.Connection`.
 
-    A request runs in its own task, and ends with its response or ``request_timeout``: a cancelled caller does not cut
-    it off, because the redesigned server stores the received part of a message with headers or trace id.
+    A request runs in its own task, and ends with its response or ``request_timeout``. A cancelled caller does not cut
+    it off: the redesigned server stores the received part of a message with headers or trace id.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HttpConnection:
         self.in_flight: int = 0  #: requests without a response
         self.received_at: float = _clock()  #: time of the last response
         self.on_request: Callable[[], None] | None = None  #: called before each request
-        self.local_address: str = ""  #: empty, because requests use several connections
+        self.local_address: str = ""  #: empty: requests use several connections
         self._url = url_of(address)
         self._node = node  # for errors
         self._start_soon = start_soon
@@ -73,7 +73,7 @@ class HttpConnection:
         return self.in_flight > 0
 
     def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
-        """Send a publish command; return an awaitable for its response's data, as of TCP.
+        """Send a publish command; return an awaitable for its response, as of TCP.
 
         ``breaks`` has no effect: an HTTP response concerns no other request. Raises NotSent, or OperationNotSupported
         for a command that HTTP lacks.
@@ -99,7 +99,7 @@ class HttpConnection:
         if reply.error is not None:
             raise reply.error
         if reply.data is None:
-            reply.deadline = -inf  # not sent if it still waits for its turn
+            reply.deadline = -inf  # not sent if it still waits
             raise RequestTimeout("no response before the timeout", node=self._node)
         return reply.data
 
@@ -145,7 +145,7 @@ class HttpConnection:
         try:
             self._start_soon(self._close)
         except InvalidState:
-            return  # the producer has ended with its tasks
+            return  # the producer has ended
 
     async def _close(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """Publishes with a key: one after another; publishes that wait for an earlier publish become one batch.
 
-Only a batch keeps the order when an attempt fails: it is stored wholly or not at all. Of pipelined commands, a server
-may refuse the first and accept the second, while a leader moves.
+Only a batch, stored wholly or not at all, keeps the order when an attempt fails: of pipelined commands, a server may
+refuse the first and accept the second while a leader moves.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class KeyLock:
     """A fair lock for each topic and key; a key without a publish in flight takes no memory.
 
-    A publish takes its place for all its keys at once, before any wait such as a lookup. So the places have the order
-    of the calls, and two publishes never wait for each other.
+    A publish takes its place for all its keys before any wait, such as a lookup. So places have the order of the calls,
+    and two publishes never wait for each other.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ class KeyLock:
         return place
 
     def take_behind(self, key: TopicKey, joins: Callable[[Place], bool]) -> None:
-        """Remove the places that wait for a key, up to the first that does not join.
+        """Remove the places that wait for a key, up to the first that does not join; `Place.wake` continues them.
 
-        A place of several keys must not join. A joining place waits for nothing any more; `Place.wake` continues it.
+        A place of several keys must not join.
         """
         row = self._rows[key]
         while row and joins(row[0]):
@@ -91,7 +91,7 @@ class KeyLock:
 
 
 class Place:
-    """A place in the queues of one or more keys, added by `KeyLock.queue`."""
+    """A place in the queues of its keys, see `KeyLock.queue`."""
 
     __slots__ = ("_lock", "_woken", "held", "missing", "request")
 
@@ -111,7 +111,7 @@ class Place:
         self.check_entered(timeout)
 
     def check_entered(self, timeout: float) -> None:
-        """Raise PublishFailed if a key is missing, after ``timeout`` seconds."""
+        """Raise PublishFailed if a key is missing after ``timeout`` seconds."""
         if self.missing:
             raise PublishFailed(
                 f"not sent within {timeout:g} s, because earlier publishes of its key are still running",
@@ -135,7 +135,7 @@ class Place:
             self.wake()
 
     def leave(self) -> None:
-        """Release the keys, and stop waiting for missing keys."""
+        """Release the keys, and stop waiting for others."""
         while self.missing:
             self._lock.withdraw(self, self.missing.pop())
         while self.held:
@@ -153,9 +153,9 @@ class KeyGroups:
     """Publishes messages with a key."""
 
     _sender: Sender
-    lock: KeyLock  #: keeps the order of keys among all publishes of the producer
+    lock: KeyLock  #: shared by all publishes of the producer
     _start_soon: Callable[..., object]
-    _deadlines: dict[Place, float] = field(factory=dict, init=False)  # of places that wait, the earliest first
+    _deadlines: dict[Place, float] = field(factory=dict, init=False)  # of waiting places, earliest first
     _watched: bool = field(default=False, init=False)  # whether a task wakes places at their deadlines
 
     async def publish(self, request: MessageRequest, key: TopicKey) -> Receipt:
@@ -181,7 +181,7 @@ class KeyGroups:
         return request.result()
 
     async def _wait(self, place: Place) -> None:
-        """Enter as `Place.enter` does; one timer for all places, as a cancel scope for each would double their cost."""
+        """As `Place.enter`, with one timer for all places: a cancel scope for each would double their cost."""
         timeout = self._sender.options.timeout
         if not self._watched:
             try:
@@ -220,7 +220,7 @@ class KeyGroups:
             raise
 
     def _group(self, first: MessageRequest, key: TopicKey) -> Group | None:
-        """Return a batch of a publish and the following publishes; None if it is sent alone."""
+        """Return a batch of a publish and the following publishes; None to send it alone."""
         topic = key[0]
         route = self._sender.routes.current(topic)
         late = _clock() - first.started > self._sender.options.timeout / 2  # others must not fail with its timeout
@@ -271,7 +271,7 @@ class KeyGroups:
                 if self._sender.settler is None or not outcome_unknown(failure):
                     await self._publish_alone(members, route, target, failure)
                     return
-                # settled together: a batch is stored wholly or not at all
+                # a batch is stored wholly or not at all
                 receipts = await self._sender.publish_again(batch, route, target, failure)
             for member, receipt in zip(members, receipts, strict=True):
                 member.settle(receipt)
@@ -288,7 +288,7 @@ class KeyGroups:
         self, members: Sequence[MessageRequest], route: Route, target: Target, failure: NsqError
     ) -> None:
         """Publish the members of a failed group one after another."""
-        counts = failure.retryable or outcome_unknown(failure)  # otherwise it concerns the batch, and nothing is stored
+        counts = failure.retryable or outcome_unknown(failure)  # otherwise the batch is refused, and nothing stored
         for member in members:
             try:
                 again = self._sender.publish_again(member, route, target, failure) if counts else None
@@ -300,7 +300,7 @@ class KeyGroups:
 def keys_of(
     messages: Sequence[bytes | OutgoingMessage], key: str | bytes | int | None, partition: int | None
 ) -> set[bytes]:
-    """Return the keys that decide partitions; empty if ``partition`` is chosen for all. Raises InvalidInput."""
+    """Return the keys that decide partitions; empty if ``partition`` decides. Raises InvalidInput."""
     if partition is not None:
         return set()
     own = [message.key if isinstance(message, OutgoingMessage) else None for message in messages]

@@ -110,7 +110,7 @@ class ProducerOptions:
 
 
 class TopicOptions:
-    """The options of a producer for single topics, each with one codec."""
+    """The options of a producer for single topics."""
 
     def __init__(self, options: ProducerOptions) -> None:
         self._options = options

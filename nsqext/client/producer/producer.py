@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close
-# turns of the event loop without a pending publish before a producer closes. A publish with a failed request is not in
-# flight until its task begins the next attempt.
+# turns of the event loop without a pending publish before a producer closes: after a failed request, a publish is not in
+# flight until its task begins the next attempt
 _IDLE_TURNS = 3
 _clock = time.monotonic
 
@@ -57,8 +57,8 @@ class Producer(ProcessBound):
     """Publishes messages to the leaders of their partitions.
 
     Use it as an asynchronous context manager, or call `start` and `aclose`, on asyncio or trio. Closing waits for
-    publishes in flight, at most ``close_timeout`` seconds, then closes the connections. One producer serves any number
-    of topics and tasks of one event loop.
+    publishes in flight, at most ``close_timeout`` seconds, then closes the connections. A producer serves any number of
+    topics and tasks of an event loop.
 
     Args:
         lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
@@ -71,7 +71,7 @@ class Producer(ProcessBound):
 
     Raises:
         InvalidSetting: no address, both kinds of addresses, or an invalid value.
-        UnknownSetting: unknown setting; the error suggests a known name.
+        UnknownSetting: the error suggests a known name.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Producer(ProcessBound):
         self._publisher = Publisher(self._sender, self._tasks)
         self._batchers: WeakSet[Batcher] = WeakSet()
         self._joined = False
-        largest = self._options.max_message_size - 1  # logs of extend topics need one more byte
+        largest = self._options.max_message_size - 1  # logs of extend topics need another byte
         if self._options.compresses:
             largest = min(largest, self._options.compression_min - 1)
         # largest body that is never compressed and fits into any topic; 0 if every message needs a trace id
@@ -116,7 +116,6 @@ class Producer(ProcessBound):
         return f"{type(self).__name__}({self._metadata.place}, {self._tasks.state})"
 
     def _settle(self) -> None:
-        """Look for publishes of unknown outcome in the log."""
         if not self._metadata.has_lookup:
             raise InvalidSetting("on_unknown='settle' needs lookupd, which names the leaders whose logs are searched")
         from nsqext.client.producer.settling import Settler
@@ -125,7 +124,6 @@ class Producer(ProcessBound):
         self._plain_size = 0
 
     def _surround(self, middleware: Sequence[Middleware]) -> None:
-        """Publish through middleware."""
         from nsqext.client.middleware import check_middleware, send_with
 
         around = check_middleware(middleware)
@@ -144,13 +142,13 @@ class Producer(ProcessBound):
         """Open the producer, as ``async with`` does; `aclose` closes it, in any task.
 
         Raises:
-            InvalidState: it was opened before, or its shared `nsqext.Lookup` is used in another event loop.
+            InvalidState: it was opened before, or shares a `nsqext.Lookup` that another event loop uses.
             LookupFailed: with ``connect``, no lookup node responds.
             NsqError: with ``connect``, no node can be reached; the first node's error.
         """
         await self._tasks.start()
         try:
-            self._tasks.check()  # `aclose` may have ended it meanwhile, and nothing would release the metadata
+            self._tasks.check()  # `aclose` may have ended it: nothing would release the metadata
             self._metadata.acquire()
             self._joined = self._publisher.open = True
             self._routes.tasks = self._tasks
@@ -180,7 +178,7 @@ class Producer(ProcessBound):
         await self.aclose()
 
     async def _close(self) -> None:
-        """Close in order; runs in the host of the background tasks."""
+        """Close in order, in the host of the background tasks."""
         if not self._joined:
             return
         try:
@@ -192,7 +190,7 @@ class Producer(ProcessBound):
             await self._metadata.release()
 
     async def _finish(self) -> None:
-        """Wait until no publish is pending; abort the rest after ``close_timeout``."""
+        """Wait until no publish is pending; after ``close_timeout`` abort the rest."""
         deadline = anyio.current_time() + self._options.close_timeout
         with anyio.CancelScope(deadline=deadline):
             for batcher in tuple(self._batchers):
@@ -224,9 +222,7 @@ class Producer(ProcessBound):
     # Health
 
     async def ping(self) -> None:
-        """Check that lookup responds, and connect to all its nodes.
-
-        Connections that no published topic needs are closed later.
+        """Check that lookup responds, and connect to all its nodes; unneeded connections are closed later.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.
@@ -238,7 +234,7 @@ class Producer(ProcessBound):
         await self._connect_all(every=True)
 
     async def _connect_all(self, *, every: bool) -> None:
-        """Connect to all nodes; raise if none can be reached, or with ``every``, if any cannot."""
+        """Connect to all nodes; raise if not any can be reached, or with ``every``, if not all can."""
         nodes: Sequence[Address] = self._metadata.addresses
         if self._metadata.has_lookup:
             listed = await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)
@@ -252,10 +248,9 @@ class Producer(ProcessBound):
             raise errors[0]
 
     async def meta(self, topic: str) -> TopicMeta:
-        """Return the number of partitions of a topic, and whether it is ordered and supports extend headers.
+        """Return a topic's metadata: 0 or False on the original NSQ, where the topic may not exist yet.
 
-        All are 0 or False for a topic of the original NSQ, which may not exist yet. Lookup is asked about a topic not
-        used before.
+        Lookup is asked about a topic not used before.
 
         Raises:
             TopicNotFound: lookup does not know the topic, and knows redesigned nodes.
@@ -279,8 +274,8 @@ class Producer(ProcessBound):
     def on_event(self, callback: Callable[[ClientEvent], object]) -> Callable[[ClientEvent], object]:
         """Decorator: call a function when a node is connected or disconnected, or a partition's leader moves.
 
-        It is called in the event loop and must not block; its errors are logged. The end of an idle connection is
-        reported within a second.
+        Called in the event loop, it must not block; its errors are logged. The end of an idle connection is reported
+        within a second.
         """
         self._events.add(callback)
         return callback
@@ -306,23 +301,22 @@ class Producer(ProcessBound):
         """Publish a message and wait until it is stored.
 
         Args:
-            body: the body; not empty.
-            headers: extend headers, text names and values; the topic must support them.
-            tag: tag for dispatch: consumers with this tag receive the message first; the topic must support extend
-                headers.
+            body: not empty.
+            headers: extend headers; the topic must support them.
+            tag: consumers with this tag receive the message first; the topic must support extend headers.
             trace_id: 0 to 2**64 - 1; the receipt then has message id, offset and size.
             key: messages with the same key are stored in one partition, in the order of the calls; text, bytes, or a
                 number for its decimal digits. On topics with extend support consumers receive it (`Message.key`), in
                 the header ``##key``.
-            partition: the partition; otherwise partitions are used in turn.
+            partition: by default partitions are used in turn.
             delay: seconds until handlers receive it. The original NSQ keeps it, without headers. Consumers of the
                 redesigned NSQ requeue it until then; its topic needs extend headers and must not be ordered.
             via: overrides the setting ``delay_via``. With ``relay``, the receipt names ``delay_topic``.
-            identity: identifies a message that a relay delays, for `cancel_delayed`; of messages with the same
-                identity, the relay publishes the first.
-            header: the extend header as bytes, which are stored as they are: to publish a message again that was
-                received (`Message.header`). Not together with headers or tag. Its trace id is its ``##trace_id``; a
-                key decides the partition only. Empty bytes stand for no header, and go together with a trace id.
+            identity: of a message that a relay delays, for `cancel_delayed`; of messages with the same identity, the
+                relay publishes the first.
+            header: the extend header as bytes, stored as they are, to publish a received message again
+                (`Message.header`); not together with headers or tag. Its trace id is its ``##trace_id``; a key decides
+                the partition only. Empty bytes stand for no header, and allow a trace id.
 
         Returns:
             The receipt, with partition and node.
@@ -331,7 +325,7 @@ class Producer(ProcessBound):
             InvalidInput: invalid argument; nothing was sent.
             TopicNotFound: lookup does not know the topic, and knows nodes.
             TopicNotReady: the topic has no channel yet: lookup does not offer it to producers.
-            LookupFailed: no lookup node responds, for ``lookup_timeout`` if none ever did.
+            LookupFailed: no lookup node responds; for ``lookup_timeout`` if it never did.
             PublishFailed: not stored within ``timeout``, with retries.
             DeliveryUnknown: possibly stored.
             ServerError: the server refused it permanently.
@@ -341,7 +335,7 @@ class Producer(ProcessBound):
         """
         if unknown:
             refuse_unknown(Producer.publish, unknown)
-        # the fast path of nearly every publish: one coroutine, no request object
+        # the fast path: one coroutine, no request object
         publisher = self._publisher
         rare = delay is not None or via is not None or identity is not None or header is not None
         if rare or publisher.around is not None:
@@ -401,7 +395,7 @@ class Producer(ProcessBound):
                 publisher.keys.lock.leave(turn)
 
     def _ready_target(self, topic: str, body: bytes, partition: int | None, key: bytes | None) -> Target | None:
-        """Return the target of a message that can be sent immediately; None for the slow path."""
+        """Return the target of a message that can be sent now; None for the slow path."""
         route = self._routes.by_topic.get(topic)
         if (
             route is None
@@ -431,7 +425,7 @@ class Producer(ProcessBound):
         return target
 
     def _target_of_key(self, route: Route, key: bytes) -> Target | None:
-        """Return the target of a key; None if the slow path must wait or raise an error."""
+        """Return the target of a key; None if the slow path must wait or raise."""
         try:
             target = route.partitions.get(route.partition_of(key, self._routes.key_hash))
         except NsqError:
@@ -464,18 +458,17 @@ class Producer(ProcessBound):
         headers: Mapping[str, Sequence[str]] | None = None,
         **unknown: Never,
     ) -> list[Receipt]:
-        """Publish messages in batches, one per partition (several where a batch would be too large).
+        """Publish messages in batches by partition, each stored wholly or not at all.
 
-        Messages without key are stored in one partition, in order, unless too many for one batch. A batch is stored
-        wholly or not at all. After a failed batch of a key or of a chosen partition, later batches of the partition are
-        not sent.
+        Messages without key are stored in one partition, in order, unless too many for one batch. After a failed batch
+        of a key or of a chosen partition, later batches of the partition are not sent.
 
         Args:
             messages: bodies, or `OutgoingMessage` objects for messages with headers, tag, trace id or key.
             key: for all messages without their own key.
             partition: for all messages; not together with keys.
-            trace_ids: a trace id per message, if all messages are bodies; costs half of objects.
-            headers: extend headers, if all messages are bodies: by name, a text per message; costs a third of objects.
+            trace_ids: a trace id per message, if all are bodies; costs half of objects.
+            headers: extend headers, if all are bodies: by name, a text per message; costs a third of objects.
 
         Returns:
             A receipt for each message, in order.
@@ -517,7 +510,7 @@ class Producer(ProcessBound):
             linger: seconds that a message waits for others.
             max_count: messages per batch.
             max_bytes: bytes per batch.
-            max_pending: accepted messages not yet stored; `Batcher.add` waits beyond.
+            max_pending: accepted messages not yet stored; then `Batcher.add` waits.
 
         Raises:
             InvalidInput: invalid name or number.

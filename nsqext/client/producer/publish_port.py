@@ -41,13 +41,12 @@ class ReadyPublish(NamedTuple):
 class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
-    `ready` and `attempt` may be called in any thread, one thread at a time; other methods run in the producer's event
-    loop.
+    `ready` and `attempt` may be called in any thread, one thread at a time; other methods in the producer's event loop.
     """
 
     def __init__(self, producer: Producer) -> None:
         self.options: ProducerOptions = producer._options
-        #: nothing is published in threads, because middleware and HTTP need the event loop
+        #: middleware and HTTP need the event loop
         self.in_event_loop_only: bool = producer._publisher.around is not None or self.options.transport == "http"
         self.counters: Counters = Counters()  #: of messages stored by `attempt`
         self._producer = producer
@@ -78,11 +77,11 @@ class PublishPort:
             raise request.refined(error) from error.__cause__
 
     async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
-        """Publish after a failed attempt, with retries; raises what `nsqext.Producer.publish` raises."""
+        """Publish after a failed attempt, with retries; raises as `nsqext.Producer.publish`."""
         return (await self._producer._sender.publish_again(*publish, failure))[0]
 
     def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
-        """Run a coroutine function in the background until the producer closes."""
+        """Run a coroutine function until the producer closes."""
         self._producer._tasks.start_soon(function)
 
     def abort(self) -> None:

@@ -1,6 +1,6 @@
 """Publish what cannot be sent at once: single and keyed messages, batches, and messages for a relay.
 
-What only some calls need (batches, the order of keys, delayed messages) is loaded with the first such call.
+Batches, the order of keys and delayed messages are loaded with the first such call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Publisher:
 
     def __init__(self, sender: Sender, tasks: BackgroundTasks) -> None:
         self.around: SendNext | None = None  #: publishes through the middleware
-        self.open: bool = False  #: the producer accepts publishes
+        self.open: bool = False
         self._sender = sender
         self._routes = sender.routes
         self._options = sender.options
@@ -61,7 +61,7 @@ class Publisher:
             raise InvalidState("the producer is closed", hint="create a new one")
 
     async def meta(self, topic: str) -> TopicMeta:
-        """Return the metadata of a topic; see `nsqext.Producer.meta`."""
+        """See `nsqext.Producer.meta`."""
         self.check_open()
         return (await self._sender.wait_for_route(topic)).view.meta
 
@@ -133,7 +133,7 @@ class Publisher:
         delay: float | None = None,
         entered: Collection[TopicKey] = (),
     ) -> Receipt:
-        """Publish one message to its topic, without middleware; ``delay`` is for its consumers."""
+        """Publish a message to its topic, without middleware; ``delay`` is for its consumers."""
         self.check_open()
         options = self._routes.topic_options.of(topic)
         if delay is None:

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Target
     from nsqext.protocol.client.commands import Command
 
-_RECORD_PARTS = 29  # most bytes of a record besides body and header, without its length word
+_RECORD_PARTS = 29  # most bytes of a record besides its length word, body and header
 _UNKNOWN = TopicMeta()
 _EXTEND = TopicMeta(extend_support=True)
 
 TopicKey = tuple[str, bytes]
 """A topic and a key, the unit of order."""
 Outcome = Receipt | NsqError
-"""How a message ended."""
+"""What a publish of a message returned or raised."""
 Encoded = tuple[bytes, bytes, int | None]
 """Body, extend header (empty for none) and trace id as sent."""
 
@@ -56,7 +56,7 @@ Encoded = tuple[bytes, bytes, int | None]
 class OutgoingMessage:
     """A message with more than a body, for `Producer.publish_many` and batchers.
 
-    Users write it, middleware reads and replaces it: it has neither topic nor outcome.
+    Middleware reads and replaces it.
     """
 
     body: bytes  #: not empty
@@ -65,40 +65,36 @@ class OutgoingMessage:
     trace_id: int | None = None  #: 0 to 2**64 - 1
     #: messages with the same key are stored in one partition, in order; on extend topics consumers receive it
     key: str | bytes | int | None = None
-    #: bytes of the extend header, stored as they are, in place of headers and tag; its ``##trace_id`` is the trace id.
-    #: Empty bytes stand for no header. The key decides the partition only. See `nsqext.Producer.publish`
+    #: bytes of the extend header, stored as they are, in place of headers and tag; see `nsqext.Producer.publish`
     header: bytes | None = field(default=None, kw_only=True)
 
 
 @define(eq=False, kw_only=True)
 class Publishing:
-    """A publish in progress: one call, with what concerns all its messages.
-
-    Middleware and the parts of a producer receive it.
-    """
+    """A publish in progress, with what concerns all its messages; middleware and the parts of a producer receive it."""
 
     topic: str
-    #: messages as given, also bodies; `messages` has objects
+    #: messages as given; `messages` has objects only
     given: Sequence[bytes | OutgoingMessage] = field(alias="messages")
     batch: bool  #: whether `nsqext.Producer.publish_many` was called
-    key: str | bytes | int | None = None  #: key for all messages of a batch without their own key
+    key: str | bytes | int | None = None  #: for messages of a batch without their own key
     partition: int | None = None  #: chosen by the caller
     delay: float | None = None  #: seconds until handlers receive the message
     via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
     identity: str | None = None  #: see `nsqext.Producer.publish`
     receipts: Sequence[Receipt] = ()  #: empty until the messages are stored
-    #: called with the topic's meta before the messages are encoded; may replace them
+    #: called with the topic's meta before messages are encoded; may replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
-    #: topics and keys whose lock the middleware's caller has
+    #: topics and keys whose lock the caller has
     entered: Collection[TopicKey] = field(default=(), repr=False)
-    #: trace ids of messages given as bodies; empty for none
+    #: of messages given as bodies
     trace_ids: Sequence[int] = field(default=(), repr=False)
     #: headers of messages given as bodies; by name, a text per message
     header_columns: Mapping[str, Sequence[str]] = field(factory=dict, repr=False)
 
     @property
     def messages(self) -> list[OutgoingMessage]:
-        """The messages; middleware may replace them, for example to add headers."""
+        """The messages, which middleware may replace, for example to add headers."""
         if type(self.given) is not list or self.trace_ids or self.header_columns or bytes in map(type, self.given):
             given = with_columns(self.given, self.trace_ids, self.header_columns)
             self.trace_ids, self.header_columns = (), {}
@@ -118,7 +114,7 @@ def with_columns(
     headers: Mapping[str, Sequence[str]],
     keys: Sequence[bytes | None] = (),
 ) -> Sequence[bytes | OutgoingMessage]:
-    """Return bodies as messages with trace ids, headers and keys; without all of them, the messages unchanged."""
+    """Return bodies as messages with trace ids, headers and keys; unchanged without all of them."""
     if not (trace_ids or headers or keys):
         return messages
     absent = [None] * len(messages)
@@ -148,7 +144,7 @@ class PublishOptions(TypedDict, total=False):
 def key_bytes(key: str | bytes | int) -> bytes:
     """Return a key as bytes; text is encoded as UTF-8, a number as its decimal digits.
 
-    Raises InvalidInput, also for an empty key: servers and consumers read it as no key.
+    Raises InvalidInput, also for an empty key, which servers and consumers read as no key.
     """
     if isinstance(key, (str, bytes)):
         if not key:
@@ -167,7 +163,7 @@ def key_bytes(key: str | bytes | int) -> bytes:
 
 
 def check_choice(key: object, partition: object) -> None:
-    """Raise for both key and partition, or an invalid partition number."""
+    """Raise InvalidInput for both key and partition, or an invalid partition number."""
     if partition is not None:
         if key is not None:
             raise InvalidPartition("key and partition were both given", hint="give one of them")
@@ -175,7 +171,7 @@ def check_choice(key: object, partition: object) -> None:
 
 
 def check_supported(target: Target, *, header: bool) -> None:
-    """Raise where a topic accepts no headers, tag or key, or, without ``header``, a server no trace ids.
+    """Raise ExtendNotSupported where a topic accepts no headers, or, without ``header``, a server no trace ids.
 
     Without the topic's metadata (fixed nodes) a redesigned server decides.
     """
@@ -195,12 +191,12 @@ def check_supported(target: Target, *, header: bool) -> None:
 
 
 def logs_traces(topic: str, meta: TopicMeta) -> bool:
-    """Return whether the trace log needs a topic's receipts, so that its messages get trace id 0."""
+    """Return whether the trace log needs a topic's receipts: its messages get trace id 0."""
     return tracing.log is not None and tracing.log.wants(topic) and meta.partition_num > 0
 
 
 def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:
-    """Return the trace id of a message without one given: random to settle by, 0 for the trace log, or None.
+    """Return the trace id of a message without one: random to settle by, 0 for the trace log, or None.
 
     Raises OperationNotSupported.
     """
@@ -224,19 +220,17 @@ def encode_message(
     default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
-    """Check a message; return body, extend header and trace id as sent.
+    """Check a message; return body, extend header and trace id as sent. Raises InvalidInput.
 
     Args:
-        options: limits and compression for the topic (`nsqext.client.producer.options.TopicOptions`).
+        options: limits and compression for the topic.
         meta: without extend support neither key nor compression adds a header.
-        default_trace: trace id of a message without trace id; see `default_trace_id`.
+        default_trace: see `default_trace_id`.
         due: due time of a delayed message, in milliseconds since 1970.
-
-    Raises InvalidInput.
     """
     if isinstance(message, OutgoingMessage):
         if message.header is not None:
-            from nsqext.client.producer.given_header import encode_with_header  # of messages that are passed on
+            from nsqext.client.producer.given_header import encode_with_header
 
             others = {"headers": message.headers, "tag": message.tag, "delay": due, "key_tags": options.key_tags}
             own = message.body, message.header, message.trace_id
@@ -259,7 +253,7 @@ def encode_parts(
     default_trace: int | None = None,
     due: int | None = None,
 ) -> Encoded:
-    """`encode_message` without a message object, which would cost as much as all checks."""
+    """As `encode_message`, without a message object, which would cost as much as all checks."""
     limit = options.max_message_size
     header = b""
     if options.key_tags:
@@ -290,7 +284,7 @@ HeaderEncoder = Callable[[Mapping[str, str] | None, str | None, int | None, int 
 
 @cache
 def _header_encoder() -> HeaderEncoder:
-    """Return the encoder of headers, which is loaded with the first header."""
+    """Load the encoder with the first header."""
     from nsqext.protocol.headers import message_header
 
     return message_header
@@ -307,7 +301,7 @@ def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
 def _compress(
     options: ProducerOptions, body: bytes, headers: Mapping[str, str] | None
 ) -> tuple[bytes, Mapping[str, str] | None]:
-    """Return a compressed body and the headers that declare it; unchanged if not smaller or already compressed."""
+    """Return a compressed body and the headers that declare it; unchanged if not smaller or compressed already."""
     from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 
     if COMPRESS_HEADER in (headers or {}):
@@ -318,7 +312,7 @@ def _compress(
 
 
 def message_command(target: Target, body: bytes, header: bytes, trace_id: int | None) -> Command:
-    """Return the command for one encoded message; raises ExtendNotSupported."""
+    """Return the command for an encoded message; raises ExtendNotSupported."""
     if header:
         if not target.meta.extend_support:
             check_supported(target, header=True)
@@ -349,7 +343,7 @@ class Known(NamedTuple):
 
 
 class SentTo(NamedTuple):
-    """Where a publish was sent."""
+    """The connection of a publish."""
 
     partition: int | None
     node: str  #: ``host:port`` of the node
@@ -369,7 +363,7 @@ class PublishRequest:
         self, topic: str, partition: int | None = None, key: bytes | None = None, started: float | None = None
     ) -> None:
         self.topic: str = topic
-        #: begin of the publish and its timeout, in seconds of the monotonic clock
+        #: begin of the timeout, in seconds of the monotonic clock
         self.started: float = _clock() if started is None else started
         self.key: bytes | None = key  #: decides the partition
         self.partition: int | None = partition  #: chosen by the caller
@@ -412,7 +406,7 @@ class PublishRequest:
 
 
 class MessageRequest(PublishRequest):
-    """One message with its publish, in its own command or waiting for a `Batch`.
+    """A message with its publish, in its own command or waiting for a `Batch`.
 
     ``message.key`` is ignored for ``key``. Raises InvalidInput.
     """
@@ -431,7 +425,7 @@ class MessageRequest(PublishRequest):
     ) -> None:
         super().__init__(topic, partition, key, started)
         self.message: bytes | OutgoingMessage = message
-        #: outcome of a message that another task publishes, and a function to call then
+        #: of a message that another task publishes, and a function to call then
         self.outcome: Outcome | None = None
         self.on_outcome: Callable[[], object] | None = None
         self._options = options
@@ -471,7 +465,7 @@ class MessageRequest(PublishRequest):
         return not traced and not logs_traces(self.topic, meta)
 
     def encoded(self, meta: TopicMeta) -> Encoded:
-        """Return body, extend header and trace id for a topic; see `encode_message`. Raises InvalidInput."""
+        """See `encode_message`."""
         if not self._default_trace:  # the same for all attempts, which are settled by it
             self._default_trace = default_trace_id(self._options, self.topic, meta)
         default = self._default_trace

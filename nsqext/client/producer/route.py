@@ -52,10 +52,10 @@ class Target:
     def __init__(self, topic: str, partition: int | None, node: PooledNode, meta: TopicMeta) -> None:
         self.topic: str = topic
         self.meta: TopicMeta = meta
-        self.partition: int | None = partition  #: None on a server without partitions
+        self.partition: int | None = partition  #: None on the original NSQ
         self.node: PooledNode = node
         self.receipt: Receipt = Receipt(topic, partition, node.node)  #: of an untraced publish
-        #: avoided until then after a refusal, in seconds of the monotonic clock; 0 for never
+        #: end of the avoidance after a refusal, in seconds of the monotonic clock; 0 for none
         self.rest_until: float = 0.0
         self._lines: dict[str, bytes] = {}
         self._pub = self.line("PUB")
@@ -68,18 +68,18 @@ class Target:
         return line
 
     def pub(self, body: bytes) -> Command:
-        """Return the command for one message without headers and trace id."""
+        """Return the command for a message without headers and trace id."""
         if len(body) >= LARGE:
             return LargeCommand(self._pub + _pack(len(body)), body)
         return b"%b%b%b" % (self._pub, _pack(len(body)), body)
 
     def refused(self) -> None:
-        """Avoid the target for a while: the node refused a publish."""
+        """Avoid the target for a while."""
         self.rest_until = _clock() + _REST
 
 
 class Route:
-    """Targets of one topic, made from one partition map.
+    """Targets of a topic, made from one partition map.
 
     The round robin of the previous route continues. The first route starts at random: many producers with a single
     message each load all partitions equally.
@@ -105,10 +105,10 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
-        #: targets of messages without key, partitions that lookup lists at the moment, if there are any
+        #: targets of messages without key: partitions that lookup lists at the moment, if there are any
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
-        self.used: bool = True  #: something was published since this was set to False
-        # of the next two targets, a message without key goes to the target with fewer pending requests
+        self.used: bool = True  #: since this was set to False
+        # a message without key goes to the target with fewer pending requests of the next two
         self._least_pending = least_pending
         self._next: int = previous._next if previous is not None else chance.getrandbits(20)
         before = previous._key_partitions if previous is not None else 0
@@ -139,11 +139,11 @@ class Route:
         return target
 
     def give_back(self) -> None:
-        """Undo the last `next`; its target was not used."""
+        """Undo the last `next`, whose target was not used."""
         self._next -= 1
 
     def any(self, tried: Collection[Target] = ()) -> Target:
-        """Return the best of the round robin's next targets; raises InvalidSetting or PartitionUnavailable.
+        """Return the best of the round robin's next targets; raises as `next`.
 
         Preferred, in this order: not tried, not avoided, with a reachable node, with an untried node.
         """
@@ -165,7 +165,7 @@ class Route:
         return best
 
     def all_targets(self) -> Sequence[Target]:
-        """Return all targets, even if lookup does not list them at the moment."""
+        """Return all targets, also those that lookup does not list at the moment."""
         return (*self.targets, *self.partitions.values())
 
     def untried(self, tried: Collection[Target]) -> bool:
@@ -192,7 +192,7 @@ class Route:
         target = self.partitions.get(partition)
         if target is not None:
             if target.rest_until and target.rest_until <= _clock():
-                target.rest_until = 0.0  # publishes with a key take the fast path again
+                target.rest_until = 0.0  # the fast path checks only for 0
             return target
         self._check_filter(partition)
         count = self.view.partition_num
@@ -222,8 +222,8 @@ class Route:
 
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
-_PROVISIONAL = 0.5  # seconds for which any nodes serve a topic unknown to lookup, until lookup is asked again
-_UPGRADE_CHECK = 1.0  # seconds after lookup reported no extend support, in which it is not asked again
+_PROVISIONAL = 0.5  # seconds for which any nodes serve a topic unknown to lookup
+_UPGRADE_CHECK = 1.0  # seconds after lookup reported no upgrade, in which it is not asked again
 
 
 class RouteTable:
@@ -235,8 +235,8 @@ class RouteTable:
         self.by_topic: dict[str, Route] = {}
         #: for background refreshes; None before the producer is open
         self.tasks: BackgroundTasks | None = None
-        self.topic_options: TopicOptions = TopicOptions(options)  #: options for single topics
-        self.asks_lookup: bool = metadata.has_lookup  #: lookup service, not fixed nodes
+        self.topic_options: TopicOptions = TopicOptions(options)
+        self.asks_lookup: bool = metadata.has_lookup
         self._options = options
         self._metadata = metadata
         self._pool = pool
@@ -281,7 +281,7 @@ class RouteTable:
             else:
                 self._keep_nodes()
             if topic not in self._unwatch and self._metadata.cached(topic, "w") is view:
-                # polled until `forget_idle` forgets the topic
+                # until `forget_idle` forgets the topic
                 self._leaders[topic] = view.leaders
                 self._unwatch[topic] = self._metadata.watch(topic, "w", self._view_changed)
         return route
@@ -304,7 +304,7 @@ class RouteTable:
             self._answered = True
             if found.known or found.partition_num:
                 return found
-            # nsqlookupd of the original NSQ still lists a topic that all nodes have deleted
+            # the original nsqlookupd still lists a topic that all nodes have deleted
             provisional = await self._any_nodes(topic)
             if provisional is None:
                 return found
@@ -353,10 +353,7 @@ class RouteTable:
         return now < self._waiting_since + self._options.lookup_timeout
 
     async def upgraded(self, topic: str, partitions: int = 0) -> bool:
-        """Ask lookup whether a topic got extend support, or partitions up to a number.
-
-        After a negative answer it is not asked for one second; the result is False.
-        """
+        """Ask lookup whether a topic got extend support, or a number of partitions; False in the next second."""
         if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
             return False
 
@@ -382,11 +379,11 @@ class RouteTable:
             return False
 
     async def refresh(self, topic: str, view: PartitionMap | None, partition: int | None) -> None:
-        """Wait for a lookup answer newer than a partition map; see `MetadataCache.refresh`."""
+        """See `MetadataCache.refresh`."""
         await self._metadata.refresh(topic, "w", failed=view, partition=partition)
 
     def refresh_soon(self, topic: str, view: PartitionMap, partition: int | None) -> None:
-        """Look the topic up in the background, unless a lookup is running."""
+        """Look a topic up in the background, unless a lookup is running."""
         if topic not in self._refreshing and self.tasks is not None:
             self._refreshing.add(topic)
             with suppress(InvalidState):  # the producer has closed: the caller reports its own outcome
@@ -421,7 +418,7 @@ class RouteTable:
         self._keep_nodes()
 
     def _view_changed(self, view: PartitionMap) -> None:
-        """Report moved leaders; the next publish compares the partition map itself."""
+        """Report moved leaders; the next publish compares the partition map."""
         before, self._leaders[view.topic] = self._leaders.get(view.topic, {}), view.leaders
         for partition, node in view.leaders.items():
             known = before.get(partition, node)

@@ -1,4 +1,4 @@
-"""Send and count publish requests; retry them until they are stored, permanently refused, or timed out."""
+"""Send publish requests; retry them until they are stored, permanently refused, or timed out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Counters:
-    """Counts of publishes; see `nsqext.client.producer.statistics.ProducerStatistics`."""
+    """See `nsqext.client.producer.statistics.ProducerStatistics`."""
 
     def __init__(self) -> None:
         self.stored: int = 0
@@ -55,9 +55,9 @@ class Counters:
 
 _PACED = 0.1  # longest pause, in seconds, before an attempt that waits for lookup, which has its own pauses
 _KEPT_FIRST = 4
-_KEPT_LAST = 16  # kept errors of attempts: the first 4 and the last 16
+_KEPT_LAST = 16  # of many errors, the first 4 and the last 16 are kept
 _EXPLAINED = 8  # failed attempts until lookup is asked again why it does not offer the partition
-_MOVES = 3  # failures after which even a publish for any partition pauses before a retry
+_MOVES = 3  # failures after which a publish for any partition pauses, too, before a retry
 
 _clock = time.monotonic
 
@@ -65,21 +65,18 @@ T = TypeVar("T")
 
 
 def outcome_unknown(error: NsqError) -> bool:
-    """Return whether a publish that failed with an error may have been stored."""
+    """Return whether a publish with this error may have been stored."""
     return error.maybe_stored or (isinstance(error, ConnectionLost) and not isinstance(error, NotSent))
 
 
 def delivery_unknown(reason: str, **where: Any) -> DeliveryUnknown:
-    """Return the error of a sent publish, with the reason why its outcome is unknown."""
+    """Return the error of a publish whose outcome is unknown."""
     hint = "publishing it again may store it twice"
     return DeliveryUnknown(f"the message may have been stored: {reason}", **{"hint": hint, **where})
 
 
 class AttemptErrors:
-    """The errors of one publish's attempts: they decide whether and when it is retried, and what it raises.
-
-    Memory is bounded.
-    """
+    """The errors of a publish's attempts: they decide whether and when it is retried, and what it raises."""
 
     __slots__ = ("_first", "_last", "_options", "count", "unknown")
 
@@ -93,7 +90,6 @@ class AttemptErrors:
             self.add(error)
 
     def add(self, error: NsqError) -> None:
-        """Add the error of the latest attempt."""
         self.count += 1
         self.unknown = self.unknown or outcome_unknown(error)
         (self._first if len(self._first) < _KEPT_FIRST else self._last).append(error)
@@ -110,7 +106,7 @@ class AttemptErrors:
         """Return whether the latest error ends the publish."""
         last = self.last
         if self.count == 1 and isinstance(last, TopicNotFound):
-            return True  # a name that was never right is reported at once
+            return True  # a wrong name is reported at once
         return not last.retryable or (self._options.on_unknown != "retry" and outcome_unknown(last))
 
     def pause(self, *, paced: bool) -> float:
@@ -120,7 +116,7 @@ class AttemptErrors:
         return min(pause, _PACED) if paced else pause
 
     def refusal(self) -> NsqError:
-        """Return the error of a publish whose last error is final."""
+        """Return the error of a publish whose latest error is final."""
         last = self.last
         if self.unknown and not isinstance(last, DeliveryUnknown):
             return self._unknown(last.message)
@@ -160,12 +156,12 @@ class Sender:
         self.pool: ConnectionPool = pool
         self.counters: Counters = Counters()
         self.settler: Settler | None = None  #: with ``on_unknown="settle"``
-        #: of publishes off the fast path, and of waits for the lookup service
+        #: of publishes off the fast path, and of waits for lookup
         self.attempts: set[anyio.CancelScope] = set()
-        self.closed: bool = False  #: the producer was closed; no further request is sent
+        self.closed: bool = False  #: no further request is sent
 
     async def publish(self, request: PublishRequest) -> list[Receipt]:
-        """Publish; return a receipt per message."""
+        """Publish; return a receipt for each message."""
         if self.closed:
             self.counters.failed += request.count
             raise PublishFailed("not sent: the producer was closed", topic=request.topic)
@@ -186,11 +182,11 @@ class Sender:
     async def publish_again(
         self, request: PublishRequest, route: Route | None, target: Target, failure: NsqError
     ) -> list[Receipt]:
-        """Publish after a failed attempt; return a receipt per message; see `publish`."""
+        """Publish after a failed attempt; see `publish`."""
         return await PublishAttempt(self, request).run(route, target, failure)
 
     def choose(self, route: Route, request: PublishRequest, tried: Collection[Target] = ()) -> Target:
-        """Return the target of a request; raises PartitionUnavailable or InvalidPartition."""
+        """Return the target of a request; raises as `Route.at` and `Route.any`."""
         if request.partition is not None:
             return route.at(request.partition)
         if request.key is not None:
@@ -198,7 +194,7 @@ class Sender:
         return route.any(tried)
 
     async def send(self, request: PublishRequest, target: Target, connection: PooledConnection) -> list[Receipt]:
-        """Send a request once, and return the receipts of its response; raises DeliveryUnknown."""
+        """Send a request once, and return its receipts; raises DeliveryUnknown."""
         if self.settler is not None:
             self.settler.sending(request, target, connection)
         command = request.command(target)
@@ -215,7 +211,7 @@ class Sender:
     def receipts(
         self, request: PublishRequest, target: Target, connection: PooledConnection, response: bytes, size: int
     ) -> list[Receipt]:
-        """Parse and count the response to a request; raises DeliveryUnknown."""
+        """Parse and count a response; raises DeliveryUnknown."""
         try:
             receipts = request.receipts(target, response)
         except ProtocolError as error:
@@ -229,17 +225,13 @@ class Sender:
         return receipts
 
     async def connection(self, target: Target) -> PooledConnection:
-        """Return the connection to the node of a target."""
         try:
             return await self.pool.connection(target.node)
         except NsqError as error:
             raise error.at(topic=target.topic, partition=target.partition, node=target.node.node) from error.__cause__
 
     async def wait_for_route(self, topic: str, started: float | None = None) -> Route:
-        """Return a topic's route; wait while lookup does not respond or knows no node.
-
-        Raises TopicNotFound, TopicNotReady, LookupFailed or PublishFailed.
-        """
+        """Return a topic's route as `wait_for_lookup`; raises TopicNotFound or TopicNotReady, too."""
         return await self.wait_for_lookup(partial(self.routes.find, topic), started)
 
     async def wait_for_lookup(
@@ -271,7 +263,7 @@ class Sender:
         raise errors.given_up(self.time_over())
 
     def time_over(self) -> str:
-        """Return why a publish is not attempted again, for its error."""
+        """Return why a publish is not attempted again."""
         return "before the producer was closed" if self.closed else f"within {self.options.timeout:g} s"
 
     # Closing
@@ -298,7 +290,7 @@ class PublishAttempt:
     async def run(
         self, route: Route | None = None, target: Target | None = None, failure: NsqError | None = None
     ) -> list[Receipt]:
-        """Publish, and return the receipts; continue the fast path's failed attempt, if given."""
+        """Publish; continue after the fast path's failed attempt, if given."""
         sender, request = self._sender, self._request
         self._route = route
         try:
@@ -352,7 +344,7 @@ class PublishAttempt:
         sender.attempts.add(self._scope)
         try:
             with self._scope:
-                if sender.closed:  # the close broke the connection: there is an outcome to report, and no retry
+                if sender.closed:  # it broke the connection: report the outcome, without retry
                     self._scope.cancel()
                 self._scope.deadline = anyio.current_time() + max(0.0, left)
                 return await self._attempt_until_stored(target, failure)
@@ -388,7 +380,7 @@ class PublishAttempt:
             if last.refresh_lookup and last.maybe_stored and self._route is not None:
                 sender.routes.refresh_soon(topic, self._route.view, self._refused_partition)
             return False
-        await anyio.lowlevel.checkpoint_if_cancelled()  # a closed producer does not attempt again
+        await anyio.lowlevel.checkpoint_if_cancelled()  # by the close
         sender.counters.retries += 1
         moves = self._moves
         if last.overload or not moves:
@@ -404,8 +396,7 @@ class PublishAttempt:
 
     @property
     def _refused_partition(self) -> int | None:
-        """The partition whose leader has moved, by the latest error."""
-        # the node that lookup names does not lead the partition, or is down
+        """The partition whose leader has moved or is down, by the latest error."""
         if not self._tried or not isinstance(self._errors.last, (NotLeader, TopicNotExist, ConnectionFailed)):
             return None
         return self._tried[-1].partition
@@ -435,7 +426,7 @@ class PublishAttempt:
             raise
 
     async def _explained(self, error: PartitionUnavailable) -> PartitionUnavailable:
-        """Return the error of a partition without offer from lookup; says if it has no channel."""
+        """Return the error of a partition that lookup does not offer; says if it has no channel."""
         topic, partition = self._request.topic, error.partition
         if self._errors.count % _EXPLAINED == 1:
             self._lacks_channel = await self._sender.routes.lacks_channel(topic, partition)

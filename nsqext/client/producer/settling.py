@@ -1,6 +1,6 @@
 """Settle publishes with unknown outcome: look for the messages in the partition's log.
 
-With ``on_unknown="settle"`` every message has its own trace id: receipts have offsets, and the log identifies messages.
+With ``on_unknown="settle"`` every message has its own trace id, which identifies it in the log; receipts have offsets.
 The search begins at the last offset acknowledged before the publish was sent, on a separate ephemeral channel.
 """
 
@@ -43,9 +43,9 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _clock = time.monotonic
 
-_GRACE = 0.5  # seconds from a leader's response until it has executed or dropped ended connections' commands
+_GRACE = 0.5  # seconds from a leader's response until it has executed or dropped the commands of ended connections
 _TICK = 0.25
-# seconds without progress until the channel is opened again, because a server may lose the move of a channel
+# seconds without progress until the channel is opened again: a server may lose the move of a channel
 _STALL = 2.0
 _READY = 2000
 _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer_timeout=0.01)
@@ -54,8 +54,8 @@ _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer
 class LogSearch:
     """Reads a partition's log from a record to its end.
 
-    Each connection reads the last known record again. Another record in its place means that the topic was deleted and
-    created again; the new log is read from its start.
+    Each connection reads the last known record again. Another record in its place means that the topic was created
+    again: the new log is read from its start.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LogSearch:
             await self._metadata.refresh(self._topic, "r", view, self._partition)
 
     async def _pass(self, view: PartitionMap) -> None:
-        """Read with one connection; return at the end. Raises DataLoss."""
+        """Read with one connection to the end; raises DataLoss."""
         leader = leader_of(view, self._partition)
         http = leader.http
         start, self._end, _ = await self._metadata.channels.log_bounds(http, self._topic, self._partition)
@@ -226,17 +226,17 @@ def _replaced(reason: str) -> NsqError:
     return PartitionUnavailable(f"the log was replaced while it was searched: {reason}")
 
 
-_PAUSE = 0.5  # seconds until the next search for a publish whose connection is open
+_PAUSE = 0.5  # seconds between searches for a publish whose connection is open
 
 
 @mutable
 class _Searches:
-    """Searches of one partition, one at a time."""
+    """Searches of a partition, one at a time."""
 
     lock: anyio.Lock = field(factory=anyio.Lock)  #: held by the searching task
-    #: by publish, the wanted trace ids, and since which record
+    #: by publish, the wanted trace ids, and the record before it
     waiting: dict[PublishRequest, tuple[Sequence[int], Known | None]] = field(factory=dict)
-    latest: LogSearch | None = None  #: the last search that ended
+    latest: LogSearch | None = None  #: the search that began last
     searched: frozenset[PublishRequest] = frozenset()  #: its publishes
 
 
@@ -245,7 +245,7 @@ class Settler:
 
     def __init__(self, options: ProducerOptions, metadata: MetadataCache) -> None:
         self._options = options
-        self._metadata = metadata  # finds leaders; released after the last call
+        self._metadata = metadata  # released after the last call
         self._acknowledged: dict[tuple[str, int | None], Known] = {}
         self._count = count()
         self._searches: defaultdict[tuple[str, int], _Searches] = defaultdict(_Searches)
@@ -286,7 +286,7 @@ class Settler:
                     if not receipts and ended:
                         return None
                     if search.node != sent.node:
-                        # the kernel may still transmit the command, and the former leader may lead again until then
+                        # the kernel may still transmit the command, and the former leader may lead again
                         sent.connection.fail(ConnectionLost("the leader has changed, and a response is missing"))
                     await anyio.sleep(_PAUSE)
         except DataLoss as error:
@@ -296,7 +296,7 @@ class Settler:
         raise _still_unknown(unknown, reason, searches.latest) from unknown
 
     async def _search(self, searches: _Searches, request: PublishRequest, partition: int) -> LogSearch:
-        """Return a search for a request that began after this call; waiting publishes share it."""
+        """Return a search for a request that begins after this call; waiting publishes share it."""
         searches.searched -= {request}
         async with searches.lock:
             if searches.latest is not None and request in searches.searched:

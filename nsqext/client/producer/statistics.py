@@ -7,12 +7,12 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class ProducerStatistics:
-    """Numbers of a producer since it was opened; a snapshot."""
+    """Numbers of a producer since it was opened."""
 
-    connections: int  #: connections to nodes now
+    connections: int  #: open now
     pending: int  #: sent commands without response
-    stored: int  #: stored messages
-    failed: int  #: messages not stored, whose publish raised another error than `InvalidInput`
+    stored: int  #: messages
+    failed: int  #: messages whose publish raised another error than `InvalidInput` or `DeliveryUnknown`
     unknown: int  #: messages whose publish raised `DeliveryUnknown`
     retries: int  #: attempts after a publish's first
     bytes_sent: int  #: bytes of publish commands with a response

@@ -57,7 +57,7 @@ class MessageSequence(Sequence[M]):
 
     @property
     def unanswered(self) -> list[M]:
-        """The messages that were neither finished nor requeued."""
+        """The messages neither finished nor requeued."""
         return [message for message in self._messages if not message.answered]
 
 
@@ -65,25 +65,22 @@ class MessageBatch(MessageSequence[Message]):
     """Messages that are handled together, in the order received.
 
     Each message is answered once: with `finish`, `finish_up_to`, `Message.finish` or `Message.requeue`. Until then it
-    is touched before it times out. Answers are sent together in the next turn of the event loop; awaiting them does not
-    wait for the server.
+    is touched before it times out. As for `Message`, answers do not wait for the server.
     """
 
     __slots__ = ()
 
     async def finish(self) -> None:
-        """Acknowledge all messages that are not answered.
-
-        Like `Message.finish` it does not wait, so it is not a cancellation point.
+        """Acknowledge all unanswered messages; no cancellation point, like `Message.finish`.
 
         Raises:
-            MessageNotInFlight: some messages are not in flight any more and will be delivered again; the others are
+            MessageNotInFlight: some messages are not in flight any more and will be redelivered; the others are
                 acknowledged. Not raised with ``on_lost="ignore"``.
         """
         _answer(self._messages)
 
     async def finish_up_to(self, last: Message | int) -> None:
-        """Acknowledge all messages up to and including a message, except answered messages.
+        """Acknowledge the unanswered messages up to and including a message.
 
         Args:
             last: a message of the batch, or its index.
@@ -100,16 +97,16 @@ class MessageBatch(MessageSequence[Message]):
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
     ) -> None:
-        """Requeue messages; each redelivery counts as an attempt.
+        """Requeue messages, which counts as an attempt.
 
         Args:
             messages: messages of the batch; by default the unanswered messages.
-            delay: seconds until then; 0 on ordered channels, see `Message.requeue`.
+            delay: seconds until the redelivery; 0 on ordered channels, see `Message.requeue`.
             backoff: slow the consumer down, as after a failed handler.
 
         Raises:
             InvalidInput: the delay is negative, too long or on an ordered channel, or a message is not in the batch.
-            InvalidState: one of the given messages was answered before; no message is requeued.
+            InvalidState: a given message was answered before; no message is requeued.
             MessageNotInFlight: as for `finish`.
         """
         check_delay(delay)
@@ -155,10 +152,10 @@ class BatchHandler:
 
     function: BatchFunction
     limits: BatchLimits
-    origin: object = None  #: the function of the program, for the log
+    origin: object = None  #: the program's function, for the log
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
-        """Handle batches until the consumer ends, as the worker of a slot."""
+        """Handle batches until the consumer ends."""
         source = workers.source
         while messages := await source.collect(self.limits, queue):
             slot.batch = messages
@@ -169,7 +166,7 @@ class BatchHandler:
                     await self._handle(workers, slot, queue)
                     workers.stall.took(slot.batch, _clock() - since)
             finally:
-                slot.batch = source.unanswered(slot.batch, queue)  # if it was cancelled, they are requeued
+                slot.batch = source.unanswered(slot.batch, queue)  # after a cancellation they are requeued
                 source.end_batch(queue)
             slot.batch = ()
 
@@ -233,7 +230,7 @@ class MessageBatches:
     """The batches of a consumer, for ``async for``; see `Consumer.batches`.
 
     Leaving the loop with ``break`` or an exception requeues the unanswered messages of its batch: at once if the loop
-    holds the only reference to this object, otherwise with `aclose`. The next turn of the loop leaves them in flight:
+    has the only reference to this object, otherwise with `aclose`. The next turn of the loop leaves them in flight:
     they are answered later, for example by another task.
     """
 
@@ -258,7 +255,7 @@ class MessageBatches:
         return batch
 
     async def take(self, timeout: float | None = None) -> MessageBatch:
-        """Return the next batch, which the caller keeps; it is empty after the timeout in seconds."""
+        """Return the next batch, which the caller keeps; empty after the timeout in seconds."""
         return MessageBatch(await self._iteration.next_batch(self._limits, timeout))
 
     async def aclose(self) -> None:

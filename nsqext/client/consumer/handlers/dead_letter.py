@@ -1,4 +1,4 @@
-"""Publish dropped messages to a dead letter topic."""
+"""Publish messages to a dead letter topic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEAD_LETTER_PREFIX: Final = "dead-letter-"
 """Prefix of the headers that a dead letter adds.
 
 They are ``error``, ``topic``, ``channel``, ``partition``, ``attempts``, ``id`` (of the original message, hexadecimal),
-``time`` (seconds since 1970), and ``header`` if the message's header has no members: its bytes in Base64.
+``time`` (seconds since 1970), and ``header``: the bytes of a header without members, in Base64.
 """
 FIRST_ADDED: Final = DEAD_LETTER_PREFIX + "error"
 HEADER_OF_ORIGINAL: Final = DEAD_LETTER_PREFIX + "header"
@@ -47,9 +47,9 @@ _LONGEST_ERROR = 1000
 class DeadLetterTopic:
     """Publishes dead letters.
 
-    The stored body and the bytes of the extend header are kept; the headers of `DEAD_LETTER_PREFIX` are added behind
-    them. A topic without extend support stores only body and trace id (the original NSQ only the body), which cannot be
-    replayed.
+    The stored body and the bytes of the extend header are kept; headers of `DEAD_LETTER_PREFIX` are added behind them.
+    A topic without extend support stores only body and trace id (the original NSQ only the body): such a dead letter
+    cannot be replayed.
     """
 
     topic: str
@@ -59,8 +59,8 @@ class DeadLetterTopic:
 
     @classmethod
     def of(cls, topic: str, channel: str, given: Given) -> DeadLetterTopic:
-        """Return the dead letter topic of a consumer with the given settings, whose connections it shares."""
-        # lazy import: only consumers with dead letters need the producer's modules
+        """Return the dead letter topic of a consumer, whose connections it shares."""
+        # only consumers with dead letters need the producer's modules
         from nsqext.client.producer.producer import Producer
 
         connection = settings_for(connection_settings(), given.values)
@@ -81,7 +81,7 @@ class DeadLetterTopic:
         except (TopicNotFound, TopicNotReady) as error:
             logger.warning("dead letters cannot be published: %s", error, extra={"topic": self.topic})
         except NsqError:
-            return  # lookup failures are reported by the consumer
+            return  # the consumer reports failures of lookup
         else:
             if meta.partition_num and not meta.extend_support:
                 logger.warning(
@@ -92,7 +92,7 @@ class DeadLetterTopic:
                 )
 
     async def publish(self, message: Message, error: Exception | None) -> None:
-        """Publish a message; return when it is stored. Raises InvalidState for messages of this topic."""
+        """Publish a message and wait until it is stored. Raises InvalidState for messages of this topic."""
         if message.topic == self.topic:
             raise InvalidState(
                 "a message of the dead letter topic was rejected by its consumer",

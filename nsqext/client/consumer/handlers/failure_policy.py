@@ -1,6 +1,4 @@
-"""Decide about messages whose handler raised: requeue them, send them to the dead letters, or do what the error asks
-for.
-"""
+"""Decide about messages whose handler raised: requeue, send to the dead letters, or do what the error asks for."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class FailurePolicy:
     """Decides about messages whose handler raised, or that were delivered too often."""
 
     _options: FailureOptions
-    _dead_letters: DeadLetterHook | None  # publishes dead letters; None to drop the messages
+    _dead_letters: DeadLetterHook | None  # None to drop the messages
     _early: Callable[[], EarlyMessages]  # keeps messages of ordered channels until they are requeued
     _counts: RejectedCounts
     _chance: Callable[[], float] = lambda: chance.uniform(-1, 1)  # jitter
@@ -44,7 +42,7 @@ class FailurePolicy:
         return min(delay, options.max_requeue_delay)
 
     def attempts_exhausted(self, message: Message) -> bool:
-        """Return whether all attempts were used up without a result: earlier consumers crashed."""
+        """Return whether earlier consumers used up all attempts and crashed."""
         return 0 < self._options.max_attempts < message.attempts and self._may_reject(message)
 
     async def failed(self, message: Message, error: Exception) -> None:
@@ -69,7 +67,7 @@ class FailurePolicy:
         await self.dead_letter_all([message for message in messages if not self._answer(message, error)], error)
 
     def _answer(self, message: Message, error: Exception) -> bool:
-        """Finish or requeue a message as its error says; return False if it is to be a dead letter."""
+        """Finish or requeue a message as its error says; return False for a dead letter."""
         limit = self._options.max_attempts
         if isinstance(error, Finish):
             message.finish_now()
@@ -127,8 +125,7 @@ class FailurePolicy:
     async def dead_letter_all(self, messages: Sequence[Message], error: Exception | None) -> None:
         """Call `dead_letter` for messages of a batch.
 
-        Messages are published concurrently, but in order for each key. A hook of the user is called for one message at
-        a time: it need not expect concurrent calls.
+        Messages are published concurrently, but in order for each key. A user's hook need not expect concurrent calls.
         """
         if not isinstance(self._options.dead_letter, str):
             for message in messages:

@@ -25,24 +25,24 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _clock = time.monotonic
 _SLICE = 0.02  # seconds after which an iteration that never waits yields to the event loop
 _FULL_WAIT = 0.005  # seconds that a batch waits for other connections after a connection has used up its RDY
-_DRAIN_LOOK = 0.01  # seconds between two checks of the held messages while the consumer closes
-_SPARE = 16  # groups kept beyond twice the unanswered groups, before answered groups are forgotten
+_DRAIN_LOOK = 0.01  # seconds between two checks of held messages during the close
+_SPARE = 16  # groups beyond twice the unanswered groups, before answered groups are forgotten
 
 
 @frozen(eq=False)
 class _Holding:
-    """Messages that were handed out together, and the task that received them (None: a handler)."""
+    """Messages handed out together, and the task that received them (None: a handler)."""
 
     messages: Sequence[Message]
     task: int | None
 
 
 class MessageIteration:
-    """Hands single messages and batches to loops and handlers, and holds messages that are answered later.
+    """Hands messages and batches to loops and handlers, and holds messages that are answered later.
 
-    The program may answer messages of a batch, and messages that its handler left unanswered, at any time. They are
-    held: touched for as long as the server allows; an error is logged when the server takes a message back. A closing
-    consumer waits for their answers and then requeues the rest.
+    Held are the messages of batches, and messages that a handler left unanswered: they are touched for as long as the
+    server allows, and an error is logged when it takes a message back. A closing consumer waits for the answers and
+    then requeues the rest.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MessageIteration:
     # Single messages
 
     async def next(self) -> Message:
-        """Return the next message; see `Consumer.__anext__`."""
+        """See `Consumer.__anext__`."""
         state, queue = self._state, self._queue
         if not state.opened:
             self._tasks.check()
@@ -98,10 +98,10 @@ class MessageIteration:
                 return message
 
     def keep_read(self, messages: list[Message]) -> None:
-        """Keep the messages of a read from the original NSQ for `requeue_reads`, until all are answered."""
+        """Keep a read from the original NSQ for `requeue_reads`, until all its messages are answered."""
         self._reads.append(messages)
         if len(self._reads) > self._reads_limit:
-            # a check at this limit costs nothing per message
+            # costs nothing per message
             self._reads = [read for read in self._reads if any(message.in_flight for message in read)]
             self._reads_limit = 2 * len(self._reads) + _SPARE
 
@@ -139,7 +139,7 @@ class MessageIteration:
     async def collect(self, limits: BatchLimits, deadline: float = inf) -> list[Message]:
         """Return the next batch; empty when the consumer ends, or at the deadline.
 
-        A batch is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
+        It is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
         Messages stay in the queue until then: a cancelled call loses no message.
         """
         async with self._turn:
@@ -148,10 +148,10 @@ class MessageIteration:
     async def collect_from(
         self, queue: MessageQueue, take: Callable[[int], list[Message]], limits: BatchLimits, deadline: float = inf
     ) -> list[Message]:
-        """Collect as `collect` does, from a queue that no other task takes messages from.
+        """As `collect`, from a queue of which no other task takes messages.
 
         Args:
-            take: removes up to a number of messages from the queue, and returns those that can be handed out.
+            take: removes up to a number of messages from the queue; returns those that can be handed out.
         """
         messages = queue.messages
         while not self._state.ended.is_set():
@@ -179,10 +179,10 @@ class MessageIteration:
         return not scope.cancelled_caught
 
     def request_more(self) -> float:
-        """Send answers, fit RDY, and return for how many seconds a batch should wait for more messages.
+        """Send answers, fit RDY, and return how many seconds a batch should wait for more messages.
 
-        A connection that has used up its RDY receives nothing before messages are answered, so a batch waits only
-        briefly for the other connections.
+        A connection that has used up its RDY receives nothing before messages are answered: a batch waits only briefly
+        for other connections.
         """
         group = self._group
         group.fit_windows()
@@ -199,18 +199,14 @@ class MessageIteration:
     # Messages that the program answers later
 
     def hold(self, messages: Sequence[Message], task: int | None = None) -> None:
-        """Hold messages that were handed out.
-
-        Args:
-            task: id of the task that received them; None for a handler.
-        """
+        """Hold messages that were handed out to a task (its id), or with None to a handler."""
         self._holdings.append(_Holding(messages, task))
         if len(self._holdings) > self._holdings_limit:
             self.held()
             self._holdings_limit = 2 * len(self._holdings) + _SPARE
 
     def held(self) -> list[Message]:
-        """Return the held messages that are in flight and unanswered; forget the others."""
+        """Return the unanswered messages in flight; forget the others."""
         found: list[Message] = []
         holdings: list[_Holding] = []
         for holding in self._holdings:
@@ -238,7 +234,6 @@ class MessageIteration:
                 self._holdings.append(holding)
 
     def in_event_loop(self) -> bool:
-        """Return whether the caller runs in the consumer's event loop."""
         return self._tasks.in_event_loop()
 
     async def wait_for_held(self) -> None:

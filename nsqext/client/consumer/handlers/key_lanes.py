@@ -35,24 +35,24 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FULL = 1.0  # seconds for which waiting messages may use up RDY before some are requeued
 _SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
-_SETTLE_OWNED = 0.8  # the same, for a key bucket that another consumer may have left with many messages in flight
+_SETTLE_OWNED = 0.8  # the same for a key bucket, which another consumer may have left with many messages in flight
 _RETURN = 0.5  # seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only
 _MOST_RETURNED = 10_000
 # most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up
 _MOST_RETURNED_BYTES = 64 << 20
-# seconds for which messages of a key_failover channel wait for the redelivery of an earlier message of their key. Then
-# the connection is ended: the server redelivers all of them in order.
+# seconds for which messages of a key_failover channel wait for a redelivery before the connection is ended: then the
+# server redelivers all in order
 _FAILOVER_WAIT = 2.0
 
 
 class KeyLanes:
-    """Queues of messages, one per worker; all messages of a key are in the same queue."""
+    """Queues of messages, one per worker; each key has one queue."""
 
     def __init__(
         self, count: int, key: Callable[[Message], bytes], clock: Callable[[], float], delivery: DeliveryOptions
     ) -> None:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
-        self.key: Callable[[Message], bytes] = key  #: reads the key of a message
+        self.key: Callable[[Message], bytes] = key
         self.clock: Callable[[], float] = clock
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
@@ -67,19 +67,20 @@ class KeyLanes:
 
     @property
     def waiting(self) -> int:
-        """Number of messages in flight that wait for their key, or for unseen messages."""
+        """Number of messages in flight that wait for their key or for unseen messages."""
         return sum(not message.lost for message in self._blocked())
 
     def count_in_flight(self) -> int:
-        """Return how many messages are in lanes or wait."""
+        """Return the number of messages that are in lanes or wait."""
         return sum(len(lane.messages) for lane in self.lanes) + self.waiting
 
     # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription; raises InvalidInput if a key cannot be read.
+        """Queue the messages of one read of a subscription.
 
-        Messages before that key are queued; the rest is kept for `requeue_remaining`.
+        Raises InvalidInput if a key cannot be read: messages before it are queued, the rest is kept for
+        `requeue_remaining`.
         """
         if not messages:
             return
@@ -181,7 +182,7 @@ class KeyLanes:
             self._end(key, order.lost)
 
     def forget(self, owner: Owner) -> None:
-        """Forget the messages of a connection that ended, unless their handlers run: any consumer receives them."""
+        """Forget the messages of an ended connection, unless their handlers run: any consumer receives them."""
         order = self._orders.pop(name_of(owner), None)
         if order is not None:
             self._owners.pop(order, None)
@@ -192,7 +193,7 @@ class KeyLanes:
     def delay(self, message: Message, delay: float) -> None:
         """Handle a message again after a delay in seconds, and later messages of its key after it.
 
-        A message of a batch waits from the end of its handler on, which may answer further messages of the key.
+        The delay of a batch's message begins when the handler ends.
         """
         key, due = self.key(message), self.clock() + delay
         if message in self._handed_out:
@@ -201,20 +202,20 @@ class KeyLanes:
             self.delay_all(key, [message], self._lane(key), due)
 
     def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
-        """Handle messages of a key again when they are due, in order, before later messages of the key."""
+        """Handle messages of a key again when due, in order, before later messages of the key."""
         kept = [message for message in messages if not self._is_forgotten(message)]
         if not kept:
             return
         first, *behind = kept
         behind += take_where(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
-        if before is not None:  # of another partition: messages wait only within their partition
+        if before is not None:  # of another partition
             behind += before.messages()
             due = max(due, before.due)
         self._delayed[key] = Wait(first, lane, due, behind)
 
     def _is_forgotten(self, message: Message) -> bool:
-        """Return whether the message's connection has ended and the server redelivers it to any consumer."""
+        """Return whether the connection has ended and the server redelivers the message to any consumer."""
         order = owner_of(message).order
         return order.key_sharing is KeySharing.TAGS and order not in self._owners
 
@@ -226,9 +227,9 @@ class KeyLanes:
         order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
 
     def tick(self, now: float) -> None:
-        """Handle messages again whose delay has passed, end waits that took too long, touch waiting messages."""
+        """End delays that have passed and waits that took too long; touch waiting messages."""
         for wait in self._delayed.values():
-            wait.message.answered = False  # its handler requeued it; no REQ was sent
+            wait.message.answered = False  # REQ was not sent
         if not self.lanes[0].stopped:
             for key in [key for key, wait in self._delayed.items() if wait.due <= now]:
                 self._end_delay(key)
@@ -247,7 +248,7 @@ class KeyLanes:
         self._end(key, self._delayed)  # if it is lost, its worker calls `expired`
 
     def _give_up_waiting(self, order: PartitionOrder, key: bytes, now: float) -> None:
-        """End a wait for a redelivery that took too long, unless the server could not deliver."""
+        """End a wait that took too long, unless the server could not deliver."""
         wait = order.lost[key]
         if order.ordered_by_server:
             self._end_failover_wait(wait)
@@ -287,7 +288,7 @@ class KeyLanes:
         """End the connection if messages wait for a message that was not redelivered.
 
         Another consumer may have the key: the server may have sent the waiting messages before it noticed the timeout.
-        On a new connection it starts with the first unfinished message of each key.
+        A new connection starts with the first unfinished message of each key.
         """
         wait.due = inf
         if not all(message.lost for message in wait.behind):
@@ -317,7 +318,7 @@ class KeyLanes:
             self._make_room(order)
 
     def _give_up(self, order: PartitionOrder) -> None:
-        """Stop waiting for the lost messages of a partition: too many messages wait for them."""
+        """Stop waiting for the lost messages of a partition."""
         owner = order.owner
         logger.warning(
             "%d messages of %s wait for a redelivery of earlier ones of their keys: that order is given up",
@@ -328,7 +329,7 @@ class KeyLanes:
         self._forget_lost(order)
 
     def _bound_lost(self, order: PartitionOrder) -> None:
-        """End the connection when more messages were lost than could be in flight."""
+        """End the connection if more messages were lost than could be in flight."""
         owner, lost = order.owner, sum(1 + len(wait.behind) for wait in order.lost.values())
         if owner is not None and lost > 2 * order.most_ready:
             owner.reset("messages of many keys timed out and were not redelivered")
@@ -349,7 +350,7 @@ class KeyLanes:
             lane.wake()
 
     def _make_room(self, order: PartitionOrder) -> None:
-        """Requeue the newer half of the waiting messages; they keep their places."""
+        """Requeue the newer half of the waiting messages, which keep their places."""
         for message in order.drop_newest_early():
             self._return(message)
         for wait in order.lost.values():
@@ -360,7 +361,7 @@ class KeyLanes:
     def _return(self, message: Message) -> None:
         """Requeue a message that waits for another message.
 
-        The original NSQ redelivers the other behind its whole queue: a delay until then lets it deliver the queue.
+        The original NSQ redelivers the other message behind its whole queue: the delay lets it deliver the queue.
         """
         owner = owner_of(message)
         times, delay = owner.order.note_returned(message), 0.0
@@ -370,7 +371,7 @@ class KeyLanes:
         message.mark_returned()
 
     def _forget_replaced(self, order: PartitionOrder, known: Message, message: Message) -> None:
-        """Forget a message whose id the server has given to another message, and what was behind it in the queue."""
+        """Forget a message whose id the server has given to another message, and unfinished messages behind it."""
         logger.warning(
             "the server has lost %r and stored another message in its place", known, extra={"topic": known.topic}
         )
@@ -380,7 +381,7 @@ class KeyLanes:
         order.unfinished.pop(known.id, None)  # its handler may run; its replacement may be lost, too
 
     def _forget_lost(self, order: PartitionOrder, offset: int = -1) -> None:
-        """Remove the lost messages of a partition behind an offset, unless their handlers run."""
+        """Forget the lost messages of a partition behind an offset, unless their handlers run."""
 
         def gone(message: Message) -> bool:
             return owner_of(message).order is order and message.lost and message.offset >= offset
@@ -396,7 +397,7 @@ class KeyLanes:
             order.unfinished.pop(message.id, None)
 
     def _blocked(self) -> Iterator[Message]:
-        """Return the messages that wait for others; they are in no lane."""
+        """Yield the waiting messages, which are in no lane."""
         for wait in self._delayed.values():
             yield from wait.messages()
         for order in self._orders.values():
@@ -407,10 +408,9 @@ class KeyLanes:
     # Batches
 
     def take(self, lane: MessageQueue, count: int) -> list[Message]:
-        """Remove up to a number of messages from a lane; return those in flight, with unpacked bodies.
+        """Remove up to a number of messages from a lane; return those in flight, with unpacked bodies, in order.
 
-        They may be of several keys, in order. Messages beyond the budget for unpacked bytes stay. Call `end_batch`
-        afterwards.
+        Messages beyond the budget for unpacked bytes stay. Call `end_batch` afterwards.
         """
         messages, keys, now = lane.messages, self._batches.setdefault(lane, {}), self.clock()
         while messages and len(keys) < count:
@@ -426,9 +426,9 @@ class KeyLanes:
         return list(keys)
 
     def _rows(self, lane: MessageQueue) -> list[list[Message]]:
-        """Return the first requeued message of each key of a batch, and the messages that wait for it.
+        """Return the requeued messages of a batch, by key; each row begins with the first.
 
-        Later messages of the key wait if they are requeued too, or unanswered.
+        Later unanswered messages of the key wait in its row.
         """
         rows: dict[bytes, list[Message]] = {}
         for message, key in self._batches.get(lane, {}).items():
@@ -439,15 +439,12 @@ class KeyLanes:
         return list(rows.values())
 
     def held_back(self, lane: MessageQueue) -> set[Message]:
-        """Return the messages of a lane's batch that wait for an earlier, requeued message of their key."""
+        """Return the messages of a batch that wait for a requeued message of their key."""
         due = self._handed_out
         return {message for row in self._rows(lane) for message in row if due[message] is None}
 
     def end_batch(self, lane: MessageQueue) -> None:
-        """Let requeued and held back messages of a batch wait for the longest delay of their key.
-
-        Requeued messages are handed out with another attempt.
-        """
+        """Let requeued and held back messages wait for the longest delay of their key; count attempts of the former."""
         rows, keys = self._rows(lane), self._batches.pop(lane, {})
         due = {message: self._handed_out.pop(message) for message in keys}
         for row in rows:
@@ -455,7 +452,7 @@ class KeyLanes:
                 if due[message] is not None:
                     message.answered = False
                     if message is not row[0] and not message.lost:
-                        message.attempts += 1  # the first message's attempt is counted at the end of the wait
+                        message.attempts += 1  # the first is counted at the end of the wait
                 elif message.budget is not None:
                     message.budget.release(message)
             self.delay_all(keys[row[0]], row, lane, max(due[message] or 0.0 for message in row))
@@ -463,7 +460,7 @@ class KeyLanes:
     # Closing
 
     def stop(self) -> None:
-        """Hand out no further message."""
+        """Hand out no further messages."""
         self._unstarted += self.queued()
         for lane in self.lanes:
             lane.stop()
@@ -471,7 +468,7 @@ class KeyLanes:
     def requeue_remaining(self) -> None:
         """Send REQ for unhandled messages, with the rest of their delay; call `stop` first.
 
-        Only on the original NSQ: the redesigned redelivers them when the connection ends.
+        Only on the original NSQ: the redesigned NSQ redelivers them when the connection ends.
         """
         now = self.clock()
         remaining = [(message, 0.0) for message in self._unstarted]
@@ -493,6 +490,6 @@ class KeyLanes:
         owner_of(message).send_requeue(message)
 
     def queued(self) -> Iterator[Message]:
-        """Return the messages in the lanes, without waiting messages."""
+        """Yield the messages in the lanes, without waiting messages."""
         for lane in self.lanes:
             yield from lane.messages

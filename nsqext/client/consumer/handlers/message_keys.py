@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def key_reader(key: str | KeyOf) -> Callable[[Message], bytes]:
     """Return a function that reads a message's key from a header, or by the user's function.
 
-    A message without a key has its id as key. If the user's function fails, `InvalidInput` is raised.
+    A message without a key has its id as key. Raises InvalidInput if the user's function fails.
     """
 
     def read(message: Message) -> bytes:

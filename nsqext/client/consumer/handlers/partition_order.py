@@ -1,18 +1,18 @@
 """Restore the order of a partition in lanes after its connection was lost.
 
 When a connection ends, the server redelivers the messages in flight, in any order and mixed with new messages (measured
-on the redesigned NSQ); the original NSQ does so after their timeout. There are two kinds:
+on the redesigned NSQ); the original NSQ does so after their timeout:
 
-* *received* messages, which were not finished: their ids are known;
+* *received*, unfinished messages: their ids are known;
 * *unseen* messages, which the server had sent and this process never received: at most as many as RDY allowed, directly
   behind the last received message, because a server reads its queue in order. Queue offsets show their places: a
   message begins where its predecessor ends.
 
-A killed leader of the redesigned NSQ may have lost its newest messages; their ids and offsets are given to other
-messages. The timestamp distinguishes a redelivery from another message with the same id.
+A killed leader of the redesigned NSQ may lose its newest messages and give their ids and offsets to other messages. The
+timestamp distinguishes a redelivery from another message with the same id.
 
-A key waits while its first message cannot be handled: it was requeued, or the server has to redeliver it. A received,
-unhandled message is in its lane or waits in one place; its key keeps its order on the way.
+A key waits while its first message was requeued or has to be redelivered. A received, unhandled message is in its lane
+or in a `Wait`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Wait:
-    """A key whose first message cannot be handled yet, and the later messages of the key."""
+    """A message that cannot be handled yet, and the later messages of its key."""
 
     message: Message
     lane: MessageQueue
-    #: when the message is handled again; for a lost message, when the wait for its redelivery ends, infinite on a
-    #: key_failover channel while no other message waits behind it
+    #: when the message is handled again; for a lost message, when the wait for its redelivery ends: never on a
+    #: key_failover channel while no message waits behind it
     due: float
     behind: list[Message] = field(factory=list)
 
@@ -56,8 +56,7 @@ class PartitionOrder:
     messages; ids of earlier subscriptions until `forget_handled`.
     """
 
-    #: how the keys are shared; a channel of type key_failover keeps the order of a key across connections itself, and
-    #: nothing is expected to return to this consumer
+    #: with SERVER, keys keep their order across connections, and no message has to return to this consumer
     key_sharing: KeySharing = KeySharing.NONE
     redelivery_wait: float = 60.0  #: seconds that later messages of a key wait for the redelivery of a lost message
     lost: dict[bytes, Wait] = field(factory=dict, init=False)  #: keys whose first message the server has to redeliver
@@ -67,10 +66,8 @@ class PartitionOrder:
     early: dict[int, Message] = field(factory=dict, init=False)  #: received ahead of unseen messages, by offset
     gap_due: float | None = field(
         default=None, init=False
-    )  #: when the wait for unseen messages ends; None before the first early message
-    full_since: float | None = field(
-        default=None, init=False
-    )  #: since when waiting messages use up RDY; None while they do not
+    )  #: when the wait for unseen messages ends; None without early messages
+    full_since: float | None = field(default=None, init=False)  #: since when waiting messages use up RDY
     most_ready: int = field(default=1, init=False)  #: most messages that the server could have in flight
     held_from: float = field(
         default=0.0, init=False
@@ -78,12 +75,11 @@ class PartitionOrder:
     returned: dict[bytes, int] = field(
         factory=dict, init=False
     )  #: how often messages were requeued without being handled, by id
-    #: whether the first messages of the partition are collected and sorted, as they may be redelivered messages of an
-    #: earlier consumer, in any order
+    #: whether the first messages are collected and sorted: they may be redelivered from an earlier consumer, unordered
     settling: bool = field(default=False, init=False)
-    # ids on this subscription, oldest first, with the time of their storage
+    # ids on this subscription, oldest first, with the timestamps
     _finished: dict[bytes, int] = field(factory=dict, init=False)
-    # ids on earlier subscriptions, with the time of storage and the earliest time of a redelivery
+    # ids on earlier subscriptions, with the timestamps and the earliest time of a redelivery
     _finished_before: dict[bytes, tuple[int, float]] = field(factory=dict, init=False)
     _frontier: int = field(default=-1, init=False)  # offset behind the last message without an unseen message before it
     _last_end: int = field(default=-1, init=False)  # offset behind the last message ever received
@@ -95,9 +91,9 @@ class PartitionOrder:
         return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
-        """Continue with a new subscription; return whether to forget lost messages of earlier subscriptions.
+        """Continue with a new subscription; return whether to forget earlier lost messages.
 
-        That is so if the channel was moved, or the server keeps the order itself.
+        These are forgotten if the channel was moved, or the server keeps the order.
         """
         previous, self.owner = self.owner, owner
         if previous is not None:
@@ -126,10 +122,10 @@ class PartitionOrder:
         self.most_ready = max(self.most_ready, ready)
 
     def finish(self, message: Message) -> None:
-        """Record that FIN was sent.
+        """Record that FIN was sent, which is not acknowledged.
 
-        FIN is not acknowledged. The server has read every FIN except the last RDY of them: otherwise it would not have
-        sent further messages. Their ids are kept.
+        The server has read all but the last RDY FINs: otherwise it would not have sent further messages. The ids of
+        these last messages are kept.
         """
         if self.unfinished.get(message.id) is message:
             del self.unfinished[message.id]
@@ -141,7 +137,7 @@ class PartitionOrder:
     def was_finished(self, message: Message) -> bool:
         """Return whether a delivery repeats a message whose FIN was lost with its connection, or received too late.
 
-        A first attempt of a message finished on the same connection is no repetition: the channel was moved back.
+        A first attempt on the same connection is no repetition: the channel was moved back.
         """
         stored, _ = self._finished_before.get(message.id, (None, 0.0))
         if stored == message.timestamp:
@@ -149,7 +145,7 @@ class PartitionOrder:
         return message.attempts > 1 and self._finished.get(message.id) == message.timestamp
 
     def forget_behind(self, offset: int) -> None:
-        """Forget unseen messages behind an offset: the server has lost its queue and stores other messages."""
+        """Forget unseen messages behind an offset: the server has lost them and stores other messages."""
         self._frontier = self._last_end = min(self._frontier, offset)
         self._unseen, self.gap_due = 0, None
         self.early = {at: message for at, message in self.early.items() if not message.lost}
@@ -190,7 +186,7 @@ class PartitionOrder:
         return early
 
     def forget_handled(self, since: float) -> None:
-        """Forget handled messages that the server could redeliver since before a time, and did not."""
+        """Forget handled messages that the server did not redeliver, although it could since before a time."""
         before = self._finished_before
         for message_id in [message_id for message_id, (_, held) in before.items() if held < since]:
             del before[message_id]
@@ -205,7 +201,7 @@ class PartitionOrder:
         return times
 
     def forget_returned(self) -> tuple[int, int]:
-        """Forget the requeues of finished messages; return count and bytes of the others."""
+        """Forget the requeues of finished messages; return count and bytes of the other messages."""
         self.returned = {known: times for known, times in self.returned.items() if known in self.unfinished}
         return len(self.returned), sum(len(self.unfinished[known].body) for known in self.returned)
 
@@ -215,14 +211,14 @@ class PartitionOrder:
         return [self.early.pop(offset) for offset in newest]
 
     def redelivery_due(self, now: float) -> float:
-        """Return when a wait for a lost message that begins now ends."""
+        """Return the end of a wait for a lost message that begins now."""
         return max(now, self.held_from) + self.redelivery_wait
 
     def can_receive(self) -> bool:
         """Return whether the server can deliver a message; only then the time of a wait for redelivery passes.
 
-        It cannot while it is disconnected or paused, or while as many messages as RDY allows are being handled. It can
-        if waiting messages use up RDY: some of them are requeued, see `lacks_room`.
+        It cannot while disconnected or paused, or while RDY messages are being handled. If waiting messages use up
+        RDY, it can: some are requeued, see `lacks_room`.
         """
         owner = self.owner
         if owner is None or owner.horizon == inf or not owner.ready:
@@ -251,7 +247,7 @@ class PartitionOrder:
 
 
 class KeyLaneOwner:
-    """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages itself."""
+    """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages."""
 
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
         self.owner: Owner = owner  #: the subscription
@@ -294,7 +290,7 @@ class KeyLaneOwner:
         self.order.finish(message)
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Delay the message and later messages of its key in this process; other keys continue."""
+        """Delay the message and later messages of its key in this process."""
         self._delay(message, delay)
 
     def send_requeue(self, message: Message, delay: float = 0.0) -> None:
@@ -311,7 +307,7 @@ class KeyLaneOwner:
         """Do nothing: a failure delays its key only."""
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message is not in flight any more."""
+        """Return whether the message timed out or lost its connection."""
         return self.owner.expired(message)
 
     def reset(self, reason: str) -> None:
@@ -325,14 +321,14 @@ def owner_of(message: Message) -> KeyLaneOwner:
 
 
 def name_of(owner: Owner) -> tuple[str, int | str] | Owner:
-    """Return what an order belongs to: a partition, or a connection that has all messages of its keys."""
+    """Return what an order belongs to: a partition, or a connection with all messages of its keys."""
     if owner.key_sharing is KeySharing.TAGS:
         return owner
     return (owner.topic, owner.node if owner.partition is None else owner.partition)
 
 
 def is_gone(message: Message) -> bool:
-    """Return whether a message is lost, and does not return by a requeue."""
+    """Return whether a message is lost and was not requeued by its consumer."""
     return message.lost and message.id not in owner_of(message).order.returned
 
 

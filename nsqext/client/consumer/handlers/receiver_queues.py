@@ -35,12 +35,11 @@ class ReceiverQueues:
     def __init__(self, group: SubscriptionGroup, state: ConsumerState, failed: Callable[[NsqError], None]) -> None:
         #: messages for all workers, or for the program; empty with lanes
         self.queue: MessageQueue = MessageQueue()
-        #: sends all answers before a worker waits
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self.queue.messages)
         self._group = group
         self._state = state
         self._options = options = group.options
-        self._failed = failed  # called when the key of a message cannot be read
+        self._failed = failed  # for a key that cannot be read
         self._unstarted: list[Message] = []
         self._closing = False
         self._shortest = inf  # shortest message timeout of any subscription so far
@@ -52,7 +51,7 @@ class ReceiverQueues:
 
     @property
     def iteration(self) -> MessageIteration:
-        """Hands messages to the program; created on first use."""
+        """Hands messages to the program."""
         if self._iteration is None:
             from nsqext.client.consumer.handlers.iteration import MessageIteration
 
@@ -60,7 +59,7 @@ class ReceiverQueues:
         return self._iteration
 
     def receive(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription."""
+        """Queue the messages of a read."""
         if messages:
             timeout = messages[0].owner.msg_timeout
             if timeout < self._shortest:
@@ -82,8 +81,8 @@ class ReceiverQueues:
     def _without_running(self, messages: list[Message]) -> list[Message]:
         """Return the messages whose handlers do not run.
 
-        An ordered message may be redelivered after a lost connection while its handler still runs. The handler
-        continues with the new delivery: a second call would run beside it, and the next message would not wait.
+        After a lost connection, an ordered message may be redelivered while its handler runs. The handler continues
+        with the new delivery: the next message would not wait for a second call.
         """
         running = {(message.topic, message.partition, message.id): message for message in self._running()}
         others = []
@@ -102,7 +101,7 @@ class ReceiverQueues:
         return self._iteration.held() if self._iteration is not None else []
 
     def count_in_flight(self) -> int:
-        """Return how many messages are queued, waiting for their key, held or being handled."""
+        """Return the number of messages that are queued, waiting, held or being handled."""
         count = len(self.queue.messages) + len(self._held()) + len(self._running())
         return count if self._lanes is None else count + self._lanes.count_in_flight()
 
@@ -132,7 +131,6 @@ class ReceiverQueues:
         self._stall.tick(late, running)
 
     def start_workers(self, handler: AnyHandler, dead_letters: DeadLetterHook | None) -> None:
-        """Start the workers."""
         from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 
         options, function = self._options, handler.function
@@ -150,27 +148,22 @@ class ReceiverQueues:
     # For the workers
 
     def expired(self, message: Message) -> None:
-        """Keep the place of a message that is not in flight any more when its turn comes."""
         if self._lanes is not None:
             self._lanes.expired(message)
 
     def hold(self, messages: Sequence[Message]) -> None:
-        """Hold messages whose handler returned, until the program answers them."""
         self.iteration.hold(messages)
 
     async def collect(self, limits: BatchLimits, queue: MessageQueue) -> list[Message]:
-        """Return the next batch of a queue; empty at the end of the consumer."""
         if self._lanes is None:
             return await self.iteration.collect(limits)
         return await self.iteration.collect_from(queue, partial(self._lanes.take, queue), limits)
 
     def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
-        """Return the messages of a batch that are neither answered nor held back."""
         held_back = () if self._lanes is None else self._lanes.held_back(queue)
         return [message for message in messages if not message.answered and message not in held_back]
 
     def end_batch(self, queue: MessageQueue) -> None:
-        """Record the end of the handler of a queue's last batch."""
         if self._lanes is not None:
             self._lanes.end_batch(queue)
 
@@ -184,7 +177,7 @@ class ReceiverQueues:
         self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock, self._options.delivery)
         received = list(self.queue.messages)
         self.queue.messages.clear()
-        for message in received:  # the messages may be of several subscriptions
+        for message in received:  # perhaps of several subscriptions
             self.receive([message])
         return lanes.lanes
 
@@ -194,7 +187,7 @@ class ReceiverQueues:
             self._lanes.forget(subscription)
 
     def stop(self) -> None:
-        """Hand out no further message; running handlers continue."""
+        """Hand out no further messages; running handlers continue."""
         self.queue.stopped = True  # first: threads may take messages meanwhile
         self._keep_unstarted(self.queue.take_all())
         self.queue.stop()
@@ -209,10 +202,7 @@ class ReceiverQueues:
             self._group.unpack_budget.wake()
 
     def _keep_unstarted(self, messages: Iterable[Message]) -> None:
-        """Keep messages that will not be handled for `requeue_unstarted`.
-
-        Messages of the redesigned NSQ are discarded: it redelivers them when the connection ends.
-        """
+        """Keep messages of the original NSQ for `requeue_unstarted`; the end of the connection redelivers others."""
         self._unstarted += [message for message in messages if message.owner.original]
         if self._closing:
             self.requeue_unstarted()
@@ -231,8 +221,8 @@ class ReceiverQueues:
     def requeue_remaining(self) -> None:
         """Requeue messages of cancelled handlers, held messages, and messages in lanes; call `stop` first.
 
-        On the original NSQ, which would redeliver them only after their timeout, messages handed out by the iteration
-        are requeued too. Messages of ordered channels are not: the end of the connection keeps their order.
+        On the original NSQ, which would redeliver them only after their timeout, messages of the iteration are requeued
+        too; messages of ordered channels are not: the end of the connection keeps their order.
         """
         for message in self._workers.take_cancelled() if self._workers is not None else ():
             if message.in_order or not message.in_flight:
@@ -254,12 +244,10 @@ class ReceiverQueues:
             await self._iteration.wait_for_held()
 
     def requeue_held(self, task: int) -> None:
-        """Requeue the unanswered messages that a task received in a batch."""
         if self._iteration is not None:
             self._iteration.requeue_held(task)
 
     async def wait_for_handlers(self) -> None:
-        """Wait until all handlers have ended."""
         if self._workers is not None:
             await self._workers.wait()
 

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 
 
 def as_stored(message: Message, header: bytes | None = None) -> OutgoingMessage:
-    """Return a message to publish, with stored body, extend header, trace id and key of a received message.
+    """Return a message with stored body, extend header, trace id and key of a received message.
 
     Args:
-        message: its key chooses the partition.
         header: another extend header, with the message's trace id.
 
-    Raises:
-        InvalidHeader: the extend header is only a tag, which no publish can store.
+    Raises InvalidHeader if the extend header is only a tag, which no publish can store.
     """
     if message.version == EXT_TAG:
         raise InvalidHeader(

@@ -8,7 +8,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 
 class UnusedResult:
-    """Warns once that what a handler returned is not used, unless the handler is annotated with ``-> None``."""
+    """Warns once of a handler's unused result, unless the handler is annotated with ``-> None``."""
 
     __slots__ = ("_name", "_warns")
 
@@ -17,7 +17,6 @@ class UnusedResult:
         self._warns: bool = getattr(function, "__annotations__", {}).get("return", True) not in (None, "None")
 
     def __call__(self, result: object) -> None:
-        """Take a result that is not None."""
         if self._warns:
             self._warns = False
             logger.warning(

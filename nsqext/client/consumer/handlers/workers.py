@@ -35,30 +35,30 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 Handler = Callable[[Message], Awaitable[object]]
 
 _clock = time.monotonic
-_SLICE = 0.02  # seconds after which a worker whose handlers never wait yields to the event loop, and sends its answers
+_SLICE = 0.02  # seconds after which a worker whose handlers never wait yields, and sends its answers
 _MOST_NAMED = 3  # messages named in a report of a blocked event loop
 
 
 class MessageQueue:
-    """A queue that any number of tasks take messages from."""
+    """A queue for any number of tasks."""
 
     __slots__ = ("_wake", "messages", "stopped")
 
     def __init__(self) -> None:
         self.messages: deque[Message] = deque()  #: oldest first
-        self.stopped: bool = False  #: no further message is handed out
+        self.stopped: bool = False
         self._wake = anyio.Event()
 
     def put(self, messages: list[Message]) -> None:
-        """Append messages; after `stop` discard them, the server redelivers them."""
+        """Append messages; after `stop` discard them: the server redelivers them."""
         if not self.stopped:
             self.messages.extend(messages)
             self._wake.set()
 
     def take_ready(self) -> Message | None:
-        """Remove and return the next message if it can be handed out at once; for any thread.
+        """Remove and return the next message, for any thread.
 
-        None if it has expired, must be unpacked, or was delivered before: the event loop decides about it.
+        None if the event loop must decide: it has expired, must be unpacked, or was delivered before.
         """
         messages = self.messages
         try:
@@ -74,7 +74,7 @@ class MessageQueue:
         return message
 
     def take_all(self, count: int | None = None) -> list[Message]:
-        """Remove and return up to a number of messages, or all, while threads may take some."""
+        """Remove and return up to a number of messages, while threads may take some."""
         messages = self.messages
         taken: list[Message] = []
         most = len(messages) if count is None else min(count, len(messages))
@@ -83,10 +83,7 @@ class MessageQueue:
         return taken
 
     def take(self, count: int) -> list[Message]:
-        """Remove up to a number of messages; return those in flight, with unpacked bodies.
-
-        Messages beyond the budget for unpacked bytes stay.
-        """
+        """Remove up to a number of messages; return those in flight, with unpacked bodies, within their budget."""
         messages, now = self.messages, _clock()
         taken = [message for message in self.take_all(count) if message.may_begin(now)]
         for number, message in enumerate(taken):
@@ -96,17 +93,16 @@ class MessageQueue:
         return taken
 
     def stop(self) -> None:
-        """Hand out no further message, and wake all waiting tasks."""
+        """Hand out no further messages; wake all waiting tasks."""
         self.stopped = True
         self.messages.clear()
         self._wake.set()
 
     def wake(self) -> None:
-        """Wake all waiting tasks."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Wait for the next `put`, `wake` or `stop`; return immediately after a call since the last wait."""
+        """Wait for `put`, `wake` or `stop`; return immediately after a call since the last wait."""
         if self._wake.is_set():
             self._wake = anyio.Event()
         await self._wake.wait()
@@ -117,9 +113,9 @@ class ConsumerState:
     """Whether a consumer is open, and why it ended."""
 
     opened: bool = False
-    ended: anyio.Event = field(factory=lambda: anyio.Event())  #: set when no further message will be delivered
+    ended: anyio.Event = field(factory=lambda: anyio.Event())  #: no further message will be delivered
     error: NsqError | None = None  #: None if the consumer was stopped
-    raises: bool = True  #: whether the caller gets the error, while it opens and while it waits
+    raises: bool = True  #: whether the caller gets the error: while it opens and while it waits
 
 
 @define(eq=False)
@@ -146,14 +142,14 @@ class BatchLimits:
 
 @frozen
 class MessageHandler:
-    """A function that handles one message at a time."""
+    """A function that handles a message at a time."""
 
     function: Handler
-    auto_finish: bool = True  #: whether a return finishes the message; otherwise the program does it later
+    auto_finish: bool = True  #: whether its return finishes the message
     #: called instead of a function that blocks; handles the message of the slot and, while calls succeed, the next
-    #: messages of the queue. The slot always has the message in hand; the last is left to the worker.
+    #: messages of the queue. The slot always has the message in hand; the worker answers the last.
     burst: Callable[[Slot, MessageQueue], Awaitable[object]] | None = None
-    origin: object = None  #: the function of the program, for the log
+    origin: object = None  #: the program's function, for the log
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
@@ -168,16 +164,16 @@ class StallWatch:
     """Compares the delay of a timer with the durations of handlers."""
 
     _limit: float  # reported delay in seconds; 0 for never
-    _name: str  # what handles the messages, for the log
+    _name: str  # the handler, for the log
     _slow: list[tuple[float, str]] = field(factory=list)
 
     def took(self, messages: Sequence[Message], seconds: float) -> None:
-        """Record how long the handler of one message, or of a batch, took."""
+        """Record the duration of a handler."""
         if self._limit and seconds > self._limit / 2:
             self._slow.append((seconds, _names(messages)))
 
     def tick(self, late: float, running: Sequence[Message]) -> None:
-        """Report a delay of the timer in seconds above the limit, with the ``running`` messages."""
+        """Log a delay of the timer in seconds above the limit, with the ``running`` messages."""
         slow, self._slow = self._slow, []
         if not self._limit or late < self._limit:
             return
@@ -208,14 +204,14 @@ class AnyHandler(Protocol):
 
     @property
     def function(self) -> Callable[..., Awaitable[object]]:
-        """What is called."""
+        """The function to call."""
 
     @property
     def origin(self) -> object:
-        """The function of the program, for the log."""
+        """The program's function, for the log."""
 
     async def work(self, workers: Workers, slot: Slot, queue: MessageQueue) -> None:
-        """Handle messages until the queue is stopped, as the worker of a slot."""
+        """Handle messages until the queue is stopped."""
 
 
 class MessageSource(Protocol):
@@ -232,7 +228,7 @@ class MessageSource(Protocol):
         """Hold messages whose handler returned, until the program answers them."""
 
     async def collect(self, limits: BatchLimits, queue: MessageQueue) -> list[Message]:
-        """Return the next batch of a queue; empty at the end of the consumer."""
+        """Return the next batch; empty at the end of the consumer."""
 
     def unanswered(self, messages: Iterable[Message], queue: MessageQueue) -> list[Message]:
         """Return the messages of a batch that are neither answered nor held back."""
@@ -255,7 +251,7 @@ class Workers:
     _unused: UnusedResult | None = field(default=None, init=False)
 
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
-        """Start a worker for each queue, shielded from cancellation: only `cancel` ends them early."""
+        """Start a worker for each queue, shielded from cancellation: only `cancel` ends it early."""
         for queue in queues:
             slot = Slot()
             self._slots.append(slot)
@@ -299,7 +295,7 @@ class Workers:
             self._ended.wake()
 
     async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
-        """Call a handler for each message of a queue, as the worker of a slot."""
+        """Call a handler for each message of a queue."""
         handle, burst, auto_finish = handler.function, handler.burst, handler.auto_finish
         flush, attempts_exhausted = self.source.flush, self.policy.attempts_exhausted
         if burst is not None:
@@ -317,10 +313,10 @@ class Workers:
                 continue
             try:
                 message = messages.popleft()
-            except IndexError:  # a thread of another worker has taken it
+            except IndexError:  # another worker's thread has taken it
                 continue
             if not message.may_begin(now):
-                self.source.expired(message)  # it timed out in the queue, or its connection ended: it is redelivered
+                self.source.expired(message)
                 continue
             slot.message = message
             if message.budget is not None and not await self._unpack(message):
@@ -354,7 +350,7 @@ class Workers:
             slot.message = None
 
     def note_unused(self, handler: AnyHandler, result: object) -> None:
-        """Take what a handler returned and nothing uses."""
+        """Log once that nothing uses what a handler returned."""
         if self._unused is None:
             from nsqext.client.consumer.handlers.unused_result import UnusedResult
 
@@ -372,7 +368,7 @@ class Workers:
 def interrupted(slot: Slot, error: BaseException) -> InvalidState:
     """Return the failure of a handler that raised a cancellation or GeneratorExit itself.
 
-    Raises the given error if the worker was cancelled, its event loop has ended, or it is another error.
+    Raises the error if the worker was cancelled, its event loop has ended, or it is another error.
     """
     try:
         running = anyio.get_current_task() == slot.task

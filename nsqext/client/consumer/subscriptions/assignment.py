@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
 
 STABLE: Final = 5.0
-"""Seconds after which a subscription is stable, so that the next failure starts with a short pause."""
+"""Seconds after which a subscription is stable: the next failure starts with a short pause."""
 
 Key = int | Address
 """A partition; on the original NSQ the address of a node."""
@@ -31,7 +31,7 @@ class MessageReceiver(Protocol):
     """Receives the messages of all subscriptions."""
 
     def receive(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription."""
+        """Queue the messages of a read."""
 
     def forget(self, subscription: Subscription) -> None:
         """Forget the messages of a key bucket whose subscription ended."""
@@ -51,17 +51,14 @@ class SubscriberContext:
 
     @property
     def metadata(self) -> MetadataCache:
-        """Looks up topics and the leaders of partitions."""
         return self.group.metadata
 
     @property
     def events(self) -> ClientEvents:
-        """Receives changes of connections and leaders."""
         return self.group.events
 
     @property
     def tasks(self) -> BackgroundTasks:
-        """Runs the tasks of topics and partitions."""
         return self.group.tasks
 
     def wants(self, key: Key) -> bool:
@@ -75,10 +72,10 @@ class Assignment:
     """A consumed partition, or a node of the original NSQ."""
 
     key: Key
-    pending: Position | None = field(default=None, init=False)  #: position to move the channel to as soon as possible
-    #: set when no move is pending or possible
+    pending: Position | None = field(default=None, init=False)  #: to move the channel to as soon as possible
+    #: no move is pending or possible
     moved: anyio.Event = field(factory=lambda: anyio.Event(), init=False)
-    start_applied: bool = field(default=False, init=False)  #: whether the start position was applied
+    start_applied: bool = field(default=False, init=False)  #: the start position was applied
     opened: int = field(default=0, init=False)  #: number of successful subscriptions
     ended_at: float = field(default=0.0, init=False)  #: end of the last subscription (monotonic seconds)
     warned_at: float = field(default=float("-inf"), init=False)  #: time of the last logged failure
@@ -89,7 +86,7 @@ class Assignment:
 
     @property
     def partition(self) -> int | None:
-        """Number of the partition; None for a node of the original NSQ."""
+        """None for a node of the original NSQ."""
         return self.key if isinstance(self.key, int) else None
 
     def is_stable(self, now: float) -> bool:

@@ -7,8 +7,8 @@
        └──── success at level 1 ◀─────────────────────────────┤
                              └── failure: one level up, or success: one level down
 
-The pause of level n is ``base * 2**n``, as in the Go clients. Outcomes during a pause change nothing, so
-that many messages that fail together count once.
+The pause of level n is ``base * 2**n``, as in the Go clients. Outcomes during a pause change nothing: many messages
+that fail together count once.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Backoff:
-    """The state of a consumer, or of one of its connections."""
+    """The state of a consumer, or of a connection."""
 
     _options: BackoffOptions
-    _chance: Callable[[], float] = chance.random  # share of a pause to wait, 0 to 1, with jitter
+    _chance: Callable[[], float] = chance.random  # share of a pause, 0 to 1, with jitter
     level: int = 0  #: 0 while handlers succeed
-    until: float = 0.0  #: end of the pause on the caller's clock; 0 without a pause
+    until: float = 0.0  #: end of the pause on the caller's clock
 
     @property
     def state(self) -> Literal["running", "waiting", "probing"]:

@@ -38,7 +38,7 @@ class ChannelSeeker:
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
         """Record the start position of the options before the first subscription to a partition.
 
-        Looked-up positions are recorded before each subscription.
+        `StartPositions` are asked before each subscription.
 
         Raises DataLoss, InvalidSetting or PartitionUnavailable.
         """
@@ -75,7 +75,7 @@ class ChannelSeeker:
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         """Move the channel to a position; return when all partitions have moved.
 
-        The last of concurrent calls wins, and all return then. Cancellation does not revoke the move.
+        The last of concurrent calls wins. Cancellation does not revoke the move.
 
         Raises InvalidPartition, InvalidSetting or InvalidState.
         """

@@ -2,12 +2,12 @@
 
 The redesigned NSQ has no delayed publish. A delayed message carries the header ``##due``, and consumers requeue it
 until then: for a part of the time, and again when it is due, because servers are late. They check requeued messages
-twice a second, those of new channels after up to five seconds, and those of only 20 channels, drawn at random (source:
-nsqd.go, queueScanLoop). So a consumer keeps a message in flight during the last seconds.
+twice a second, in new channels after up to five seconds, and in only 20 random channels (source: nsqd.go,
+queueScanLoop). So a consumer keeps a message in flight during the last seconds.
 
-The planned deliveries are always requeued, also after the due time, so that every consumer knows from the message alone
-how many to subtract from its attempts. Messages that the server keeps on disk are requeued once: there, a message in
-flight blocks the others.
+The planned deliveries are always requeued, also after the due time: so every consumer knows from the message how many
+to subtract from its attempts. Messages that the server keeps on disk are requeued once: there, a message in flight
+blocks the others.
 
 Messages requeued for longer than a server may accept have no such header; this process remembers them.
 """
@@ -42,13 +42,12 @@ class EarlyMessages:
     """Requeues messages that are not due, and corrects the attempts of the others."""
 
     def __init__(self) -> None:
-        self.kept: dict[Message, None] = {}  #: messages in flight that are requeued when they are due
+        self.kept: dict[Message, None] = {}  #: messages in flight that are requeued when due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
-        # unplanned early deliveries: the server has a shorter longest requeue, refused one, or the clocks of two
-        # consumers differ
+        # unplanned early deliveries: the server allows only shorter requeues, refused one, or clocks differ
         self._uncounted: dict[Name, int] = {}
-        #: due time (monotonic) and early deliveries of messages that were requeued for long
+        #: due time (monotonic) and early deliveries of messages requeued for long
         self.postponed: dict[Name, tuple[float, int]] = {}
 
     def postpone(self, message: Message, delay: float) -> None:
@@ -61,15 +60,14 @@ class EarlyMessages:
     def keep(self, message: Message, due: float) -> None:
         """Keep a message in flight, and requeue it at a monotonic time.
 
-        For ordered channels, where servers ignore the delay of a requeue (captured: sub_ordered_requeue), and for
-        messages due soon.
+        For messages due soon, and ordered channels, where servers ignore the delay of a requeue (captured:
+        sub_ordered_requeue).
         """
         self.kept[message] = None
         self._added += 1
         heappush(self._due, (due, self._added, message))
 
     def tick(self, now: float) -> None:
-        """Requeue the kept messages that are due."""
         while self._due and self._due[0][0] <= now:
             message = heappop(self._due)[2]
             self.kept.pop(message, None)

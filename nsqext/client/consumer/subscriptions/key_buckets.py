@@ -1,10 +1,10 @@
 """Share the buckets of a partition's keys among the consumers of a channel: one owner for each at a time.
 
 The owner of a bucket is the channel's only connection with the bucket's tag. A consumer connects with the tag without
-requesting messages, and then reads the server's statistics, which contain every connection that was subscribed before.
-Only if no other connection has the tag does it request messages; otherwise it leaves. So of two consumers that claim a
-bucket at the same time at least one sees the other. An owner that gives a bucket away disconnects when its messages in
-flight are answered. The server ends the connections of an owner that died or hangs.
+requesting messages, then reads the server's statistics, which contain every connection subscribed before. Only if no
+other connection has the tag does it request messages; otherwise it leaves. So of two concurrent claims at least one
+sees the other. An owner that gives a bucket away disconnects when its messages in flight are answered. The server ends
+the connections of an owner that died or hangs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _POLL = 1.0  # mean seconds between two reads of the statistics
 # them
 _TAKEOVER_LOOKS = 5
 _TAKEOVER_POLL = 0.2  # seconds between two reads during a takeover
-_LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends although the server delivers nothing
-_ANSWER_POLL = 0.02  # seconds between two checks whether the messages of a bucket were answered
-_BLOCKED = 5  # reads in a row without delivery of a partition, before that is an error or logged
+_LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends without deliveries
+_ANSWER_POLL = 0.02  # seconds between two checks for unanswered messages of a bucket
+_BLOCKED = 5  # reads in a row without delivery of a partition before an error or a log message
 _BLOCKED_AGAIN = 60  # reads until it is logged again
 
 _clock = time.monotonic
@@ -58,16 +58,16 @@ class DeliveryWatch:
     """Counts reads of the statistics with deliveries: the server reads on only after it has redelivered requeued
     messages.
 
-    It delivers nothing behind a message whose bucket has no owner, or an owner that may have no further message in
-    flight. So it delivers if it has read on since the last look, or if no bucket is in this state.
+    It delivers nothing behind a message whose bucket has no owner that may receive more. So it delivers if it has read
+    on since the last look, or if each bucket has such an owner.
     """
 
     tags: set[str]
-    looks: int = 0  #: how often it delivered
+    looks: int = 0  #: with deliveries
     last: PartitionChannelStats | None = None
 
     def note(self, found: PartitionChannelStats) -> None:
-        """Count a look."""
+        """Count a look if the server delivered."""
         able = {client.tag or "" for client in found.clients if client.in_flight < client.ready}
         reads = self.last is not None and bool(self.last.clients) and found.read > self.last.read
         self.looks += not found.paused and (reads or able >= self.tags)
@@ -88,7 +88,7 @@ class KeyBuckets:
     def __init__(
         self, member: Subscription, node: Address | None, context: SubscriberContext, watch: BucketWatch
     ) -> None:
-        # the open subscription for messages without a key; shows this consumer to the others
+        # subscribed for messages without a key; shows this consumer to the others
         self._member = member
         self._request: SubscribeRequest = member.request
         self._context = context
@@ -103,7 +103,7 @@ class KeyBuckets:
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
         self._tags_watch = watch
-        if node is None:  # lookup does not report the HTTP address of the partition's leader
+        if node is None:  # lookup does not report the HTTP address of the leader
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
                 topic=member.topic,
@@ -117,7 +117,7 @@ class KeyBuckets:
         return [bucket.subscription for bucket in self._owned.values()]
 
     async def read(self) -> None:
-        """Share buckets while the member's connection is open; raises why it ended.
+        """Share buckets until the member's connection ends; raises its error.
 
         Raises InvalidSetting if the messages of the topic have no tags of these buckets.
         """
@@ -141,7 +141,7 @@ class KeyBuckets:
             await anyio.sleep(_POLL * chance.uniform(0.5, 1.5))
 
     async def _look(self) -> PartitionChannelStats | None:
-        """Return the connections of the channel; None if the node does not respond."""
+        """Return the connections of the channel; None if the node does not respond or has no such channel."""
         request = self._request
         self._looked = _clock()
         try:
@@ -171,10 +171,10 @@ class KeyBuckets:
                 tasks.start_soon(self._claim, tag)
 
     def _watch(self, found: PartitionChannelStats) -> None:
-        """Notice messages without a tag of these buckets, behind which the server delivers nothing of the partition.
+        """Notice a message without a tag of these buckets: the server delivers nothing behind it.
 
-        If no message of a bucket was ever delivered, producers lack the setting, and the consumer ends. Later it
-        continues: other partitions are not concerned.
+        If no message of a bucket was ever delivered, producers lack the setting, and the consumer ends. Otherwise it
+        continues with other partitions.
         """
         watch, count = self._tags_watch, len(self._tags)
         buckets = [client for client in found.clients if client.tag in self._tags]
@@ -185,7 +185,8 @@ class KeyBuckets:
         self._blocked = self._blocked + 1 if idle else 0
         if self._blocked == _BLOCKED and not watch.worked:
             self._refusal = InvalidSetting(
-                f"no message was ever delivered, and {found.depth} wait: the next one has no tag of key_tags={count}",
+                f"no message was ever delivered, and {found.depth} wait: the next message has no tag of "
+                f"key_tags={count}",
                 topic=self._request.topic,
                 partition=self._request.partition,
                 node=str(self._request.address),
@@ -194,14 +195,14 @@ class KeyBuckets:
             )
         elif self._blocked % _BLOCKED_AGAIN == _BLOCKED:
             self._log(
-                f"no message is delivered, and {found.depth} wait: the next one has no tag of key_tags={count}; give "
-                "all producers of the topic this setting, and consume what is left of others without dispatch"
+                f"no message is delivered, and {found.depth} wait: the next message has no tag of key_tags={count}; "
+                "give all producers of the topic this setting, and consume the messages without it without dispatch"
             )
         others = {count_of_tag(client.tag or "") for client in found.clients} - {0, count} - watch.others
         for other in others:
             watch.others.add(other)
             self._log(
-                f"other consumers have key_tags={other}, and this one {count}: it receives what producers with "
+                f"other consumers have key_tags={other}, and this consumer {count}: it receives what producers with "
                 f"key_tags={count} publish; give all producers and consumers the same number"
             )
 
@@ -271,15 +272,15 @@ class KeyBuckets:
         await bucket.release.wait()
         group.retire([subscription])
         group.flush()
-        await subscription.stop()  # all sent messages have arrived now
+        await subscription.stop()  # all sent messages have arrived
         await self._wait_answered(subscription)
         group.flush()
         await subscription.close()
 
     async def _take_over(self, bucket: _Bucket) -> None:
-        """Wait until the server has redelivered what the last owner had in flight, or the bucket is released.
+        """Wait until the bucket is released, or the server has redelivered what the last owner had in flight.
 
-        If the last owner died, the server redelivers its messages in any order.
+        If the last owner died, this is in any order.
         """
         subscription = bucket.subscription
         subscription.taking_over = True

@@ -19,7 +19,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 class OrderCheck:
     """Checks an ordered subscription: internal ids and queue offsets must increase; an equal id is a redelivery.
 
-    A new subscription, for example after a leader change, needs a new check (smart client note, ordered consumption).
+    A new subscription needs a new check (smart client note, ordered consumption).
     """
 
     _report_attempts: int = 0  # a message that blocks its partition is reported at each multiple; 0 for never
@@ -28,7 +28,7 @@ class OrderCheck:
     _last: Message | None = None
 
     def accepts(self, message: Message) -> bool:
-        """Check a received message; return whether to handle it. Raises OrderViolation.
+        """Return whether to handle a received message. Raises OrderViolation.
 
         A second copy of an unanswered message is not handled: the first ordered subscription of a channel receives its
         first message twice (captured: sub_ordered_first_reset_duplicate), and one answer finishes both.

@@ -1,9 +1,9 @@
-"""A connection that is subscribed to one partition of a channel: the part that consumers and range readers share.
+"""A connection subscribed to a partition of a channel, for consumers and range readers.
 
 ::
 
     reader = await PartitionReader.open(request)    # connect, IDENTIFY, SUB; the server sends nothing yet
-    await reader.move(http, position)               # optional: move the channel to a position first
+    await reader.move(http, position)               # optional: move the channel
     reader.set_ready(100)
     reader.flush()
     await reader.read(on_messages)                  # until the connection ends
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
 _UNBUFFERED = -1
 _SHORTEST = 0.01
-# shortest output buffer timeouts that the redesigned and the original server accept, in seconds
+# shortest output buffer timeouts of the redesigned and the original server, in seconds
 _SHORTEST_ORIGINAL = 0.025
 
 
 @frozen
 class SubscribeRequest:
-    """The partition and the channel to subscribe to, and how."""
+    """The partition and channel to subscribe to, and how."""
 
     topic: str
     channel: str
     partition: int | None  #: None on the original NSQ
     address: Address  #: the node of its leader
-    meta: TopicMeta  #: the topic's meta; decides extend support and order
+    meta: TopicMeta  #: decides extend support and order
     options: ConsumerOptions = field(kw_only=True)
     tag: str | None = field(default=None, kw_only=True)  #: required tag of messages; None for all
-    #: name of a consumer that shares keys by tags, for other consumers, in the server's statistics
+    #: names a consumer that shares keys by tags in the server's statistics
     client_id: str = field(default="", kw_only=True)
-    #: number of key buckets shared by tags; 0 if keys are not shared by tags
+    #: number of key buckets; 0 if keys are not shared by tags
     key_tags: int = field(default=0, kw_only=True)
 
     @property
     def key_sharing(self) -> KeySharing:
-        """How the consumers of the channel share the keys of the partition."""
+        """How the channel's consumers share the keys of the partition."""
         if self.options.dispatch != KEY_FAILOVER:
             return KeySharing.NONE
         return KeySharing.TAGS if self.key_tags else KeySharing.SERVER
@@ -76,15 +76,12 @@ class SubscribeRequest:
         if self.ordered:
             return "SUB_ORDERED"
         options = self.options
-        # lanes restore the order of a partition by the offsets of its messages
+        # lanes restore the order by the offsets of messages
         sorts = options.lanes is not None and self.key_sharing is not KeySharing.SERVER
         return "SUB_ADVANCED" if (options.queue_position or sorts) and self.partition is not None else "SUB"
 
     def identify(self) -> IdentifyRequest:
-        """Return the body of IDENTIFY.
-
-        Extend support must match the topic (captured: sub_ext_need, sub_ext_forbidden).
-        """
+        """Return the body of IDENTIFY; extend support as the topic's (captured: sub_ext_need, sub_ext_forbidden)."""
         extend = self.meta.extend_support
         size, timeout = self._buffer()
         return IdentifyRequest(
@@ -102,7 +99,7 @@ class SubscribeRequest:
     def _buffer(self) -> tuple[int | None, float | None]:
         """Return size and timeout of the server's output buffer.
 
-        Without a partition the node may be of either generation; the original refuses shorter timeouts.
+        A node without partitions may be of either generation; the original refuses shorter timeouts.
         """
         options, connection = self.options, self.options.connection
         timeout = options.output_buffer_timeout
@@ -122,11 +119,11 @@ class SubscribeRequest:
         return {"dispatch": dispatch} | ({"key_header": key} if isinstance(key, str) else {})
 
     def supported_by(self, negotiated: Negotiated) -> SubscribeRequest:
-        """Return the request that a server can serve: this request, or a request by tags if it does not share keys.
+        """Return the request that a server can serve: this request, or by tags if the server does not share keys.
 
-        Only the server's answer decides, no earlier knowledge: so all consumers of a channel share a partition in the
-        same way, also while servers are replaced. A server with key_failover makes all consumers subscribe in the same
-        way as the first. Raises InvalidSetting if keys cannot be shared here.
+        Only the server's answer decides: so all consumers of a channel share a partition in the same way, also while
+        servers are replaced. A server with key_failover makes all consumers subscribe in the same way as the first.
+        Raises InvalidSetting if keys cannot be shared.
         """
         sharing = self.key_sharing
         if sharing is KeySharing.NONE or (sharing is KeySharing.SERVER and negotiated.dispatch == KEY_FAILOVER):
@@ -141,13 +138,13 @@ class SubscribeRequest:
         return chosen
 
     def explain(self, error: NsqError) -> NsqError:
-        """Return the error of a subscription: `InvalidSetting`, not retried, if the channel has another type."""
+        """Return `InvalidSetting`, which is not retried, if the channel has another type; otherwise the error."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
             return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
         return error
 
     def fits(self, meta: TopicMeta) -> bool:
-        """Return whether this subscription can consume a topic with this meta."""
+        """Return whether this subscription fits a topic's meta."""
         return self.meta.extend_support == meta.extend_support and self.meta.ordered == meta.ordered
 
 
@@ -156,45 +153,42 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 _READ_SIZE = 65536
 _CLOSE_TIMEOUT = 2.0
 _HEARTBEAT_LATE = 1.0  # seconds after which a heartbeat is missing
-_PAST_DUE = 0.05  # seconds by which a tick follows such a time
-# accepted messages in flight beyond twice the RDY count: the server restarts its count at 0 when an administrator
-# empties or moves the channel
+_PAST_DUE = 0.05  # seconds between a due time and the tick for it
+# messages in flight accepted beyond twice the RDY count: the server's count restarts at 0 when an administrator empties
+# or moves the channel
 _EXCESS = 16
 
 
 class PartitionReader:
-    """A subscribed connection; see `open`.
-
-    `flush` sends commands: RDY first, then the others in order.
-    """
+    """A subscribed connection; see `open`."""
 
     def __init__(self, request: SubscribeRequest, connection: Connection, negotiated: Negotiated) -> None:
-        self.request: SubscribeRequest = request  #: what it is subscribed to
+        self.request: SubscribeRequest = request
         self.node: str = str(request.address)  #: ``host:port`` of the node
-        self.pending: list[bytes] = []  #: commands that the next `flush` sends (FIN, REQ, TOUCH)
+        self.pending: list[bytes] = []  #: FIN, REQ and TOUCH for the next `flush`
         self.ready: int = 0  #: the last RDY count
-        #: the server's largest RDY count, or 1 for an ordered subscription, whose channel sends one message at a time
+        #: the server's largest RDY count, or 1 for an ordered subscription
         self.max_ready: int = 1 if request.ordered else negotiated.max_rdy_count
         self.msg_timeout: float = negotiated.msg_timeout  #: seconds that a message may be in flight
-        #: the same, touches included
+        #: seconds, touches included
         self.max_msg_timeout: float = negotiated.max_msg_timeout
         self._connection = connection
-        self.extend: bool = request.meta.extend_support  #: whether messages carry an extend header
-        self.detail: bool = request.verb != "SUB"  #: whether messages carry their offset and size
+        self.extend: bool = request.meta.extend_support  #: whether messages have an extend header
+        self.detail: bool = request.verb != "SUB"  #: whether messages have offset and size
         self._rdy: int | None = None
         self._largest = 0
-        #: most messages that the server may have sent, neither answered nor timed out, by the largest RDY count. The
-        #: server may redeliver messages shortly before this client notices their timeout.
+        #: most messages that the server may have sent, neither answered nor timed out, by the largest RDY count; the
+        #: server may notice timeouts before this client
         self.most_in_flight: int = _EXCESS
         self._silent_since = 0.0
-        # set when CLS was acknowledged, or is not awaited any more; None before CLS
+        # set when CLS was acknowledged or failed; None before CLS
         self._closing: anyio.Event | None = None
 
     @classmethod
     async def open(cls, request: SubscribeRequest, *, read_size: int = _READ_SIZE, **members: Any) -> Self:
         """Connect and subscribe; cancellation closes the connection.
 
-        A request that shares keys by the server's dispatch becomes a request by tags if the server lacks it.
+        If the server cannot share the keys of the request, the keys are shared by tags.
 
         Args:
             read_size: bytes of a read, at most.
@@ -223,7 +217,7 @@ class PartitionReader:
         return cls(request, connection, negotiated, **members)
 
     def decode(self, message: RawMessage, data: bytes) -> None:
-        """Fill a message from the data of a frame; raises ProtocolError."""
+        """Fill a message from a frame; raises ProtocolError."""
         decode_into(message, data, self.extend, self.detail)
 
     # Sending
@@ -234,7 +228,7 @@ class PartitionReader:
         return bool(self.pending) or self._rdy is not None
 
     def set_ready(self, count: int) -> bool:
-        """Set the RDY count, to be sent by the next `flush`; return whether it changed."""
+        """Set the RDY count for the next `flush`; return whether it changed."""
         if count == self.ready:
             return False
         self.ready = self._rdy = count
@@ -243,7 +237,7 @@ class PartitionReader:
         return True
 
     def flush(self) -> None:
-        """Send RDY and the pending commands with one write."""
+        """Send RDY and pending commands with one write."""
         connection, pending = self._connection, self.pending
         if self._rdy is not None:
             connection.write(rdy(self._rdy))
@@ -273,7 +267,7 @@ class PartitionReader:
 
     @property
     def silence_due(self) -> float:
-        """When to call `tick`, unless anything is received until then; infinity without heartbeats."""
+        """When to call `tick` if nothing is received until then; infinity without heartbeats."""
         received, interval = self._connection.received_at, self._connection.heartbeat_interval
         if not interval:
             return inf
@@ -283,8 +277,7 @@ class PartitionReader:
     def misses_heartbeat(self, now: float) -> bool:
         """Return, once in a silence, whether the server is silent for longer than a heartbeat interval.
 
-        A topic that was upgraded to extend sends neither messages nor heartbeats to old consumers (captured:
-        upgrade_ext).
+        After an upgrade to extend, a topic sends old consumers neither messages nor heartbeats (captured: upgrade_ext).
         """
         connection = self._connection
         received, interval = connection.received_at, connection.heartbeat_interval
@@ -296,15 +289,15 @@ class PartitionReader:
     # Ending
 
     def fail(self, error: NsqError) -> None:
-        """End the connection because of an error, which `read` raises."""
+        """End the connection with an error, which `read` raises."""
         self._connection.protocol.fail(error)
         self._connection.close()
 
     async def stop(self) -> None:
-        """Send pending commands, and wait until the server has acknowledged CLS: it sends no further messages.
+        """Send pending commands and CLS, and wait for its acknowledgement: the server sends no further messages.
 
-        Does not raise. The server still accepts answers (captured: cls). While another task waits, pending commands are
-        sent, and that task is awaited: the server refuses a second CLS.
+        Does not raise. The server still accepts answers (captured: cls) and refuses a second CLS: concurrent calls wait
+        for the first.
         """
         if not self._connection.usable:
             return
@@ -320,7 +313,7 @@ class PartitionReader:
             logger.debug("connection ended before CLS was acknowledged: %s", error)
 
     async def close(self) -> None:
-        """Stop as `stop` does, and close the connection. Cancellation closes it at once."""
+        """Stop as `stop` does, then close the connection; cancellation closes it at once."""
         try:
             await self.stop()
         finally:
@@ -335,7 +328,7 @@ class PartitionReader:
             closing.set()
 
     def end(self) -> None:
-        """Close the connection at once. May be called again."""
+        """Close the connection at once; repeatable."""
         self._connection.close()
 
 

@@ -1,4 +1,4 @@
-"""Share the keys of a channel by the tags of messages where its server does not share them: what that needs."""
+"""Share the keys of a channel by tags, where its server does not share them."""
 
 from __future__ import annotations
 

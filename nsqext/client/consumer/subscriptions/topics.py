@@ -29,13 +29,11 @@ _clock = time.monotonic
 
 
 class TopicSelection:
-    """The topics that a consumer selects.
+    """The topics that a consumer selects; raises InvalidName or InvalidSetting.
 
     Args:
         topics: a name, a pattern, or several of both. ``*`` stands for any number of characters, ``?`` for a single
             character; ``#ephemeral`` topics match only a pattern with this end.
-
-    Raises InvalidName or InvalidSetting.
     """
 
     def __init__(self, topics: str | Iterable[str], excluded: str | None = None) -> None:
@@ -51,11 +49,10 @@ class TopicSelection:
 
     @property
     def single(self) -> bool:
-        """Whether it is the name of one topic."""
+        """Whether it is a single name."""
         return len(self.given) == 1 and not self.patterns
 
     def matches(self, topic: str) -> bool:
-        """Return whether a topic is selected."""
         if topic in self.names:
             return True
         return topic != self._excluded and any(one.fullmatch(topic) is not None for one in self._expressions)
@@ -82,15 +79,14 @@ def select_topics(topics: str | Iterable[str], options: ConsumerOptions, *, has_
 class TopicSubscriptions:
     """The subscriptions of a consumer: a `Subscriber` for each topic, with a common distribution of RDY.
 
-    Topics that match a pattern are found in the list of the lookup service, which is read every ``poll_interval``. A
-    deleted topic is left when its connections have ended; a list without a topic whose connections are open changes
-    nothing. A found topic that servers refuse permanently is logged, and tried again after the next poll; such an error
-    of a topic given by name ends the consumer.
+    Topics that match a pattern are found in the list of the lookup service, read every ``poll_interval``. A deleted
+    topic is left when its connections have ended. A found topic that servers refuse permanently is logged, and tried
+    again after the next poll; such an error of a topic given by name ends the consumer.
     """
 
     def __init__(self, selection: TopicSelection, context: SubscriberContext, fail: Callable[[NsqError], None]) -> None:
         self.selection: TopicSelection = selection
-        #: set when all partitions of the first topics are subscribed, or the consumer cannot continue
+        #: all partitions of the first topics are subscribed, or the consumer cannot continue
         self.started: anyio.Event = anyio.Event()
         self._context = context
         self._channel = context.channel
@@ -98,7 +94,7 @@ class TopicSubscriptions:
         self._group = context.group
         self._metadata = context.metadata
         self._tasks = context.tasks
-        self._fail = fail  # called with an error after which the consumer cannot continue
+        self._fail = fail  # ends the consumer with an error
         self._subscribers: dict[str, Subscriber] = {}
         self._leaving: dict[Subscriber, None] = {}
         self._changed = Wakeup()
@@ -114,12 +110,11 @@ class TopicSubscriptions:
         return tuple(text for subscriber in self._subscribers.values() for text in subscriber.blocked)
 
     def select(self, selection: TopicSelection) -> None:
-        """Consume other topics."""
         self.selection = selection
         self._changed.wake()
 
     async def run(self) -> None:
-        """Subscribe to the selected topics, also those that appear later; raises LookupFailed."""
+        """Subscribe to the selected topics, also when they appear later; raises LookupFailed."""
         deadline = _clock() + self._options.lookup_timeout
         failures = 0
         while not self._closing:
@@ -215,7 +210,7 @@ class TopicSubscriptions:
     # Seeking and closing
 
     async def seek(self, position: Position, partitions: Sequence[int] | None, topic: str | None) -> None:
-        """Move the channel; see `Consumer.seek`."""
+        """See `Consumer.seek`."""
         if topic is not None and topic not in self._subscribers:
             raise InvalidInput("the consumer does not consume this topic", topic=topic)
         if partitions is not None and topic is None and not self.selection.single:

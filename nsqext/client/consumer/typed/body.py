@@ -15,22 +15,20 @@ from nsqext.errors import InvalidBody, InvalidSetting
 
 T = TypeVar("T")
 
-_DUMP = {"by_alias": True, "round_trip": True}  # round_trip: without computed fields, which validation may refuse
+_DUMP = {"by_alias": True, "round_trip": True}  # without computed fields, which validation may refuse
 
 _FIELDS = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
 
 BodyDecoder = Callable[[bytes], Any]
-"""Decodes a body; raises ValueError if the body is not valid."""
+"""Decodes a body; raises ValueError if it is not valid."""
 
 
 def body_decoder(kind: Any) -> BodyDecoder | None:
-    """Return the decoder for a type; None for bytes.
+    """Return the decoder for a type; None for bytes. Raises InvalidSetting.
 
     ``str`` is UTF-8; every other type is JSON. msgspec checks plain values, dataclasses, attrs classes and msgspec
     structs with nested, optional, list, dict, Enum, datetime, Decimal and UUID members (without converting ``"3"`` to a
     number); pydantic checks types that contain a pydantic model; ``Any`` is not checked.
-
-    Raises InvalidSetting.
     """
     if kind is bytes:
         return None
@@ -56,7 +54,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:
-    """Decode a single body; see `body_decoder`.
+    """Decode a body; see `body_decoder`.
 
     Raises:
         InvalidSetting: no decoder knows the type.
@@ -70,8 +68,8 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 def encode_body(value: object) -> bytes:
     """Return a body for a value: bytes as they are, text in UTF-8, everything else as JSON.
 
-    JSON values, dataclasses, attrs classes, msgspec structs, pydantic models and pydantic dataclasses can be encoded,
-    so that `decode_body` reads them: fields of pydantic have the aliases that validation accepts.
+    JSON values, dataclasses, attrs classes, msgspec structs, pydantic models and pydantic dataclasses are encoded so
+    that `decode_body` reads them: fields of pydantic have the aliases that validation accepts.
 
     Raises:
         InvalidBody: JSON cannot express the value, or it would be decoded as another value: a float that is not finite,
@@ -159,7 +157,7 @@ def _pydantic_adapter(kind: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _check_aliases(kind: Any) -> None:
-    """Check that validation accepts the names that serialization writes; raises TypeError."""
+    """Raise TypeError if validation does not accept the names that serialization writes."""
     fields = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
     for name, field in fields.items():
         if field.exclude and field.is_required():
@@ -179,7 +177,7 @@ def _check_aliases(kind: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _check_names(kind: Any) -> None:
-    """Check that fields of dataclasses and attrs classes, nested ones included, have public names; raises TypeError."""
+    """Raise TypeError if a field of a dataclass or attrs class, also nested, has a private name."""
     fields: Any = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "__attrs_attrs__", None)
     if not isinstance(kind, type) or fields is None:
         return
@@ -209,7 +207,6 @@ def _check_finite(value: object) -> None:
 
 
 def _members(value: object) -> list[object]:
-    """Return the values of an object's fields, with those of base classes."""
     kind: Any = type(value)
     names = [name for kinds in _FIELDS for name in getattr(kind, kinds, ())]
     names += [field.name for field in getattr(kind, "__attrs_attrs__", ())]

@@ -36,26 +36,26 @@ class _Field(enum.Enum):
 
 
 Key = Annotated[str | None, _Field.KEY]
-"""Annotation of a parameter that receives the key of the message."""
+"""Annotation of a parameter for the key of the message."""
 Tag = Annotated[str | None, _Field.TAG]
-"""Annotation of a parameter that receives the tag of the message."""
+"""Annotation of a parameter for the tag of the message."""
 Headers = Annotated[Mapping[str, Any], _Field.HEADERS]
-"""Annotation of a parameter that receives all extend headers."""
+"""Annotation of a parameter for all extend headers."""
 
 
 @frozen
 class Header:
-    """Marks a parameter that receives one extend header: ``user: Annotated[str, Header("user")]``.
+    """Marks a parameter for an extend header: ``user: Annotated[str, Header("user")]``.
 
-    A message without the header is not decodable, unless the parameter has a default.
+    A message without it is not decodable, unless the parameter has a default.
     """
 
-    name: str | None = None  #: name of the header; None for the name of the parameter
+    name: str | None = None  #: None for the name of the parameter
 
 
 @frozen
 class Depends:
-    """Marks a parameter that receives the result of a function: ``db: Annotated[Database, Depends(database)]``.
+    """Marks a parameter for the result of a function: ``db: Annotated[Database, Depends(database)]``.
 
     The function is called once per message, with the values that its own parameters select (all except the body). It
     may be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler.
@@ -76,13 +76,13 @@ class _Dependency:
 
     @property
     def managed(self) -> bool:
-        """Whether this dependency, or one of its own, is resumed after the handler."""
+        """Whether this dependency, or a dependency of it, is resumed after the handler."""
         return self.manager is not None or any(other.managed for other in self.arguments.dependencies)
 
 
 @define(eq=False)
 class _Call:
-    """The dependencies of one message."""
+    """The dependencies of a message."""
 
     _message: Message
     _stack: AsyncExitStack | None  # ends the dependencies; None if none is resumed
@@ -117,7 +117,7 @@ class _Arguments:
     """The sources of the arguments of a call."""
 
     sources: tuple[_Source | _Dependency, ...]
-    names: tuple[str, ...]  #: of the last arguments, which are passed as keywords
+    names: tuple[str, ...]  #: of the last arguments, passed as keywords
 
     @property
     def dependencies(self) -> list[_Dependency]:
@@ -164,8 +164,8 @@ class CallPlan:
     def handler(self, failure: FailureOptions) -> Handler:
         """Return the function that a consumer calls with a message.
 
-        An undecodable message is sent to the dead letters. Without dead letters it is requeued with the longest delay
-        of the policy, without backoff: it is neither lost nor redelivered in a tight loop.
+        An undecodable message is sent to the dead letters, or requeued with the longest delay, without backoff: it is
+        neither lost nor redelivered in a tight loop.
         """
         call = self._with_dependencies() if self._arguments.dependencies else self._plain()
 
@@ -212,9 +212,9 @@ def _decide(message: Message, error: _Undecodable, failure: FailureOptions) -> R
 def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
     """Plan the call of a handler; None for a handler of messages.
 
-    A parameter without annotation, of type `nsqext.Message` or ``object`` receives the message. A parameter with a
-    marker (`Header`, `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) receives that value. One
-    further parameter receives the body, decoded by its annotation.
+    A parameter without annotation, of type `nsqext.Message` or ``object`` receives the message. A marker (`Header`,
+    `Depends`) or an annotation of this module (`Key`, `Tag`, `Headers`) selects its value. One further parameter
+    receives the body, decoded by its annotation.
 
     Raises InvalidSetting.
     """
@@ -227,7 +227,7 @@ def plan_call(function: Callable[..., Awaitable[object]]) -> CallPlan | None:
 
 
 def message_handler(function: Callable[..., Awaitable[object]], failure: FailureOptions) -> Handler:
-    """Return a handler of messages: the function, or a wrapper that passes its arguments; raises InvalidSetting."""
+    """Return the function, or a wrapper that passes its arguments; raises InvalidSetting."""
     plan = plan_call(function)
     return function if plan is None else plan.handler(failure)
 
@@ -347,14 +347,14 @@ def _constant(value: Any) -> _Source:
 
 
 def _local_names(frame: FrameType | None) -> dict[str, Any]:
-    """Return the names visible where the handler is defined, innermost first."""
+    """Return the names visible where the handler is defined."""
     while frame is not None and in_package(str(frame.f_globals.get("__name__", ""))):
         frame = frame.f_back
     return dict(frame.f_locals) if frame is not None else {}
 
 
 def _body(annotation: Any) -> _Source:
-    # lazy import: consumers of plain messages do not need msgspec
+    # consumers of plain messages do not load msgspec
     from nsqext.client.consumer.typed.body import body_decoder, type_name
 
     decode = body_decoder(annotation)
@@ -388,7 +388,7 @@ def _header_input(name: str, annotation: Any, parameter: inspect.Parameter) -> H
 
 
 def _header(wanted: HeaderInput, default: Any) -> _Source:
-    """Return a reader of a header, converted to the type of the parameter."""
+    """Return a reader of a header."""
     name, required, convert = wanted.name, wanted.required, _NUMBERS[wanted.kind]
 
     def source(message: Message) -> Any:

@@ -22,7 +22,7 @@ _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")  # keywo
 
 @frozen
 class BodySchemas:
-    """The schemas of several types, in the dialect of AsyncAPI: draft 07 of JSON Schema."""
+    """The schemas of types, in the dialect of AsyncAPI: draft 07 of JSON Schema."""
 
     bodies: Sequence[Schema]  #: of the types, in their order
     definitions: Mapping[str, Schema]  #: classes by name, to which the schemas refer
@@ -34,16 +34,13 @@ def content_type(kind: Any) -> str:
 
 
 def body_schemas(kinds: Sequence[Any], place: str) -> BodySchemas:
-    """Return the schemas of types of bodies; see `nsqext.app.decode_body`.
+    """Return the schemas of types of bodies; see `nsqext.app.decode_body`. Raises InvalidSetting.
 
     Args:
-        kinds: the types.
         place: prefix of references to classes, such as ``#/components/schemas/``.
-
-    Raises InvalidSetting for a type that bodies cannot have.
     """
     bodies: list[Schema] = []
-    models: list[int] = []  # places of the types that pydantic describes
+    models: list[int] = []  # places of types of pydantic
     others: list[int] = []
     for number, kind in enumerate(kinds):
         body_decoder(kind)  # raises InvalidSetting
@@ -70,7 +67,7 @@ def body_schemas(kinds: Sequence[Any], place: str) -> BodySchemas:
 def _of_pydantic(kinds: Sequence[Any], place: str, ending: str) -> tuple[list[Schema], dict[str, Schema]]:
     """Return the schemas of types with models, and of their classes, whose names get an ending."""
     pydantic = sys.modules["pydantic"]
-    # what validation accepts is what bodies have, read and written
+    # bodies have what validation accepts
     given = [(str(number), "validation", pydantic.TypeAdapter(kind)) for number, kind in enumerate(kinds)]
     found, rest = pydantic.TypeAdapter.json_schemas(given, ref_template=place + "{model}" + ending)
     bodies = [found[str(number), "validation"] for number in range(len(kinds))]

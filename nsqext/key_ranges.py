@@ -253,6 +253,7 @@ def bucket_tag(key: bytes, count: int) -> str:
 
 
 def bucket_tags(count: int) -> tuple[str, ...]:
+    """Return the tags of ``count`` buckets."""
     return tuple(_tag(count, number) for number in range(count))
 
 

@@ -51,6 +51,7 @@ def redact_url(url: str, known: Container[str] | None = None) -> str:
 
 
 def is_url(given: object) -> bool:
+    """Return whether an address is a URL of settings."""
     return isinstance(given, str) and given.strip().partition("://")[0] in _SCHEMES
 
 

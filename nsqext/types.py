@@ -56,7 +56,7 @@ class Receipt(NamedTuple):
     topic: str
     partition: int | None  #: None on the original NSQ
     node: str  #: ``host:port`` of the leader
-    #: internal id; None without a trace id: servers report it only for traced publishes
+    #: internal id; None without a trace id, as servers report it only for traced publishes
     message_id: int | None = None
     trace_id: int = 0  #: 0 without trace id
     offset: int | None = None  #: byte offset in the partition's queue; None without a trace id

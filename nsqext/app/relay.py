@@ -20,7 +20,7 @@ class Cancellation(Enum):
 
     CANCELLED = "cancelled"  #: it is not published
     TOO_LATE = "too late"  #: it is being published; if that fails, it is not repeated
-    UNKNOWN = "unknown"  #: it does not wait: it is unknown, published or cancelled
+    UNKNOWN = "unknown"  #: it does not wait, as it is unknown, published or cancelled
 
     @property
     def explanation(self) -> str:

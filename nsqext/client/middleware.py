@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Handling:
     """A call of a handler."""
 
-    #: the message, or the messages of a batch. Middleware may remove messages of a batch: they are finished with the
+    #: the message, or the messages of a batch. Middleware may remove messages of a batch; they are finished with the
     #: others, unless the middleware answers them.
     messages: list[Message]
     channel: str

@@ -28,6 +28,7 @@ class HelpText:
 
 @cache
 def producer_settings() -> Mapping[str, Setting]:
+    """Return the settings of producers by name."""
     from nsqext.client.producer.options import ProducerOptions
 
     return settings_of(ProducerOptions, {"compression": _read_compression})
@@ -41,6 +42,7 @@ def _read_compression(text: str) -> Compression:
 
 @cache
 def consumer_settings() -> Mapping[str, Setting]:
+    """Return the settings of consumers by name."""
     from nsqext.client.consumer.options import ConsumerOptions
 
     return settings_of(ConsumerOptions, {"start": _read_position})
@@ -73,16 +75,19 @@ def handler_settings() -> Mapping[str, Setting]:
 
 @cache
 def producer_schema() -> Schema:
+    """Return the settings of producers."""
     return Schema("Producer", producer_settings(), consumer_settings)
 
 
 @cache
 def consumer_schema() -> Schema:
+    """Return the settings of consumers."""
     return Schema("Consumer", consumer_settings(), producer_settings)
 
 
 @cache
 def app_schema() -> Schema:
+    """Return the settings of apps."""
     return Schema("App", {**producer_settings(), **consumer_settings()}, dict)
 
 

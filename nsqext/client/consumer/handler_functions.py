@@ -74,4 +74,5 @@ def is_message(annotation: object) -> bool:
 
 
 def in_package(module: str) -> bool:
+    """Return whether a module is of this package."""
     return module.partition(".")[0] == _PACKAGE

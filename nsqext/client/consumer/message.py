@@ -159,7 +159,7 @@ _FRESH = 0.2  # seconds within which no message times out: servers grant at leas
 _RETURNED = float("-inf")  # `Message.received` after a requeue by the consumer: before every horizon
 
 TOUCHES = 16
-"""Checks of the messages in flight per timeout: a message is touched after half to 9/16 of its timeout."""
+"""Checks of the messages in flight per timeout. A message is touched after half to 9/16 of its timeout."""
 
 
 class Message(RawMessage):
@@ -252,7 +252,7 @@ class Message(RawMessage):
 
     @property
     def expired(self) -> bool:
-        """Whether it timed out or lost its connection: the server redelivers it."""
+        """Whether it timed out or lost its connection, so that the server redelivers it."""
         return self.owner.expired(self)
 
     @property

@@ -224,7 +224,7 @@ def plain_batches(
 
 
 Rows = list[list[Batch]]
-"""Batches of a call: a row is sent in order, rows concurrently."""
+"""Batches of a call. A row is sent in order, rows concurrently."""
 
 
 @define(eq=False)
@@ -238,7 +238,7 @@ class BatchPlanner:
     _partition: int | None
     rows: Rows = field(factory=list, init=False)
     keys: set[bytes] = field(factory=set, init=False)  #: keys to lock during the publish
-    #: if only the node knows whether it accepts headers and trace ids (no metadata): index of the first message with
+    #: if only the node knows whether it accepts headers and trace ids (no metadata), index of the first message with
     #: them, and whether it has more than a trace id
     marked: tuple[int, bool] | None = field(default=None, init=False)
     _filling: dict[int | None, Batch] = field(factory=dict, init=False)

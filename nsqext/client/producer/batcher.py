@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 @frozen
 class BatcherLimits:
+    """Limits of a batcher."""
+
     linger: float = 0.005  #: seconds that a message waits for others
     max_count: int = 1000  #: messages per batch
     max_bytes: int = 1 << 20  #: bytes per batch

@@ -56,7 +56,7 @@ class HttpConnection:
         self.in_flight: int = 0  #: requests without a response
         self.received_at: float = _clock()  #: time of the last response
         self.on_request: Callable[[], None] | None = None  #: called before each request
-        self.local_address: str = ""  #: empty: requests use several connections
+        self.local_address: str = ""  #: empty, as requests use several connections
         self._url = url_of(address)
         self._node = node  # for errors
         self._start_soon = start_soon

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt, TopicMeta
 
 _CLOSE_POLL = 0.01  # seconds between checks for pending publishes during the close
-# turns of the event loop without a pending publish before a producer closes: after a failed request, a publish is not in
+# turns of the event loop without a pending publish before a producer closes: a publish with a failed request is not in
 # flight until its task begins the next attempt
 _IDLE_TURNS = 3
 _clock = time.monotonic
@@ -234,7 +234,7 @@ class Producer(ProcessBound):
         await self._connect_all(every=True)
 
     async def _connect_all(self, *, every: bool) -> None:
-        """Connect to all nodes; raise if not any can be reached, or with ``every``, if not all can."""
+        """Connect to all nodes; raise if no node can be reached, or with ``every``, if any cannot."""
         nodes: Sequence[Address] = self._metadata.addresses
         if self._metadata.has_lookup:
             listed = await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)

@@ -105,7 +105,7 @@ class Route:
         }
         offered = [target for partition, target in self.partitions.items() if partition not in view.unlisted]
         nodes = [Target(topic, None, pool.node(address, view.http.get(address)), view.meta) for address in view.nodes]
-        #: targets of messages without key: partitions that lookup lists at the moment, if there are any
+        #: targets of messages without key, partitions that lookup lists at the moment, if there are any
         self.targets: Sequence[Target] = (offered + nodes) or list(self.partitions.values())
         self.used: bool = True  #: since this was set to False
         # a message without key goes to the target with fewer pending requests of the next two

@@ -69,7 +69,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/handlers/iteration.py",
         "number + 1",
-        "_SPARE = 16  # groups kept beyond twice the unanswered groups, before answered groups are forgotten",
+        "_SPARE = 16  # groups beyond twice the unanswered groups, before answered groups are forgotten",
     ): "the number is chosen",
     (
         "client/consumer/handlers/workers.py",
@@ -84,7 +84,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/subscriptions/key_buckets.py",
         "number + 1",
-        "_BLOCKED = 5  # reads in a row without delivery of a partition, before that is an error or logged",
+        "_BLOCKED = 5  # reads in a row without delivery of a partition before an error or a log message",
     ): "the number of looks is chosen",
     (
         "client/pulse.py",

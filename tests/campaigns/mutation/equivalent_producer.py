@@ -43,7 +43,7 @@ PRODUCER: dict[tuple[str, str, str], str] = {
     (
         "client/producer/sender.py",
         "number + 1",
-        "_MOVES = 3  # failures after which even a publish for any partition pauses before a retry",
+        "_MOVES = 3  # failures after which a publish for any partition pauses, too, before a retry",
     ): "the number of attempts without a pause is chosen",
     ("client/producer/settling.py", "number + 1", "self._next = 0"): "it is set before it is read",
     ("client/producer/settling.py", "number + 1", "self._end = 0"): "it is set before it is read",
@@ -82,7 +82,7 @@ PRODUCER: dict[tuple[str, str, str], str] = {
     (
         "client/producer/producer.py",
         "number + 1",
-        "largest = self._options.max_message_size - 1  # logs of extend topics need one more byte",
+        "largest = self._options.max_message_size - 1  # logs of extend topics need another byte",
     ): "speed only: a body of this size is published on the slow path",
     (
         "client/producer/producer.py",

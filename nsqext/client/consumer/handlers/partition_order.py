@@ -37,7 +37,7 @@ class Wait:
 
     message: Message
     lane: MessageQueue
-    #: when the message is handled again; for a lost message, when the wait for its redelivery ends: never on a
+    #: when the message is handled again; for a lost message, when the wait for its redelivery ends, infinite on a
     #: key_failover channel while no message waits behind it
     due: float
     behind: list[Message] = field(factory=list)
@@ -75,7 +75,7 @@ class PartitionOrder:
     returned: dict[bytes, int] = field(
         factory=dict, init=False
     )  #: how often messages were requeued without being handled, by id
-    #: whether the first messages are collected and sorted: they may be redelivered from an earlier consumer, unordered
+    #: the first messages are collected and sorted, as an earlier consumer's may be redelivered in any order
     settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, with the timestamps
     _finished: dict[bytes, int] = field(factory=dict, init=False)

@@ -115,7 +115,7 @@ class ConsumerState:
     opened: bool = False
     ended: anyio.Event = field(factory=lambda: anyio.Event())  #: no further message will be delivered
     error: NsqError | None = None  #: None if the consumer was stopped
-    raises: bool = True  #: whether the caller gets the error: while it opens and while it waits
+    raises: bool = True  #: whether the caller gets the error, while it opens and while it waits
 
 
 @define(eq=False)

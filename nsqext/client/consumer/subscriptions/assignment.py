@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.lookup.metadata import MetadataCache
 
 STABLE: Final = 5.0
-"""Seconds after which a subscription is stable: the next failure starts with a short pause."""
+"""Seconds after which a subscription is stable, so that the next failure starts with a short pause."""
 
 Key = int | Address
 """A partition; on the original NSQ the address of a node."""

@@ -34,8 +34,7 @@ MISTAKES = (
     Mistake(
         "a handler loses its annotations",
         "sync/consumer.py",
-        "            @functools.wraps(function)  # keeps the annotations, which select the arguments\n"
-        "            async def handle",
+        "            @functools.wraps(function)  # annotations select the arguments\n            async def handle",
         "            async def handle",
     ),
 )

@@ -185,5 +185,5 @@ async def test_producers_without_tags_are_named(cluster_under_test: ClusterUnder
     service = Service(lookupd, topic, channel)
     async with Producer(lookupd) as producer:
         await producer.publish(topic, b"1", key="a")
-    with pytest.raises(InvalidSetting, match=f"the next one has no tag of key_tags={TAGS}"):
+    with pytest.raises(InvalidSetting, match=f"the next message has no tag of key_tags={TAGS}"):
         await service.consumer(0).serve()

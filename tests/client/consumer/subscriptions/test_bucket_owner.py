@@ -434,7 +434,7 @@ def test_other_numbers_of_buckets_are_logged_once(
     scene = Scene(monkeypatch)
     for _ in range(2):
         scene.subject._watch(channel_stats(*_READY, _other("keys-4-1"), _other("blue"), _other("")))
-    assert caplog.text.count("other consumers have key_tags=4, and this one 2") == 1
+    assert caplog.text.count("other consumers have key_tags=4, and this consumer 2") == 1
     assert caplog.text.count("other consumers have") == 1
 
 

@@ -176,7 +176,7 @@ async def test_a_message_without_a_bucket_is_logged_and_taken_by_another_consume
         await eventually(lambda: got == [b"first"])
         await untagged.publish(name, b"old", key="a")
         await producer.publish(name, b"new", key="a")
-        await eventually(lambda: "the next one has no tag of key_tags=4" in caplog.text)
+        await eventually(lambda: "the next message has no tag of key_tags=4" in caplog.text)
         assert got == [b"first"]
         tasks.start_soon(plain.serve)
         await eventually(lambda: got == [b"first", b"old", b"new"])
@@ -233,7 +233,7 @@ async def test_producers_that_write_no_tags_end_the_consumer(
         await producer.publish("untagged", b"x", key="a")
     consumer = Consumer("untagged", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
     consumer.handler(_nothing)
-    with pytest.raises(InvalidSetting, match="the next one has no tag of key_tags=16") as error:
+    with pytest.raises(InvalidSetting, match="the next message has no tag of key_tags=16") as error:
         await consumer.serve()
     assert "give all producers of the topic key_tags=16" in str(error.value)
 
@@ -286,8 +286,8 @@ async def test_consumers_with_different_numbers_are_logged(
         await eventually(lambda: caplog.text.count("give all producers and consumers the same number") == 2)
         first.stop()
         second.stop()
-    assert "other consumers have key_tags=8, and this one 4" in caplog.text
-    assert "other consumers have key_tags=4, and this one 8" in caplog.text
+    assert "other consumers have key_tags=8, and this consumer 4" in caplog.text
+    assert "other consumers have key_tags=4, and this consumer 8" in caplog.text
 
 
 def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> PartitionChannelStats:

@@ -213,7 +213,7 @@ class GoProtocol(H11Protocol):
             self._refuse(BAD_REQUEST)
             return None
         if self.cycle is None or self.cycle.response_started:
-            return None  # a stream of events must notice a lost reader
+            return None  # kept open, a stream of events would never notice a lost reader
         if self.cycle.more_body:
             self._break_body(self.cycle)
         self._ended = True

@@ -56,7 +56,7 @@ class HttpFault(Exception):
     """An error answer.
 
     Attributes:
-        status: HTTP status of the second form; the first form has 500.
+        status: HTTP status of the second form; the first form always has 500.
         text: the error's text.
     """
 

@@ -233,7 +233,7 @@ class MetadataCache:
         """Return the map of a topic unknown to lookup, on nodes without partitions."""
         addresses = [node.tcp for node in nodes]
         kept = addresses if self._filter is None else [node for node in addresses if self._filter(node)]
-        filtered = tuple((-1, node) for node in addresses if node not in kept)
+        filtered = tuple((None, node) for node in addresses if node not in kept)
         http = {node.tcp: node.http for node in nodes if node.http is not None}
         return PartitionMap(topic, "w", nodes=tuple(kept), http=http, filtered=filtered)
 

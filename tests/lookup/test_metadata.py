@@ -537,5 +537,5 @@ def test_a_topic_that_lookup_does_not_know_is_published_to_the_nodes_that_accept
     cache = MetadataCache("a:4161", options=LookupOptions(node_filter=lambda node: node != "n2:4150"))
     nodes = [NodeInfo(N1, Address("n1", 4151)), NodeInfo(N2, Address("n2", 4151)), NodeInfo(Address("n3", 4150))]
     view = cache.of_nodes("new", nodes)
-    assert (view.nodes, view.filtered) == ((N1, Address("n3", 4150)), ((-1, N2),))
+    assert (view.nodes, view.filtered, view.led) == ((N1, Address("n3", 4150)), ((None, N2),), frozenset())
     assert view.http == {N1: Address("n1", 4151), N2: Address("n2", 4151)}

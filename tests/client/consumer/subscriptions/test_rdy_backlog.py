@@ -56,7 +56,7 @@ def test_a_backlog_that_shrinks_is_noticed(speed: float, skew: float) -> None:
 
 
 def test_a_delay_that_ends_is_no_backlog(clock: list[float]) -> None:
-    """Messages were as late before: the difference falls because a process or a server stood still, and goes on."""
+    """Messages were as late before: the difference falls because a process or a server stood still."""
     backlog, found = Backlog(), []
     for read in range(400):
         now = 0.01 * read

@@ -71,7 +71,7 @@ class ReadOptions(_RowOptions, total=False):
     fail_on_data_loss: bool
     """Raise if messages are not retained any more; otherwise begin with the next messages."""
     arrow_batch_rows: int
-    """Rows of one record batch."""
+    """Rows of a record batch."""
 
 
 class ConsumeOptions(_RowOptions, total=False):

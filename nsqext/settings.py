@@ -129,7 +129,7 @@ def unknown_setting(place: str, name: str, known: Iterable[str]) -> UnknownSetti
     return UnknownSetting(f"{place}: unknown setting {name!r}", hint=hint)
 
 
-# One option object from values by name
+# An option object from values by name
 
 
 def build(options: type[T], known: Mapping[str, Setting], values: Mapping[str, object]) -> T:
@@ -215,7 +215,7 @@ def _frozen(value: object) -> object:
 
 @attrs.frozen
 class Schema:
-    """The settings of one kind of client."""
+    """The settings of a kind of client."""
 
     client: str  #: its class, for errors
     own: Mapping[str, Setting]

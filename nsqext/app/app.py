@@ -50,17 +50,13 @@ class App(Router, Runnable):
     can run again after its end; without handlers it only publishes.
 
     Args:
-        lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; a URL with addresses and
-            settings: ``nsq://lookupd:4161?timeout=5``; or a shared `nsqext.Lookup`.
-        nsqd: TCP addresses of nsqd, without lookup; fine for the original NSQ.
-        env: prefix of environment variables with further settings. Without any address, it is ``NSQEXT_``:
-            ``NSQEXT_URL``, ``NSQEXT_LOOKUPD`` and so on.
+        lookupd, nsqd, env: as for `nsqext.Producer`.
         middleware: around every publish and handled message, the first is the outermost; see `nsqext.middleware`.
         settings: see `AppSettings`; a handler's settings take precedence.
 
     Raises:
         InvalidSetting: no address, both kinds of addresses, an invalid value, or settings that contradict each other.
-        UnknownSetting: unknown setting; the error suggests a known name.
+        UnknownSetting: the error suggests a known name.
     """
 
     def __init__(
@@ -179,7 +175,7 @@ class App(Router, Runnable):
         return self._consumer_options(spec.settings)
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
-        """Return a consumer's message handler, which calls ``called`` inside its middleware; a batch has one."""
+        """Return a handler of single messages, which calls ``called`` inside its middleware."""
         around = (*self._around(), *spec.middleware)
         if spec.batch is not None:
 

@@ -120,8 +120,7 @@ class Router:
 
         Args:
             topics: see `nsqext.Consumer`.
-            max_count: messages of a batch, at most; ``max_in_flight`` is a bound too.
-            max_wait: seconds that the first message of a batch waits for more.
+            max_count, max_wait: see `nsqext.Consumer.batches`.
             middleware: see `handler`.
 
         Raises:

@@ -141,7 +141,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         return in_thread(function, abandon=True)  # after `close_timeout`
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:
-        """Return a coroutine function that handles a queue's messages in a worker thread, until one fails.
+        """Return a coroutine function that handles a queue's messages in a worker thread, until a call fails.
 
         A hand-over to the thread per message would cost twenty times an empty handler.
         """

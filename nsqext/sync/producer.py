@@ -33,7 +33,7 @@ logger: logging.Logger = logging.getLogger("nsqext.sync")
 class Producer(BlockingClient[AsyncProducer]):
     """Publishes messages to their partitions' leaders, with the arguments and errors of `nsqext.Producer`.
 
-    Use it as a context manager, whose exit waits for pending publishes and closes the connections. One producer serves
+    Use it as a context manager, whose exit waits for pending publishes and closes the connections. A producer serves
     any number of topics and threads. Middleware runs in the event loop's thread.
     """
 

@@ -227,8 +227,7 @@ class Consumer(Runnable):
         the handler returns, but handed out again after it, without counting an attempt.
 
         Args:
-            max_count: messages of a batch, at most; see `batches`.
-            max_wait: seconds that the first message of a batch waits for more.
+            max_count, max_wait: see `batches`.
 
         Raises:
             InvalidSetting: no function, a second handler, or an invalid limit.
@@ -604,8 +603,8 @@ class Consumer(Runnable):
 
         A batch is handed out when it is full, when its first message has waited for ``max_wait``, or when all messages
         that may be in flight were received: ``max_in_flight`` is the largest batch, and twice ``max_count`` lets
-        servers send the next batch meanwhile. The caller answers the messages, see `MessageBatch`; they are touched
-        until then. Leaving the loop requeues the rest of its batch.
+        servers send the next batch meanwhile. The caller answers the messages, which are touched until then, see
+        `MessageBatch`. Leaving the loop requeues the rest of its batch.
 
         On ordered channels a batch has at most one message of each partition.
 

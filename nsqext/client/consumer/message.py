@@ -129,7 +129,7 @@ class Owner(Protocol):
 
 
 class UnpackedBodies(Protocol):
-    """Decompresses bodies within a bound; `nsqext.client.consumer.unpacking.UnpackBudget`."""
+    """See `nsqext.client.consumer.unpacking.UnpackBudget`."""
 
     def try_unpack(self, message: Message) -> bool:
         """Decompress a body; return False if it must wait."""
@@ -267,7 +267,7 @@ class Message(RawMessage):
 
     def may_begin(self, now: float) -> bool:
         """Return whether it is in flight before its handler begins, also after the process stood still."""
-        # the first test avoids two calls, 5 % of the cost of a message
+        # the time avoids two calls, 5 % of the cost of a message
         return self.received >= self.owner.horizon and (now - self.received < _FRESH or not self.expired)
 
     async def finish(self) -> None:
@@ -292,13 +292,12 @@ class Message(RawMessage):
 
         Args:
             delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue with a delay
-                (captured: sub_ordered_requeue), but a handler's `Requeue` may have it.
+                (captured: sub_ordered_requeue). A handler's `Requeue` may have a delay there.
             backoff: slow the consumer down, as after a failed handler.
 
         Raises:
             InvalidInput: the delay is negative or too long, or the channel is ordered.
-            InvalidState: it was answered before.
-            MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
+            InvalidState, MessageNotInFlight: as for `finish`.
         """
         check_requeue_delay(self, delay)
         self._check()
@@ -312,8 +311,7 @@ class Message(RawMessage):
         """Restart the message's timeout.
 
         Raises:
-            InvalidState: it was answered before.
-            MessageNotInFlight: it is not in flight any more, see `expired`; not with ``on_lost="ignore"``.
+            InvalidState, MessageNotInFlight: as for `finish`.
         """
         self._check()
         try:

@@ -196,7 +196,7 @@ def logs_traces(topic: str, meta: TopicMeta) -> bool:
 
 
 def default_trace_id(options: ProducerOptions, topic: str, meta: TopicMeta) -> int | None:
-    """Return the trace id of a message without one: random to settle by, 0 for the trace log, or None.
+    """Return the trace id that a message gets by default: random to settle by, 0 for the trace log, or None.
 
     Raises OperationNotSupported.
     """
@@ -325,7 +325,7 @@ def message_command(target: Target, body: bytes, header: bytes, trace_id: int | 
 
 
 def read_receipt(target: Target, response: bytes, trace_id: int | None) -> Receipt:
-    """Return the receipt for one message; raises ProtocolError."""
+    """Return the receipt of a message; raises ProtocolError."""
     receipt = target.receipt
     if trace_id is None:
         if response != b"OK":
@@ -355,7 +355,7 @@ _clock = time.monotonic
 
 
 class PublishRequest:
-    """One publish command: `MessageRequest` for one message, `nsqext.client.producer.batch.Batch` for many."""
+    """A publish command: a `MessageRequest`, or a `nsqext.client.producer.batch.Batch` of messages."""
 
     __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "started", "topic")
 

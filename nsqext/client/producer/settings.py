@@ -60,7 +60,7 @@ class ProducerSettings(ConnectionSettings, LookupSettings, total=False):
     max_batch_size: int
     """Largest batch that the servers accept."""
     max_batch_count: int
-    """Messages in one batch."""
+    """Messages in a batch."""
     retry_wait: float | wait_base
     """First pause before another attempt; it doubles up to ``max_retry_wait``, with full jitter. Or a wait strategy of
     tenacity.

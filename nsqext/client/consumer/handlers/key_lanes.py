@@ -77,7 +77,7 @@ class KeyLanes:
     # Receiving
 
     def put(self, messages: list[Message]) -> None:
-        """Queue the messages of one read of a subscription.
+        """Queue the messages of a read.
 
         Raises InvalidInput if a key cannot be read: messages before it are queued, the rest is kept for
         `requeue_remaining`.

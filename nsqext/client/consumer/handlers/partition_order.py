@@ -43,7 +43,6 @@ class Wait:
     behind: list[Message] = field(factory=list)
 
     def messages(self) -> Iterator[Message]:
-        """Return all waiting messages in order."""
         yield self.message
         yield from self.behind
 
@@ -87,7 +86,6 @@ class PartitionOrder:
 
     @property
     def ordered_by_server(self) -> bool:
-        """Whether the server keeps the order of a key across connections."""
         return self.key_sharing is KeySharing.SERVER
 
     def subscribe(self, owner: Owner, now: float) -> bool:
@@ -250,7 +248,7 @@ class KeyLaneOwner:
     """Owner of messages in lanes: passes answers to their subscription, but delays requeued messages."""
 
     def __init__(self, owner: Owner, order: PartitionOrder, delay: Callable[[Message, float], None]) -> None:
-        self.owner: Owner = owner  #: the subscription
+        self.owner: Owner = owner
         self.order: PartitionOrder = order
         self.topic: str = owner.topic
         self.partition: int | None = owner.partition
@@ -263,11 +261,10 @@ class KeyLaneOwner:
         self.msg_timeout: float = owner.msg_timeout
         self.max_msg_timeout: float = owner.max_msg_timeout
         self.ignore_lost: bool = owner.ignore_lost
-        self._delay = delay  # keeps a requeued message in its lane for a time in seconds
+        self._delay = delay  # seconds
 
     @property
     def horizon(self) -> float:
-        """Messages received before this time are not in flight any more."""
         return self.owner.horizon
 
     @horizon.setter
@@ -276,16 +273,13 @@ class KeyLaneOwner:
 
     @property
     def ready(self) -> int:
-        """Messages that the server may have in flight."""
         return self.owner.ready
 
     @property
     def taking_over(self) -> bool:
-        """Whether messages that another consumer had in flight may still be redelivered."""
         return self.owner.taking_over
 
     def finish(self, message: Message) -> None:
-        """Send FIN."""
         self.owner.finish(message)
         self.order.finish(message)
 
@@ -300,18 +294,15 @@ class KeyLaneOwner:
             message.mark_answered()
 
     def touch(self, message: Message) -> None:
-        """Send TOUCH."""
         self.owner.touch(message)
 
     def record_outcome(self, failed: bool) -> None:
         """Do nothing: a failure delays its key only."""
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message timed out or lost its connection."""
         return self.owner.expired(message)
 
     def reset(self, reason: str) -> None:
-        """End the connection; the consumer connects again."""
         self.owner.reset(reason)
 
 

@@ -120,7 +120,7 @@ class ConsumerState:
 
 @define(eq=False)
 class Slot:
-    """The state of one worker."""
+    """The state of a worker."""
 
     task: object = None
     message: Message | None = None

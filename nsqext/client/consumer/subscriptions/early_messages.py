@@ -45,7 +45,7 @@ class EarlyMessages:
         self.kept: dict[Message, None] = {}  #: messages in flight that are requeued when due
         self._due: list[tuple[float, int, Message]] = []
         self._added = 0
-        # unplanned early deliveries: the server allows only shorter requeues, refused one, or clocks differ
+        # unplanned early deliveries: the server allows only shorter requeues, refused a requeue, or clocks differ
         self._uncounted: dict[Name, int] = {}
         #: due time (monotonic) and early deliveries of messages requeued for long
         self.postponed: dict[Name, tuple[float, int]] = {}

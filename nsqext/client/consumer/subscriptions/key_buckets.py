@@ -217,7 +217,7 @@ class KeyBuckets:
             extra={"topic": request.topic, "channel": request.channel, "node": str(request.address)},
         )
 
-    # One bucket
+    # A bucket
 
     async def _claim(self, tag: str) -> None:
         """Own a bucket until its connection ends or it is released; return at once if another consumer has it."""

@@ -17,27 +17,25 @@ K = TypeVar("K", bound=Hashable)
 _NOTHING: Mapping[Any, int] = {}
 
 IDLE = 10.0
-"""Seconds without a message after which a connection has RDY 1 in favour of busier connections, and its window is
-reset.
-"""
+"""Seconds without a message after which a connection has RDY 1 in favour of others, and its window is reset."""
 TURN = 5.0
-"""Seconds after which a connection that receives messages ends its turn while others wait for one."""
+"""Seconds after which a connection that receives messages ends its turn while others wait."""
 IDLE_TURN = 0.25
 """Seconds after which a connection that receives nothing ends its turn."""
 SETTLED = 0.25
 """Seconds within which a server has read a sent command, such as a lower RDY count or an answer."""
-_LATE = 0.05  # seconds of a wait that shows a backlog, even if the client itself was late
+_LATE = 0.05  # seconds of a wait that shows a backlog, even if the client was late
 _TIMER = 0.005  # seconds without a message after which a server sends what it collects, although RDY is not used up
-_TURNOVER = 0.05  # seconds in which a window counts as exhausted if as many messages were received
+_TURNOVER = 0.05  # seconds in which a window counts as exhausted if that many messages were received
 _PROBE = 0.25  # seconds without a message after which a backoff asks further connections
 _PROBES = 8  # factor by which it then asks more connections
 TOLERANCE = 0.002
 """Seconds by which messages may be late without a backlog."""
-_PERIOD = 5.0  # seconds of a minimum; the latest two are compared with, so that clocks may drift
-_STALE = 60.0  # seconds after which an earlier period says nothing about the present
+_PERIOD = 5.0  # seconds of a minimum; the latest two are references, so that clocks may drift
+_STALE = 60.0  # seconds after which an earlier period is no reference
 _TREND = 0.1  # seconds between two lags whose difference shows that a backlog shrinks
-_READS = 8  # reads of such a time that make it comparable
-_RATED = 6  # reads whose messages show how fast messages are published
+_READS = 8  # least reads of a comparable trend
+_RATED = 6  # reads that show how fast messages are published
 _SOON = 0.001  # seconds for which a server may collect messages
 _OLD = 1.0  # age in seconds of a first message that shows a backlog, by the clocks of both machines
 
@@ -46,11 +44,11 @@ _OLD = 1.0  # age in seconds of a first message that shows a backlog, by the clo
 class Backlog:
     """Compares when messages were published with when they were read.
 
-    Without a backlog the difference is constant: that of the two clocks, and the time on the way. It grows while
+    Without a backlog this lag is constant: the difference of the two clocks, and the time on the way. It grows while
     messages wait, and falls while a backlog shrinks. The clocks need not agree.
     """
 
-    # smallest differences of a period and the one before, and of the present trend and the one before
+    # smallest lags of the present and the former period, and of the present and the former trend
     _least: float = field(default=inf, init=False)
     _least_before: float = field(default=inf, init=False)
     _began: float = field(default=-inf, init=False)
@@ -58,7 +56,7 @@ class Backlog:
     _trend_before: float = field(default=inf, init=False)
     _trend_began: float = field(default=-inf, init=False)
     _reads: int = field(default=0, init=False)  # of this trend
-    # smallest differences before the present trend and before the trend before
+    # smallest lags before the present and the former trend
     _known: float = field(default=inf, init=False)
     _known_before: float = field(default=inf, init=False)
     # timestamps and messages of the latest reads
@@ -71,7 +69,6 @@ class Backlog:
 
         Args:
             published: its timestamp in seconds, by the server's clock.
-            now: the time of the read.
         """
         lag = now - published
         first = self._least == self._least_before == inf
@@ -97,7 +94,7 @@ class Backlog:
         """Return how many messages a server has or receives soon: it collects a wider window's messages for too long.
 
         Args:
-            published: timestamp of the newest message of a read, in seconds by the server's clock.
+            published: as for `excess`.
             count: messages of the read.
             excess: seconds for which the newest message had waited.
         """
@@ -117,22 +114,22 @@ class _Member:
     window: int  #: RDY count reached so far; doubles when it is exhausted
     initial: int  #: first window, also after it was idle
     sole: bool  #: no other consumer receives its messages, so it never waits for a turn
-    share: int = 0  #: its current RDY count
+    share: int = 0  #: RDY count
     claim: int = 0  #: messages that may be in flight by the server's count, RDY or more after RDY was lowered
     lowered_at: float = 0.0  #: when its RDY count was lowered
     lower: int = 0  #: the claim once the server has read what was sent
-    lower_since: float | None = None  #: since when; None while the claim is not to be lowered
+    lower_since: float | None = None  #: None while the claim is not to be lowered
     size: float = 0.0  #: bytes of a message, a moving average, raised at once by a larger message
     recent: int = 0  #: messages received since ``recent_since``
     recent_since: float = 0.0
-    fresh: bool = False  #: whether its last messages had not waited at the server
+    fresh: bool = False  #: its last messages had not waited at the server
     excess: float = inf  #: seconds for which its newest message had waited at the server
     width: float = inf  #: widest window that is filled soon
     round_trip: float = 0.0  #: shortest time from an answer to the next message; 0 before RDY was 1
     turn: float | None = None  #: begin of its turn; None without a turn
     order: int = 0  #: number of its last turn; the lowest has waited longest
-    paused: bool = False  #: while True, its RDY count is 0
-    retired: bool = False  #: whether it receives nothing more and will be closed
+    paused: bool = False
+    retired: bool = False  #: it will be closed
 
     @property
     def most(self) -> int:
@@ -142,20 +139,19 @@ class _Member:
         return min(self.limit, self.window) if state == "running" else 0 if state == "waiting" else 1
 
     def set_window(self, count: int) -> None:
-        """Set the window, from its first value to the largest RDY count."""
+        """Set the window, within its bounds."""
         self.window = min(max(self.initial, count), self.limit)
 
     def set_share(self, count: int, now: float) -> None:
-        """Set the RDY count."""
         if count < self.share:
             self.lowered_at, self.lower_since = now, None
         self.share = count
         self.claim = max(self.claim, count)
 
     def settle(self, in_flight: int, now: float) -> None:
-        """Lower the claim to the messages in flight when the server had read all earlier answers.
+        """Lower the claim to the messages in flight when the server must have read earlier answers and a lower RDY.
 
-        Messages sent with a larger RDY count may arrive until the server has read the lower count.
+        Until then, messages sent with a larger RDY count may arrive.
         """
         used = max(self.share, in_flight)
         if used >= self.claim:
@@ -173,23 +169,20 @@ class _Member:
 class RdyDistributor(Generic[K]):
     """Distribute ``max_in_flight`` among connections as RDY counts.
 
-    The messages in flight over all connections never exceed it. A lower RDY count takes no message back: another
-    connection gets what a connection gives up when its messages are answered and the server must have read the RDY
-    count.
+    The messages in flight over all connections never exceed it. A lower RDY count takes no message back: others get
+    what a connection gives up when its messages are answered and the server must have read the RDY count.
 
     The window of a connection starts at ``initial_ready`` (seed 004: 1) and doubles while it limits the consumer: it
-    was exhausted, messages had waited at the server, and a handler or the caller waits. So a consumer with slow
-    handlers keeps few messages that others could handle, and a consumer with fast handlers reaches its share within
-    milliseconds.
+    was exhausted, messages had waited at the server, and a handler or the caller waits. So slow handlers leave messages
+    to other consumers, and fast handlers reach their share within milliseconds.
 
     A server collects messages until the RDY count is used up, or for ``output_buffer_timeout``. So a window shrinks
-    while messages do not wait for it, to the messages in flight and one for a handler that waits: the next message is
-    sent at once.
+    while messages do not wait for it, to the messages in flight and a message for a waiting handler, which is sent at
+    once.
 
-    Connections that have received nothing for a while give way to busier connections. With more connections than
-    messages that may be in flight they take turns, longest waiting first, so that none starves; an idle connection ends
-    its turn early. Key buckets take no turns: the server delivers nothing of a partition behind a message whose bucket
-    requests none.
+    Idle connections give way to busier connections. If connections outnumber the messages that may be in flight, they
+    take turns, longest waiting first; an idle connection ends its turn early. Key buckets take no turns: the server
+    delivers nothing of a partition behind a message whose bucket has RDY 0.
 
     After a pause of the backoff, the connection that received the last message is asked first, and more connections
     while it has no message.
@@ -198,12 +191,12 @@ class RdyDistributor(Generic[K]):
     def __init__(self, max_in_flight: int, backoff: Backoff, max_bytes: int = 0, initial_ready: int = 1) -> None:
         self.max_in_flight: int = max_in_flight  #: messages over all connections; may be changed
         self.paused: bool = False  #: while True, all counts are 0
-        #: handlers that run at the same time; a window grows to this number even while no handler waits
+        #: concurrent handlers; a window grows to this number even while no handler waits
         self.concurrency: int = 1
         self._backoff = backoff
-        # bytes over all connections, by the sizes received so far; each connection may always have one message
+        # over all connections, by the sizes received so far; each connection may always have a message
         self._max_bytes = max_bytes
-        self._initial = initial_ready  # the first window
+        self._initial = initial_ready
         self._members: dict[K, _Member] = {}
         self.exhausted: dict[_Member, None] = {}  #: connections whose window limits the consumer; `fit` doubles it
         self._unanswered: dict[K, _Member] = {}  # connections with messages in flight
@@ -211,7 +204,7 @@ class RdyDistributor(Generic[K]):
         self._turns = 0
         self._extra = 0
         self._sole = 0  # connections whose messages no other consumer could handle
-        self._probing_since: float | None = None  # when the backoff began to ask for a message; None while it does not
+        self._probing_since: float | None = None  # when the backoff began to ask for a message
         self._asked = 0  # number of the last turn before that
 
     def __len__(self) -> int:
@@ -219,17 +212,16 @@ class RdyDistributor(Generic[K]):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether there are more connections than messages that may be in flight."""
+        """Whether connections outnumber the messages that may be in flight."""
         return len(self._members) > max(self.max_in_flight, self._sole)
 
     @property
     def _bound(self) -> int:
-        """Messages that may be in flight over all connections."""
         return max(self.max_in_flight + self._extra, self._sole)
 
     @property
     def unsettled(self) -> bool:
-        """Whether connections may have more in flight than their RDY count, which others get later."""
+        """Whether connections may have more in flight than their RDY count; others get it later."""
         return any(member.claim > member.share for member in self._members.values())
 
     def add(self, member: K, limit: int, backoff: Backoff, now: float, *, sole: bool = False) -> None:
@@ -237,15 +229,15 @@ class RdyDistributor(Generic[K]):
 
         Args:
             backoff: its own, or the consumer's.
-            sole: no other consumer could handle its messages: its first window is all that may be in flight, and its
-                count is at least 1, even with more connections than messages that may be in flight.
+            sole: no other consumer could handle its messages: its first window is ``max_in_flight``, and its count is
+                always at least 1.
         """
         first = self.max_in_flight if sole else self._initial
         self._members[member] = _Member(limit, backoff, now, first, first, sole)
         self._sole += sole
 
     def pause(self, member: K, *, paused: bool) -> None:
-        """Stop or resume messages of a connection; an unknown connection is ignored."""
+        """Stop or resume a connection; an unknown connection is ignored."""
         found = self._members.get(member)
         if found is not None:
             found.paused = paused
@@ -289,9 +281,9 @@ class RdyDistributor(Generic[K]):
         Args:
             in_flight: unanswered messages of this connection, with these.
             now: time of the last read.
-            waited: seconds without a message or an answer of this connection before it.
-            excess: seconds for which its newest message had waited at the server, see `Backlog`.
-            width: widest window that is filled soon, see `Backlog`.
+            waited: seconds without a message or an answer before it.
+            excess: see `Backlog.excess`.
+            width: see `Backlog.width`.
         """
         found = self._members.get(member)
         if found is None:
@@ -324,7 +316,7 @@ class RdyDistributor(Generic[K]):
         return changed or found.window != before
 
     def _note_backlog(self, member: _Member) -> None:
-        """Let a window grow that is smaller than the backlog, as soon as a handler waits."""
+        """Let a window grow that is smaller than the backlog."""
         member.fresh = False
         if member.share >= member.window < member.limit:
             if member.window < self.concurrency:
@@ -333,22 +325,22 @@ class RdyDistributor(Generic[K]):
                 self.exhausted[member] = None
 
     def _note_fresh(self, member: _Member, in_flight: int) -> None:
-        """Shrink a window that is wider than the backlog: with room for a message while a handler waits."""
+        """Shrink a window that is wider than the backlog, to room for a message of a waiting handler."""
         fits = in_flight + 1 if in_flight < self.concurrency else min(in_flight, member.window, member.share) // 2
         member.set_window(fits)
         member.recent, member.fresh = 0, True
         self.exhausted.pop(member, None)
 
     def limits(self, member: K) -> bool:
-        """Return whether each read of a connection has to be recorded: the backoff asks it, or its window adapts."""
+        """Return whether each read has to be recorded: the backoff asks the connection, or its window adapts."""
         found = self._members[member]
         return self._probing_since is not None or not (self._backoff.level or found.backoff.level or found.sole)
 
     def fit(self, in_flight: Callable[[K], int]) -> bool:
-        """Fit windows to what handlers can take, because a handler or the caller waits; return whether any changed.
+        """Fit windows because a handler or the caller waits; return whether any changed.
 
-        Exhausted windows double, and messages in flight leave room for a message. The window of a server without a
-        backlog is not larger: the server would collect messages instead of sending the next at once.
+        Exhausted windows double, and messages in flight leave room for a message. Without a backlog a window is not
+        larger: the server would collect messages instead of sending the next at once.
 
         Args:
             in_flight: returns the unanswered messages of a connection.
@@ -372,8 +364,8 @@ class RdyDistributor(Generic[K]):
         """Shrink windows of servers that send nothing while handlers wait: they collect the next messages.
 
         Args:
-            in_flight: returns the unanswered messages of a connection.
-            active_at: returns the time of its last read or answer.
+            in_flight: as for `fit`.
+            active_at: returns the time of a connection's last read or answer.
 
         Returns:
             Whether any changed, and in how many seconds to call this again; infinity without `wide` connections.
@@ -399,11 +391,7 @@ class RdyDistributor(Generic[K]):
             _grow(found)
 
     def shares(self, now: float, in_flight: Mapping[K, int] = _NOTHING) -> Mapping[K, int]:
-        """Return the RDY count of each connection.
-
-        Args:
-            in_flight: unanswered messages of each connection.
-        """
+        """Return the RDY count of each connection, by its unanswered messages."""
         for key, member in self._members.items():
             if member.claim != member.share or in_flight.get(key, 0) > member.share:
                 member.settle(in_flight.get(key, 0), now)
@@ -411,7 +399,7 @@ class RdyDistributor(Generic[K]):
         return {key: member.share for key, member in self._members.items()}
 
     def _grant(self, wanted: Mapping[K, int], now: float) -> None:
-        """Lower RDY counts at once; raise them by what no connection may have in flight."""
+        """Lower RDY counts at once; raise them by what no claim covers."""
         free = self._bound
         missing: dict[K, int] = {}
         for key, member in self._members.items():
@@ -467,7 +455,7 @@ class RdyDistributor(Generic[K]):
         return most if state == "running" else min(most, self._probes(in_flight, now))
 
     def _probes(self, in_flight: Mapping[K, int], now: float) -> int:
-        """Return how many connections to ask for a message after a pause of the backoff."""
+        """Return how many connections to ask after a pause of the backoff."""
         since = self._probing_since
         if since is None:
             since = self._probe_again(now)
@@ -482,17 +470,17 @@ class RdyDistributor(Generic[K]):
         return int(_PROBES ** int((now - since) / _PROBE))
 
     def _probe_again(self, now: float) -> float:
-        """Ask for a message from now on, first the connections that received last."""
+        """Ask from now on, first the connections that received last."""
         self._probing_since, self._asked = now, self._turns
         return now
 
     def _order_of_probes(self, member: _Member) -> float:
-        """Return the place of a connection: the latest received first; each is asked once before any is asked again."""
+        """Return the place of a connection: the latest received first; each is asked before any is asked again."""
         answered = self._probing_since is not None and member.received >= self._probing_since
         return member.order if member.order > self._asked and not answered else -member.received
 
     def _take_turns(self, able: Iterable[K], most: int, now: float) -> None:
-        """Give ``most`` connections a turn, longest waiting first; the last one that received, if the backoff asks."""
+        """Give ``most`` connections a turn, longest waiting first; for the backoff, the last that received."""
         for member in self._members.values():
             if member.turn is not None:
                 quiet = now - max(member.received, member.turn)
@@ -524,8 +512,8 @@ def _grow(member: _Member) -> None:
 def _share_out(total: int, limits: Mapping[K, int], current: Mapping[K, int]) -> dict[K, int]:
     """Give each an equal share, up to its limit; unused shares go to the others.
 
-    The remainder goes to the largest current shares: moving it would lower a count whose messages are in flight
-    already, so that more than ``total`` messages would be in flight.
+    The remainder goes to the largest current shares: if it moved, it would lower a count whose messages are in flight,
+    and more than ``total`` messages would be in flight.
     """
     shares: dict[K, int] = {}
     if sum(limits.values()) <= total:

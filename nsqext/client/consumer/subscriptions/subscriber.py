@@ -1,4 +1,4 @@
-"""Keep the partitions of a topic subscribed, by a task each, which finds the new leader when a connection has ended."""
+"""Keep the partitions of a topic subscribed, by a task each, which finds the new leader after a connection's end."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
-# refused settings. If the server accepted them before, the cause is at the server, and the client retries.
+# refused settings; if the server accepted them before, the client retries
 _FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-# the address is not an nsqd's, or no node grants TLS or compression: fatal if no subscription ever succeeded
+# no nsqd, or no TLS or compression: fatal if no subscription ever succeeded
 _MISCONFIGURED = (NegotiationFailed, ProtocolError)
 NOT_LEADER = (NotLeader, TopicNotExist)
 """The node does not lead the partition, against the lookup service."""
 STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
-"""The topic has changed since the last lookup, so the next attempt needs no pause."""
+"""The topic has changed since the last lookup; the next attempt needs no pause."""
 
 _WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of a partition
 
@@ -83,7 +83,7 @@ def is_fatal(error: NsqError, *, opened: bool) -> bool:
 
 
 class Subscriber:
-    """The subscriptions of a consumer to the partitions of one topic."""
+    """The subscriptions of a consumer to the partitions of a topic."""
 
     def __init__(
         self, topic: str, context: SubscriberContext, fail: Callable[[NsqError], None], *, discovered: bool = False
@@ -96,9 +96,9 @@ class Subscriber:
         self._metadata = context.metadata
         self._events = context.events
         self._tasks = context.tasks
-        self._fail = fail  # called with an error after which the topic cannot be consumed
-        # found by a pattern: partitions are given up when the lookup service does not know the topic, because a
-        # subscription would create it again on the original NSQ
+        self._fail = fail  # ends the topic with an error
+        # found by a pattern: partitions are given up when lookup does not know the topic, which a subscription would
+        # create again on the original NSQ
         self._discovered = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
@@ -120,14 +120,13 @@ class Subscriber:
         self._key_sharing = KeySharing.NONE
         self._demands: dict[str, bool] = {}  # requirements of servers that contradict lookup
         self._seeker: ChannelSeeker | None = None
-        #: set when all partitions of the first lookup are subscribed, or the topic is left
+        #: all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
         self.closing: bool = False
-        self.vanished: bool = False  #: whether partitions of a discovered topic were given up
+        self.vanished: bool = False  #: partitions of a discovered topic were given up
 
     @property
     def seeker(self) -> ChannelSeeker:
-        """Moves the channel; created on first use."""
         if self._seeker is None:
             from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
 
@@ -243,7 +242,7 @@ class Subscriber:
             extra={"topic": self._topic, "channel": self._channel, "node": node},
         )
 
-    # One partition
+    # A partition
 
     async def _keep(self, assignment: Assignment) -> None:
         """Keep a partition subscribed until the consumer closes or the topic loses the partition."""
@@ -256,7 +255,7 @@ class Subscriber:
             self.vanished = self.vanished or gone
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
-                assignment.moved.set()  # wakes a seek for this partition
+                assignment.moved.set()  # wakes a seek
                 return
             if again and not await self._may_subscribe(assignment, view, address, waits):
                 waits += 1
@@ -280,7 +279,7 @@ class Subscriber:
             await self._refresh(assignment, view, failures, error)
 
     async def _may_subscribe(self, assignment: Assignment, view: PartitionMap, address: Address, waits: int) -> bool:
-        """Return whether a node still has the topic; pause if not. A node of the original NSQ would create it again."""
+        """Return whether a node still has the topic; otherwise pause: the original NSQ would create it again."""
         if isinstance(assignment.key, int):
             return True
         try:
@@ -298,7 +297,7 @@ class Subscriber:
         return False
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
-        """Log a failure, at most one per partition within ``_WARNING_INTERVAL``."""
+        """Log a failure, once per partition within ``_WARNING_INTERVAL``."""
         now = _clock()
         if now - assignment.warned_at < _WARNING_INTERVAL:
             assignment.unreported += 1
@@ -308,7 +307,7 @@ class Subscriber:
         self._log(logging.WARNING, assignment, f"subscription ended: {error}{more}", node)
 
     def _all_misconfigured(self, assignment: Assignment, error: NsqError) -> bool:
-        """Return whether every address is wrong or refuses the settings of connections, and none ever worked."""
+        """Return whether every address is wrong or refuses the settings of connections, and no address ever worked."""
         if self._misconfigured is None or not isinstance(error, _MISCONFIGURED):
             return False
         self._misconfigured.add(assignment.key)
@@ -398,7 +397,7 @@ class Subscriber:
             self._context.receiver.forget(subscription)
 
     def _note_sharing(self, assignment: Assignment, subscription: Subscription) -> None:
-        """Log how keys are shared; forget the messages of a partition whose last leader shared them in another way."""
+        """Log how keys are shared; forget a partition's messages if its last leader shared keys in another way."""
         sharing, before = subscription.key_sharing, assignment.last
         assignment.last = subscription
         if before is not None and before.key_sharing is not sharing:
@@ -410,11 +409,11 @@ class Subscriber:
             self._log(logging.INFO, assignment, f"consumers share the keys {how}", subscription.node)
 
     def _meta_of(self, view: PartitionMap) -> TopicMeta:
-        """Return the topic's meta from lookup, corrected by what servers required."""
+        """Return the topic's meta from lookup, corrected by servers' requirements."""
         return evolve(view.meta, **self._demands)
 
     async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
-        """Warn of other connections to the channel: they receive messages of the same keys."""
+        """Warn of other connections to the channel, which receive messages of the same keys."""
         http = view.http.get(subscription.request.address)
         if http is None:
             return
@@ -480,7 +479,6 @@ class Subscriber:
             self.started.set()
 
     def log_subscribed(self) -> None:
-        """Log the open subscriptions in one line."""
         by_node: dict[str, list[str]] = {}
         for subscription in self._open():
             partitions = by_node.setdefault(subscription.node, [])
@@ -507,9 +505,9 @@ class Subscriber:
     # The end
 
     async def leave(self) -> None:
-        """Request no further messages, wait until messages in flight are answered, and close all subscriptions.
+        """Request no further messages; close all subscriptions when messages in flight are answered.
 
-        Waits at most ``close_timeout`` seconds; messages unanswered by then are redelivered.
+        After ``close_timeout`` seconds, unanswered messages are redelivered.
         """
         self._begin_close()
         self._group.retire(self._open())

@@ -1,4 +1,4 @@
-"""A consumer's subscription to a partition: receives messages over its connection, and sends their answers."""
+"""A consumer's subscription to a partition: receives messages, and sends their answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _clock = time.monotonic
 _MANY = 750  # answers that are sent before the end of the turn of the event loop
-_SPARE_COUNTS = 16  # counts of answered messages kept beyond the number of messages in flight, before they are dropped
+_SPARE_COUNTS = 16  # counts of answered messages kept beyond twice the messages in flight
 _COMPRESSED = COMPRESS_HEADER.encode()
 _DELAYED = DUE_HEADER.encode()
 
@@ -44,22 +44,22 @@ _DELAYED = DUE_HEADER.encode()
 class SubscriptionMonitor(Protocol):
     """Receives what a subscription reports, messages excepted."""
 
-    early: EarlyMessages | None  #: requeues messages that are not due; None before the first
-    idle: bool  #: whether it needs notice of the next read
+    early: EarlyMessages | None  #: None before the first message that is not due
+    idle: bool  #: it needs notice of the next read
     on_time_until: float  #: messages read before this time arrived when they were read
 
     def unpacking(self) -> UnpackBudget:
-        """Return the bound of unpacked bytes; created on first use."""
+        """Return the bound of unpacked bytes."""
 
     def early_messages(self) -> EarlyMessages:
-        """Return ``early``; created on first use."""
+        """Create and return ``early``."""
 
     @property
     def share(self) -> int:
         """Messages that each connection may have in flight if all receive equally; 2 or more."""
 
     def received(self, subscription: Subscription) -> None:
-        """Record a read, after its messages were queued: while this is idle, or the subscription is limited."""
+        """Record a read whose messages were queued, while this is idle, or the subscription is limited."""
 
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes read at a time may have been in the socket."""
@@ -75,7 +75,7 @@ class SubscriptionMonitor(Protocol):
 
 
 class Subscription(PartitionReader):
-    """A subscription to a partition during one connection; owns the messages received over it."""
+    """A subscription to a partition during a connection; owns the messages received over it."""
 
     def __init__(
         self,
@@ -91,11 +91,9 @@ class Subscription(PartitionReader):
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int | None = request.partition
-        self.original: bool = (
-            self.partition is None and not negotiated.redesigned
-        )  #: whether its node is of the original NSQ
+        self.original: bool = self.partition is None and not negotiated.redesigned
         self.in_order: bool = request.ordered
-        self.backoff: Backoff = backoff  #: of the consumer, or only of this connection
+        self.backoff: Backoff = backoff  #: of the consumer, or of this connection
         self.in_flight: int = 0  #: messages received, neither answered nor timed out
         self.received: int = 0
         self.received_bytes: int = 0
@@ -103,20 +101,18 @@ class Subscription(PartitionReader):
         self._opened_at = self.received_at
         self.waited: float = 0.0  #: seconds without a message or an answer before the last read
         self._backlog = Backlog()
-        self.excess: float = 0.0  #: seconds for which the newest message had waited at the server
-        self.width: float = inf  #: widest window that is filled soon, see `Backlog`
+        self.excess: float = 0.0  #: see `Backlog.excess`
+        self.width: float = inf  #: see `Backlog.width`
         self.active_at: float = self.received_at  #: time of the last read or answer
-        self.limited: bool = True  #: whether its RDY count limits the consumer, so that each read is reported at once
+        self.limited: bool = True  #: each read is reported at once, because its RDY count limits the consumer
         self.requeued: int = 0
         self.timed_out: int = 0
         self.live: bool = True
-        self.stopped: bool = False  #: whether this client ended it, so that its end is no error
-        #: earlier messages are not in flight any more, because they timed out, or the connection was closed
+        self.stopped: bool = False  #: this client ended it, which is no error
         self.horizon: float = float("-inf")
         self.ignore_lost: bool = request.options.delivery.on_lost == "ignore"
-        self.number: int = 1  #: number among the opened subscriptions to its partition, from 1
+        self.number: int = 1
         self.moved: bool = False
-        #: whether messages that another consumer had in flight may still be redelivered
         self.taking_over: bool = False
         #: where the channel was moved to; earlier messages are finished undelivered
         self.start: Position | None = None
@@ -128,31 +124,29 @@ class Subscription(PartitionReader):
 
             self._order = OrderCheck(request.options.failure.report_attempts)
         self._recorded = (0, 0)  # last result of `take_unrecorded`
-        # on a key_failover channel, later messages of its key wait for a message that was requeued
-        # whether messages that are due soon stay in flight
+        # whether messages that are due soon stay in flight; on a key_failover channel, later messages of their keys
+        # would wait
         self._keeps_early = self.partition is not None and self.key_sharing is not KeySharing.SERVER
         self._counts: deque[InFlightCount] = deque()  # of the messages in flight, oldest first
-        self._most_pending = (
-            _MANY  # answers that wait for the end of the turn of the event loop; above it they are sent
-        )
-        # a killed nsqd of the original NSQ reads queued messages again. A message in flight twice is answered once, and
-        # stays in the count that nsqd compares with RDY.
+        self._most_pending = _MANY
+        # a killed nsqd of the original NSQ reads queued messages again: a message in flight twice is answered once, and
+        # stays in the count that nsqd compares with RDY
         self._overcounted = False
 
     def skip_to(self, position: Position) -> None:
-        """Skip messages before a position, which the server had read before the move (captured: channel_setoffset)."""
+        """Skip messages that the server had read before it moved the channel (captured: channel_setoffset)."""
         self.start = position
         self.moved = True
 
     async def receive(self) -> None:
-        """Receive messages until the connection ends; raises why it ended."""
+        """Receive messages until the connection ends; raises its error."""
         try:
             await self.read(self._receive)
         finally:
             self.end()
 
     async def receive_beside(self, work: Callable[[TaskGroup], Coroutine[Any, Any, None]]) -> None:
-        """Receive messages beside other work, which is cancelled when the connection ends; raises why it ended."""
+        """Receive messages beside other work, which is cancelled when the connection ends; raises its error."""
         reason: NsqError | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work, tasks)
@@ -166,14 +160,14 @@ class Subscription(PartitionReader):
 
     @property
     def busy(self) -> bool:
-        """Whether messages are in flight or commands unsent, so that `tick` is due several times a second."""
+        """Whether `tick` is due several times a second."""
         return self.in_flight > 0 or self._connection.busy
 
     # Receiving
 
     def _receive(self, frames: list[bytes]) -> None:
         if not self.live:
-            return  # read before the connection was closed: redelivered by the server
+            return  # the server redelivers them
         now = _clock()
         self._expire(now)
         monitor = self._monitor
@@ -207,7 +201,7 @@ class Subscription(PartitionReader):
         if messages:
             newest = messages[-1]
             self.excess = self.width = inf
-            if newest.attempts == 1:  # its timestamp is that of the publish
+            if newest.attempts == 1:  # its timestamp is the time of the publish
                 published = newest.timestamp / 1e9
                 self.excess = self._backlog.excess(published, now)
                 self.width = self._backlog.width(published, count, self.excess)
@@ -233,7 +227,6 @@ class Subscription(PartitionReader):
             monitor.make_room(self)
 
     def _flooded(self) -> None:
-        """End the connection: more than ``most_in_flight`` messages are neither answered nor timed out."""
         self.fail(
             ProtocolError(
                 f"the server sent {self.in_flight} messages that were not answered, with RDY {self.ready}; "
@@ -244,12 +237,11 @@ class Subscription(PartitionReader):
         )
 
     def take_unrecorded(self) -> tuple[int, int]:
-        """Return how many messages and bytes were received since the last call."""
+        """Return the messages and bytes received since the last call."""
         (count, size), self._recorded = self._recorded, (self.received, self.received_bytes)
         return self.received - count, self.received_bytes - size
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
-        """Finish messages before the start position, which the server had read before the channel was moved."""
         for number, message in enumerate(messages):
             if start.reached_by(message):
                 self.start = None
@@ -258,7 +250,6 @@ class Subscription(PartitionReader):
         return []
 
     def _count(self, counted: InFlightCount) -> None:
-        """Count received or touched messages as in flight."""
         self.in_flight += counted.count
         counts = self._counts
         counts.append(counted)
@@ -266,7 +257,7 @@ class Subscription(PartitionReader):
             self._counts = deque(counted for counted in counts if counted.count)
 
     def _expire(self, now: float) -> None:
-        """Advance the horizon; count messages that timed out as not in flight."""
+        """Advance the horizon; count timed out messages as not in flight."""
         self.horizon = horizon = now - self.msg_timeout
         counts = self._counts
         while counts and counts[0].time < horizon:
@@ -282,7 +273,7 @@ class Subscription(PartitionReader):
         super().flush()
 
     def _answer(self, message: Message, command: bytes) -> None:
-        """Send an answer with the next flush; the message leaves flight, or is in flight from now on."""
+        """Send an answer with the next flush; raises MessageNotInFlight."""
         if message.received < self.horizon:
             raise self._lost(message)
         if not self.pending:
@@ -294,12 +285,11 @@ class Subscription(PartitionReader):
             self.flush()
 
     def _begin_answers(self) -> None:
-        """Decide whether to send the next answers at once, or together at the end of the turn of the event loop."""
+        """Decide whether to send answers at once, or together at the end of the turn of the event loop."""
         at_once = self._monitor.needs_flush(self, answer=True)
         self._most_pending = 0 if at_once else _MANY
 
     def finish(self, message: Message) -> None:
-        """Send FIN with the next flush; raises MessageNotInFlight."""
         # as `_answer` and `commands.fin`, without two calls, which would be 5 % of a message's bytecode
         if message.received < self.horizon:
             raise self._lost(message)
@@ -315,25 +305,22 @@ class Subscription(PartitionReader):
             self.flush()
 
     def requeue(self, message: Message, delay: float, *, backoff: bool) -> None:
-        """Send REQ with the next flush; with ``backoff`` it counts as a failure. Raises MessageNotInFlight."""
         self.record_outcome(backoff)
         if delay > ACCEPTED_DELAY or self._monitor.early is not None:
             self._monitor.early_messages().postpone(message, delay)
         self.defer(message, min(delay, MAX_DELAY))
 
     def defer(self, message: Message, delay: float) -> None:
-        """Send REQ with the next flush, without an effect on the backoff; raises MessageNotInFlight."""
+        """Send REQ with the next flush, without effect on the backoff; raises MessageNotInFlight."""
         self._answer(message, req(message.id, round(delay * 1000)))
         self.requeued += 1
 
     def record_outcome(self, failed: bool) -> None:
-        """Report to the backoff that a message failed, or was requeued without a failure."""
         now = _clock()
         if self.backoff.failed(now) if failed else self.backoff.passed(now):
             self._monitor.rebalance()
 
     def touch(self, message: Message) -> None:
-        """Send TOUCH with the next flush; raises MessageNotInFlight."""
         self._answer(message, touch(message.id))
         message.counted = counted = InFlightCount(_clock(), 1)
         message.received = counted.time
@@ -350,23 +337,21 @@ class Subscription(PartitionReader):
         )
 
     def expired(self, message: Message) -> bool:
-        """Return whether the message is not in flight any more."""
         now = _clock()
         if message.received < max(self.horizon, now - self.msg_timeout):
             return True
-        # the server may have ended the connection of a hanging process, and given its keys to another consumer
+        # the server may have ended the connection, and given its keys to another consumer
         return self.key_sharing is KeySharing.TAGS and self._may_be_ended(now)
 
     def _may_be_ended(self, now: float) -> bool:
-        """Return whether nothing was received, so no heartbeat answered, for nearly as long as the server waits.
+        """Return whether nothing was received for nearly three heartbeat intervals.
 
-        It ends a connection after three heartbeat intervals without a read (captured: heartbeat).
+        Then the server ends a connection (captured: heartbeat).
         """
         interval = self._connection.heartbeat_interval
         return interval > 0 and now - self._connection.received_at > 2.5 * interval
 
     def reset(self, reason: str) -> None:
-        """End the connection, so that the server redelivers its messages in order; the consumer connects again."""
         if self.live:
             self.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
 
@@ -394,16 +379,14 @@ class Subscription(PartitionReader):
 
     @property
     def upgradable(self) -> bool:
-        """Whether it stands still, without notice of the server, when its topic gets extend support."""
+        """Whether it stands still, without notice, when its topic gets extend support."""
         return self.partition is not None and not self.request.meta.extend_support
 
     async def stop(self) -> None:
-        """Wait until the server sends no more messages; received messages are still answered. Does not raise."""
         self.stopped = True
         await super().stop()
 
     def end(self) -> None:
-        """Close the connection at once; its messages are not in flight any more."""
         self.live = False
         self.horizon = inf
         super().end()

@@ -40,14 +40,13 @@ class RejectedCounts:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _TICK = 0.25  # seconds between two ticks while messages are received or unsent commands wait
-# longest time between two ticks of a `Pulse`, and of a connection without messages while others have some
-_IDLE_TICK = 5.0
-_LONGEST_REST = 60.0  # longest time between two ticks while nothing is in flight or due
+_IDLE_TICK = 5.0  # longest time between two ticks of a `Pulse`, and of a connection without messages
+_LONGEST_REST = 60.0  # the same, while nothing is in flight or due
 _TICKS_PER_TIMEOUT = 8
-# seconds within which answers are sent together. The first is sent at once: its handler may block the event loop next.
+# seconds within which answers are sent together, after an answer that is sent at once: its handler may block the event
+# loop next
 _TOGETHER = 0.02
-# answers that show a burst: an answer sent at once would split the next burst into two, with a read and a write each
-_BURST = 16
+_BURST = 16  # answers that show a burst: an answer sent at once would split the next burst
 _AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
@@ -64,29 +63,28 @@ class SubscriptionGroup:
         self, options: ConsumerOptions, metadata: MetadataCache, events: ClientEvents, tasks: BackgroundTasks
     ) -> None:
         self.options: ConsumerOptions = options
-        self.metadata: MetadataCache = metadata  #: looks up topics and the leaders of partitions
-        self.events: ClientEvents = events  #: receives changes of the backoff and of connections
+        self.metadata: MetadataCache = metadata
+        self.events: ClientEvents = events
         self.tasks: BackgroundTasks = tasks
         self.backoff: Backoff = Backoff(options.backoff)
         self.flow: RdyDistributor[Subscription] = RdyDistributor(
             options.max_in_flight, self.backoff, options.max_in_flight_bytes, options.initial_ready
         )
-        #: bounds the unpacked bytes of messages; None before the first compressed message
-        self.unpack_budget: UnpackBudget | None = None
-        self.early: EarlyMessages | None = None  #: requeues messages that are not due; None before the first
+        self.unpack_budget: UnpackBudget | None = None  #: None before the first compressed message
+        self.early: EarlyMessages | None = None  #: None before the first message that is not due
         self.live: dict[Subscription, None] = {}  #: an ordered set
         self.rejected: RejectedCounts = RejectedCounts()
         self.opened: int = 0  #: subscriptions that were opened
-        self.reconnects: int = 0  #: of these, subscriptions after the end of an earlier connection
+        self.reconnects: int = 0  #: of these, after the end of an earlier connection
         #: messages received, requeued and lost, and bytes received, of ended subscriptions
         self.closed_counts: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.paused_topics: set[str] = set()
-        self.idle: bool = False  #: whether the timer rests until something is due, and the next read has to wake it
+        self.idle: bool = False  #: the timer rests until something is due, and the next read has to wake it
         #: messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
         self._unsent: list[Subscription] = []
         self._shares_due = False  # whether the next flush distributes RDY
-        self._collects_until = -inf  # until when answers are sent together, at the end of a turn of the event loop
+        self._collects_until = -inf  # until when answers are sent together
         self._blocked_at = -inf  # when the event loop was last found blocked
         self._flush_due = anyio.Event()
         self._narrow_due = anyio.Event()
@@ -104,7 +102,6 @@ class SubscriptionGroup:
         return [subscription for subscription in tuple(self.live) if subscription.live]
 
     def add(self, subscription: Subscription) -> None:
-        """Add a subscription that was opened."""
         self.live[subscription] = None
         self._set_longest_pause()
         self.opened += 1
@@ -142,10 +139,7 @@ class SubscriptionGroup:
         self.rebalance()
 
     def upgradable_topics(self) -> dict[str, float]:
-        """Return the subscribed topics without extend support, with the time of their last messages.
-
-        Before the first message, the time when the last of their subscriptions was opened.
-        """
+        """Return the subscribed topics without extend support, with the time of their last message or subscription."""
         found: dict[str, float] = {}
         upgradable: set[str] = set()
         for subscription in self.live:
@@ -156,7 +150,6 @@ class SubscriptionGroup:
         return found if len(upgradable) == len(found) else {topic: found[topic] for topic in upgradable}
 
     def unpacking(self) -> UnpackBudget:
-        """Return the bound of unpacked bytes; created on first use."""
         if self.unpack_budget is None:
             from nsqext.client.consumer.unpacking import UnpackBudget
 
@@ -164,7 +157,6 @@ class SubscriptionGroup:
         return self.unpack_budget
 
     def early_messages(self) -> EarlyMessages:
-        """Return the requeuer of messages that are not due; created on first use."""
         if self.early is None:
             from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 
@@ -183,11 +175,11 @@ class SubscriptionGroup:
 
     @property
     def share(self) -> int:
-        """Messages that each connection may have in flight if all receive equally many; 2 or more."""
+        """Messages that each connection may have in flight if all receive equally; 2 or more."""
         return max(2, self.flow.max_in_flight // max(1, len(self.live)))
 
     def received(self, subscription: Subscription) -> None:
-        """Record a read while the timer rests, or while the connection's RDY count limits the consumer."""
+        """Record a read while the timer rests, or the connection's RDY count limits the consumer."""
         if self.idle:
             self.idle = False
             self.wake_timer()
@@ -199,7 +191,7 @@ class SubscriptionGroup:
         self._flush_due.set()
 
     def _record(self, subscription: Subscription) -> bool:
-        """Report messages received since the last call to the distributor; return whether RDY counts change."""
+        """Report messages since the last call to the distributor; return whether RDY counts change."""
         count, size = subscription.take_unrecorded()
         if not count:
             return False
@@ -221,7 +213,7 @@ class SubscriptionGroup:
         self.rebalance()
 
     def flush_before_wait(self, waiting: Sized) -> None:
-        """Send pending answers; fit RDY first if no received message waits for a handler or the caller."""
+        """Send pending answers; first fit RDY if no received message waits."""
         if not waiting:
             self.fit_windows()
         self.flush()
@@ -261,10 +253,7 @@ class SubscriptionGroup:
         return active
 
     def earliest_receipt(self, now: float) -> float:
-        """Return since when bytes read at a time may have been in the socket.
-
-        If the timer is late, the process or its event loop stood still: servers may have sent them since the last tick.
-        """
+        """Return since when bytes read now may have been in the socket: the last tick if the timer is late."""
         pulse = self._pulse
         if now < pulse.stood_until:
             return pulse.stood_since
@@ -282,7 +271,7 @@ class SubscriptionGroup:
 
         Returns whether an ``answer`` has to be sent at once: after a pause, or while handlers block the event loop.
 
-        Raises InvalidState in another event loop, or in a thread without one.
+        Raises InvalidState outside of the event loop.
         """
         self.tasks.check_event_loop()
         if not self._unsent:
@@ -329,12 +318,10 @@ class SubscriptionGroup:
     # Timer
 
     async def run_timer(self, ticked: Callable[[float, float], object]) -> None:
-        """Tick until cancelled: a few times a second while messages are in flight, when something is due while it is
-        idle.
+        """Tick until cancelled: a few times a second while messages are in flight, otherwise when something is due.
 
         Args:
-            ticked: called at each tick before RDY is distributed, with the time and the delay of the tick in
-                seconds.
+            ticked: called at each tick before RDY is distributed, with its time and its delay in seconds.
         """
         self._pulse = pulse = Pulse.current()
         pulse.members[self] = None
@@ -377,8 +364,7 @@ class SubscriptionGroup:
     def _pause(self, now: float) -> float:
         """Return the seconds until the next tick.
 
-        A consumer that finishes its messages immediately is busy for one more tick, so that not every read wakes the
-        timer.
+        A consumer that finishes its messages at once is busy for another tick: not every read wakes the timer.
         """
         busy = now - self._received_at < _TICK or self.flow.unsettled
         busy = busy or any(subscription.busy for subscription in self.live)
@@ -386,7 +372,7 @@ class SubscriptionGroup:
         return self._rest(now) if self.idle else _TICK
 
     def _rest(self, now: float) -> float:
-        """Return the seconds until an idle consumer ticks: turns end, windows are reset, a heartbeat is missing."""
+        """Return the seconds until an idle consumer ticks: a turn ends, a window is reset, a heartbeat is missing."""
         due = min((subscription.silence_due for subscription in self.live), default=inf)
         if self.flow.takes_turns:
             due = min(due, now + IDLE_TURN + PAST_DUE)

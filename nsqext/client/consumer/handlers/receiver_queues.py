@@ -16,6 +16,7 @@ from nsqext.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.iteration import MessageIteration
     from nsqext.client.consumer.handlers.key_lanes import KeyLanes
     from nsqext.client.consumer.handlers.workers import AnyHandler, BatchLimits, ConsumerState
@@ -48,6 +49,8 @@ class ReceiverQueues:
         self._iteration: MessageIteration | None = None
         self._lanes: KeyLanes | None = None
         self._workers: Workers | None = None
+        self._dead_letters: DeadLetterHook | None = None  # of the workers
+        self._policy: FailurePolicy | None = None
 
     @property
     def iteration(self) -> MessageIteration:
@@ -131,21 +134,31 @@ class ReceiverQueues:
         self._stall.tick(late, running)
 
     def start_workers(self, handler: AnyHandler, dead_letters: DeadLetterHook | None) -> None:
-        from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
-
         options, function = self._options, handler.function
         name = getattr(function, "__qualname__", type(function).__qualname__)
         self._stall = StallWatch(options.delivery.block_warning, f"the handler {name}")
-        policy = FailurePolicy(options.failure, dead_letters, self._group.early_messages, self._group.rejected)
+        self._dead_letters = dead_letters
         if self._iteration is not None:
             self._iteration.forget_reads()
-        self._workers = Workers(policy, self._stall, self)
+        self._workers = Workers(self._stall, self)
         queues = self._queues(options.concurrency)
         if self._lanes is not None and isinstance(handler, MessageHandler):
             handler = evolve(handler, burst=None)  # only the event loop takes messages from lanes
         self._workers.start(self._group.tasks, handler, queues)
 
     # For the workers
+
+    @property
+    def policy(self) -> FailurePolicy:
+        """Decides about messages whose handler raised; created on first use."""
+        if self._policy is None:
+            from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+
+            group = self._group
+            self._policy = FailurePolicy(
+                self._options.failure, self._dead_letters, group.early_messages, group.rejected
+            )
+        return self._policy
 
     def expired(self, message: Message) -> None:
         if self._lanes is not None:

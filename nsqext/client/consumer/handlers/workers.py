@@ -221,6 +221,10 @@ class MessageSource(Protocol):
     def flush(self) -> Callable[[], None]:
         """Sends all answers, before a worker waits."""
 
+    @property
+    def policy(self) -> FailurePolicy:
+        """Decides about messages whose handler raised."""
+
     def expired(self, message: Message) -> None:
         """Keep the place of a message that is not in flight any more when its turn comes."""
 
@@ -241,7 +245,6 @@ class MessageSource(Protocol):
 class Workers:
     """The tasks that call a handler."""
 
-    policy: FailurePolicy
     stall: StallWatch
     source: MessageSource
     _slots: list[Slot] = field(factory=list, init=False)
@@ -249,6 +252,11 @@ class Workers:
     _ended: Waiters = field(factory=Waiters, init=False)
     _cancelled: list[Message] = field(factory=list, init=False)
     _unused: UnusedResult | None = field(default=None, init=False)
+
+    @property
+    def policy(self) -> FailurePolicy:
+        """Decides about messages whose handler raised."""
+        return self.source.policy
 
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
         """Start a worker for each queue, shielded from cancellation: only `cancel` ends it early."""
@@ -297,7 +305,7 @@ class Workers:
     async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
         """Call a handler for each message of a queue."""
         handle, burst, auto_finish = handler.function, handler.burst, handler.auto_finish
-        flush, attempts_exhausted = self.source.flush, self.policy.attempts_exhausted
+        flush = self.source.flush
         if burst is not None:
 
             def handle(_: Message) -> Awaitable[object]:
@@ -324,7 +332,7 @@ class Workers:
                 slot.message = None
                 continue
             try:
-                if message.attempts > 1 and attempts_exhausted(message):
+                if message.attempts > 1 and self.policy.attempts_exhausted(message):
                     await self.policy.dead_letter(message, None)
                 else:
                     result = await handle(message)

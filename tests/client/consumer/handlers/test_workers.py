@@ -45,7 +45,8 @@ pytestmark = pytest.mark.anyio
 class Source:
     """Where workers take messages from: calls are recorded, and batches are taken as soon as there are messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: FailurePolicy) -> None:
+        self.policy = policy
         self.flushes = self.ends = 0
         self.lost: list[Message] = []
         self.held: list[Message] = []
@@ -74,8 +75,8 @@ class Source:
 def workers(**members: Any) -> tuple[Workers, Source]:
     """Return workers, and what they take messages from."""
     policy = FailurePolicy(FailureOptions(requeue_delay=0, **members), None, EarlyMessages, RejectedCounts())
-    source = Source()
-    return Workers(policy, StallWatch(0.0, "it"), source), source
+    source = Source(policy)
+    return Workers(StallWatch(0.0, "it"), source), source
 
 
 def test_threads_take_messages_that_need_no_decision_of_the_event_loop() -> None:
@@ -319,7 +320,7 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
 
     options = FailureOptions(max_attempts=2, dead_letter="dead")
     policy = FailurePolicy(options, take, EarlyMessages, RejectedCounts())
-    subject = Workers(policy, StallWatch(0.0, "it"), Source())
+    subject = Workers(StallWatch(0.0, "it"), Source(policy))
     # the last message has used up its attempts, and is rejected before the handler is called
     queue.put([make_message(owner, number, attempts=number) for number in (1, 2, 3)])
     async with _handling(subject, handle, queue):

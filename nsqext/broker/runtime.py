@@ -160,6 +160,8 @@ class Clock:
 
 
 class NodeChange(Enum):
+    """What happened to an nsqd."""
+
     SILENT = "killed or frozen"
     LEAVING = "about to end"
     THAWED = "running again after a freeze"

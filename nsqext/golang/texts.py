@@ -55,11 +55,13 @@ def go_duration(nanoseconds: int) -> str:
 
 
 def heading(version: str, begun: int, now: int) -> list[str]:
+    """Return the first lines of /stats as text; times in nanoseconds since 1970."""
     started = datetime.fromtimestamp(begun // NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return [f"nsqd v{build(version)}", f"start_time {started}", f"uptime {go_duration(now - begun)}"]
 
 
 def topic_line(topic: dict[str, Any]) -> str:
+    """Return a topic line of /stats; the redesigned generation does not pause topics."""
     return (
         f"{'*P ' if topic.get('paused') else '   '}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
         f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
@@ -67,6 +69,7 @@ def topic_line(topic: dict[str, Any]) -> str:
 
 
 def channel_line(channel: dict[str, Any]) -> str:
+    """Return a channel line of /stats."""
     return (
         f"{'   *P ' if channel['paused'] else '      '}[{channel['channel_name']:<25}] "
         f"depth: {channel['depth']:<5} be-depth: {channel['backend_depth']:<5} "
@@ -77,6 +80,7 @@ def channel_line(channel: dict[str, Any]) -> str:
 
 
 def consumer_text(client: dict[str, Any]) -> str:
+    """Return a consumer's state and counters in the text of /stats."""
     return (
         f"state: {client['state']} inflt: {client['in_flight_count']:<4} "
         f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8} "
@@ -85,6 +89,7 @@ def consumer_text(client: dict[str, Any]) -> str:
 
 
 def connected_text(client: dict[str, Any], now: int) -> str:
+    """Return the duration of a connection; ``now`` in nanoseconds since 1970."""
     return f"connected: {go_duration((now // NANOSECONDS - client['connect_ts']) * NANOSECONDS)}"
 
 

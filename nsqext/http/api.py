@@ -47,6 +47,8 @@ _BAD_QUERY = re.compile(r"%(?![0-9a-fA-F]{2})|;")
 
 
 class Form(Enum):
+    """How a route answers."""
+
     NEGOTIATED = "negotiated"
     V1 = "v1"
     TEXT = "text"
@@ -214,6 +216,8 @@ def _answer(form: Form, request: Request, value: object, fault: HttpFault | None
 
 
 def route(method: str, path: str, handler: Handler, form: Form = Form.V1) -> Route:
+    """Return a route."""
+
     async def endpoint(request: Request) -> Response:
         value: Any = None
         fault: HttpFault | None = None

@@ -41,6 +41,8 @@ class LookupNodes(Protocol):
 
 
 class LookupLists:
+    """Requests for lists."""
+
     def __init__(self, client: LookupNodes) -> None:
         self._client = client
 

@@ -24,6 +24,7 @@ class _SharedOptions:
 
 @cache
 def lookup_schema() -> Schema:
+    """Return the settings of the lookup client."""
     return Schema("Lookup", settings_of(_SharedOptions), direct=False)
 
 
@@ -62,6 +63,7 @@ class Lookup(SharedMetadata):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
+        """The lookup addresses."""
         return self.metadata.addresses
 
     def switch(self, lookupd: str | Sequence[str]) -> None:

@@ -434,6 +434,7 @@ class MetadataCache:
 
 
 def log_filtered(view: PartitionMap) -> None:
+    """Log the nodes of a topic that ``node_filter`` excludes."""
     left_out = [str(node) if number is None else f"partition {number} at {node}" for number, node in view.filtered]
     use = "published to" if view.access == "w" else "consumed from"
     logger.warning("%s: not %s because of node_filter: %s", view.topic, use, outside_text(", ".join(left_out)))

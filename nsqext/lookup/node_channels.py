@@ -148,6 +148,7 @@ async def ask_stats(
 
 
 def unreadable(what: str, body: bytes, node: Address, topic: str | None, partition: int | None) -> PartitionUnavailable:
+    """Return the error for a response that cannot be parsed."""
     return PartitionUnavailable(
         f"{what} cannot be read: {body[:_SHOWN]!r}", topic=topic, partition=partition, node=str(node)
     )

@@ -160,6 +160,7 @@ def parse_addresses(given: Sequence[str] | str, setting: str, http_port: int | N
 
 
 def parse_lookup_addresses(given: Sequence[str] | str) -> tuple[Address, ...]:
+    """Return lookup addresses; see `parse_addresses`."""
     return parse_addresses(given, "lookupd", LOOKUP_PORT)
 
 

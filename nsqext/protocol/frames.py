@@ -44,12 +44,15 @@ TRACE_REPLY_SIZE = _TRACE.size
 
 
 class FrameType(IntEnum):
+    """Type word of a frame."""
+
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
 
 
 def encode_frame(kind: int, data: bytes) -> bytes:
+    """Return the bytes of a frame."""
     return FRAME_HEAD.pack(len(data) + 4, kind) + data
 
 

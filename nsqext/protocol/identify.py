@@ -68,6 +68,7 @@ class ExtFilter:
     inverse: bool = False  #: deliver messages that do not match
 
     def as_json(self) -> dict[str, Any]:
+        """Return the member ``ext_filter`` of IDENTIFY."""
         out: dict[str, Any] = {
             "type": self.type,
             "inverse": self.inverse,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class Layer(Protocol):
+    """Encode sent bytes and decode received bytes."""
+
     def encode(self, data: bytes) -> bytes:
         """Return the bytes to send for ``data``, which the peer can decode alone."""
         ...

@@ -85,6 +85,7 @@ def register(topic: str, channel: str | None = None, partition: int | None = Non
 
 
 def unregister(topic: str, channel: str | None = None, partition: int | None = None) -> bytes:
+    """Return UNREGISTER."""
     return register(topic, channel, partition, verb="UNREGISTER")
 
 

@@ -135,6 +135,7 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
 
 
 def message_id(internal_id: int, trace_id: int = 0) -> bytes:
+    """Return the 16 bytes of a message id."""
     return _IDS.pack(internal_id, trace_id)
 
 

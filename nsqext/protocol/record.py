@@ -48,6 +48,7 @@ def raw_size(body: int, header: int, extend: bool, version: int = 0) -> int:
 
 
 def encode_record(record: Record) -> bytes:
+    """Return the bytes of a record with its length word."""
     attempts = min(record.attempts, MAX_ATTEMPTS)
     tail = record.body
     if record.extend:

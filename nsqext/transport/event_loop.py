@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class AsyncioLoop(Protocol):
+    """An event loop of asyncio."""
+
     def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
 
     def is_running(self) -> bool: ...

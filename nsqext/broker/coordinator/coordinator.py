@@ -39,6 +39,8 @@ class CoordinatorOptions:
 
 
 class Coordinator:
+    """Topics, partitions and nodes of a cluster."""
+
     def __init__(self, options: CoordinatorOptions | None = None) -> None:
         self.options: CoordinatorOptions = options or CoordinatorOptions()
         self.members: dict[str, ClusterMember] = {}

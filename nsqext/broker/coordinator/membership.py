@@ -55,6 +55,7 @@ def thawed(coordinator: Coordinator, member: ClusterMember) -> None:
 
 
 def returned(coordinator: Coordinator, member: ClusterMember) -> None:
+    """Take a restarted node back."""
     _stop_lease(coordinator, member)
     member.alive = member.present = True
     for replicas in coordinator.replica_sets_on(member.name):

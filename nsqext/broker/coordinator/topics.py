@@ -85,6 +85,8 @@ class TopicSpec:
 
 @define
 class CoordinatedPartition:
+    """A partition."""
+
     leader: str  #: elected last; may be dead
     replicas: list[str]  #: in sync or not
     in_sync: list[str]  #: replicas with every acknowledged message, with the leader
@@ -123,6 +125,8 @@ class CoordinatedPartition:
 
 @define
 class TopicState:
+    """A topic."""
+
     name: str
     spec: TopicSpec
     partitions: dict[int, CoordinatedPartition] = field(factory=dict)
@@ -134,6 +138,8 @@ class TopicState:
 
 @define(eq=False)
 class ClusterMember:
+    """A node."""
+
     name: str  #: for example ``n1``
     node: Node  #: survives a kill, as its disk would
     tcp: Address  #: for clients

@@ -12,6 +12,8 @@ from attrs import define, field
 
 
 class Scheduled(Protocol):
+    """Something with deadlines."""
+
     def tick(self) -> float | None:
         """Process what is due; return the clock time of the next deadline."""
 
@@ -59,6 +61,8 @@ class Schedule:
 
 
 class Pumped(Protocol):
+    """A channel."""
+
     def pump(self) -> None: ...
 
 

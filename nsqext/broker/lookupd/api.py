@@ -324,4 +324,5 @@ def _load(size: int) -> float:
 
 
 def lookupd_app(lookupd: Lookupd) -> Starlette:
+    """Return the HTTP application of a lookup node."""
     return application(_RedesignedRoutes(lookupd).table())

@@ -31,6 +31,8 @@ _UNKNOWN = Address("127.0.0.1", 0)
 
 @frozen
 class ListedPartition:
+    """A partition."""
+
     registered: str | None  #: the node for producers, a leader that accepts writes
     reader: str | None  #: the node for consumers
     channels: tuple[str, ...]  #: empty while the leader accepts no writes
@@ -38,6 +40,8 @@ class ListedPartition:
 
 @frozen
 class TopicView:
+    """A topic."""
+
     name: str
     spec: TopicSpec
     partitions: Mapping[int, ListedPartition] = field(factory=dict)
@@ -128,6 +132,8 @@ class LookupServer(ABC):
 
 @define(eq=False)
 class Lookupd(LookupServer):
+    """A lookup node."""
+
     coordinator: Coordinator
     group: LookupdGroup
     view: ClusterView = field(init=False, default=Factory(lambda self: LiveView(self.coordinator), takes_self=True))
@@ -194,6 +200,7 @@ NO_CHANNEL = "Topic has no channel, should init at least one for the new topic"
 
 
 def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given: str) -> int:
+    """Return an argument as a number within bounds, or raise the fault."""
     value = call.number(name, fault, **given)
     if not low <= value <= high:
         raise HttpFault(400, fault)
@@ -201,11 +208,13 @@ def read_ranged(call: Call, name: str, low: int, high: int, fault: str, **given:
 
 
 def read_partition_num(call: Call) -> int:
+    """Return the number of partitions of a topic."""
     missing = "MISSING_ARG_TOPIC_PARTITION_NUM"
     return read_ranged(call, "partition_num", 1, 255, "INVALID_ARG_TOPIC_PARTITION_NUM", missing=missing)
 
 
 def read_topic(call: Call) -> tuple[str, TopicSpec]:
+    """Return name and specification of a topic to create."""
     return valid_topic(call.arg("topic", "MISSING_ARG_TOPIC")), TopicSpec(
         partition_num=read_partition_num(call),
         replica=read_ranged(call, "replicator", 1, 5, BAD_REPLICATOR, missing="MISSING_ARG_TOPIC_REPLICATOR"),
@@ -220,6 +229,7 @@ def read_topic(call: Call) -> tuple[str, TopicSpec]:
 
 
 def read_deletion(call: Call) -> str:
+    """Return the name of a topic to delete."""
     name = call.arg("topic", "MISSING_ARG_TOPIC")
     if call.arg("partition", "MISSING_ARG_TOPIC_PARTITION") != "**":
         raise HttpFault(400, "REMOVE_SINGLE_PARTITION_NOT_ALLOWED")
@@ -227,6 +237,7 @@ def read_deletion(call: Call) -> str:
 
 
 def read_channel(call: Call) -> tuple[str, str]:
+    """Return the names of a topic and a channel."""
     topic = valid_topic(call.arg("topic", "MISSING_ARG_TOPIC"))
     return topic, valid_channel(call.arg("channel", "MISSING_ARG_CHANNEL"))
 
@@ -245,6 +256,7 @@ def check_log_level(call: Call) -> None:
 
 
 def meta_of(spec: TopicSpec) -> dict[str, Any]:
+    """Return the member ``meta`` of a response."""
     return dict(sorted(asdict(spec.meta()).items()))
 
 
@@ -258,6 +270,7 @@ def _selected(topic: TopicView | None, partition: str) -> list[int]:
 
 
 def channels_of(topic: TopicView | None, partition: str) -> list[str]:
+    """Return the channels of a topic or a partition."""
     if topic is None:
         return []
     found = [name for number in _selected(topic, partition) for name in topic.partitions[number].channels]

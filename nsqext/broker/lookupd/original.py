@@ -143,6 +143,7 @@ class _OriginalRoutes:
 
 
 def original_app(lookupd: OriginalLookupd) -> Starlette:
+    """Return the HTTP application of a lookup node."""
     routes = _OriginalRoutes(lookupd)
     table: list[tuple[str, str, Handler]] = [
         ("GET", "/info", routes.info),

@@ -68,6 +68,8 @@ class ListedProducer:
 
 @define(eq=False)
 class Registry:
+    """The registrations of a lookup node."""
+
     wall: Callable[[], int]  #: nanoseconds since 1970
     inactive_timeout: float = 300.0  #: seconds without PING until a node is hidden
     tombstone_lifetime: float = 45.0  #: seconds that a tombstone hides a node

@@ -51,6 +51,8 @@ class _Grant:
 
 @frozen
 class Authorizations:
+    """What a client may do."""
+
     secret: bytes = field(repr=False)  #: of AUTH; never shown
     identity: str
     identity_url: str

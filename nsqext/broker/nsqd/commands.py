@@ -35,6 +35,7 @@ _DISABLED = "Consume is disabled currently"
 
 
 def sub_advanced(session: Session, command: Command) -> Awaitable[None] | None:
+    """Parse the start position, then run SUB."""
     words = command.words
     start = None
     if len(words) > 4 and words[4]:

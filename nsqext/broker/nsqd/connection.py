@@ -36,6 +36,8 @@ class Host(Protocol):
 
 
 class ServerConnection:
+    """A client."""
+
     def __init__(self, sock: socket.socket, session: Session, faults: NodeFaults, loop: Any, host: Host) -> None:
         self._socket = sock
         self.session: Session = session

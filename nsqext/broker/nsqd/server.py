@@ -54,6 +54,7 @@ def application(node: Node, addresses: Mapping[str, str], *, secure: bool = Fals
 
 
 def dialect_of(node: Node) -> Dialect:
+    """Return the commands and checks of the node's generation."""
     return ORIGINAL if node.options.original else REDESIGNED
 
 

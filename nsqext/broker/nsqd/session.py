@@ -53,6 +53,8 @@ class Dialect(NamedTuple):
 
 
 class Session:
+    """A client of a node."""
+
     def __init__(self, node: Node, peer: str, dialect: Dialect) -> None:
         options = node.options
         self.node: Node = node

@@ -109,6 +109,7 @@ async def _renew(client: ConnectedClient) -> Authorizations:
 
 
 def read_partition(word: bytes) -> int:
+    """Return the number of a partition."""
     try:
         return parse_int(decode(word))
     except ValueError as error:

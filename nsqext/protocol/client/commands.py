@@ -162,18 +162,22 @@ class SendQueue:
 
 
 def with_body(head: bytes, body: bytes) -> Command:
+    """Return a command that ends with a body."""
     return head + body if len(body) < LARGE else LargeCommand(head, body)
 
 
 def sized(line: bytes, body: bytes) -> bytes:
+    """Return a command line followed by a sized body."""
     return b"%b%b%b" % (line, _U32.pack(len(body)), body)
 
 
 def identify(body: bytes) -> bytes:
+    """Return IDENTIFY."""
     return sized(b"IDENTIFY\n", body)
 
 
 def auth(secret: bytes) -> bytes:
+    """Return AUTH."""
     return sized(b"AUTH\n", secret)
 
 

@@ -49,6 +49,8 @@ _MOST_TEXT: Final = 200
 
 @frozen
 class HttpPublish:
+    """A request that publishes."""
+
     path: str
     query: str  #: encoded
     content: bytes

@@ -253,6 +253,8 @@ class BodyRules(Protocol):
 
 
 class CommandParser:
+    """Split received bytes into commands."""
+
     __slots__ = ("_batch", "_buffer", "_max_line", "_need", "_position", "_raw_ids", "_rules", "_size", "_words")
 
     def __init__(self, rules: BodyRules, *, raw_ids: bool = True) -> None:

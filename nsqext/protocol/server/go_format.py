@@ -34,6 +34,7 @@ def byte_list(word: bytes) -> str:
 
 
 def word_lists(words: list[bytes]) -> str:
+    """Return the words of a command as a list of byte lists."""
     return f"[{' '.join(map(byte_list, words))}]"
 
 

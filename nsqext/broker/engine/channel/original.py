@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class OriginalCursor(Cursor):
+    """The messages of a channel of the original server."""
+
     count: int
     offset: int
 
@@ -68,6 +70,8 @@ class OriginalCursor(Cursor):
 
 
 class OriginalChannel(Channel):
+    """A channel of a topic of the original server."""
+
     cursor: OriginalCursor
 
     def __init__(self, partition: PartitionView, name: str, offset: int, count: int) -> None:

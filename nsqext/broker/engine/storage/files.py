@@ -112,6 +112,8 @@ class _Begin(msgspec.Struct, omit_defaults=True):
 
 @define(eq=False)
 class SegmentFile:
+    """A file of records."""
+
     path: Path
     number: int
     offset: int  #: its first offset in the queue

@@ -44,6 +44,8 @@ _SEGMENT = 500_000  # entries in a file of the real server's commit log; a posit
 
 
 class MemoryUser(Protocol):
+    """A queue that can free memory."""
+
     def free_memory(self) -> None: ...
 
 

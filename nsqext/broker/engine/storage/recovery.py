@@ -143,6 +143,8 @@ def _is_followed(data: bytes, found: tuple[Record, int], partition: int) -> bool
 
 
 class SegmentRecovery:
+    """The files of a queue while it is opened."""
+
     def __init__(self, folder: SegmentFolder, recovery: Recovery, known_end: tuple[int, int]) -> None:
         #: by offset, after the end of `read`
         self.files: list[SegmentFile] = []

@@ -25,6 +25,8 @@ _MODES = ("id", "count", "virtual_offset")
 
 
 class AdminRoutes(RequestArgs):
+    """Routes for operators."""
+
     def info(self, _: Call) -> object:
         return self.about() | {"ha_support": self.node.options.clustered}
 

@@ -188,6 +188,8 @@ def _ext_item(call: Call, body: bytes, target: CommandTarget) -> tuple[PublishIt
 
 
 class PublishRoutes(RequestArgs):
+    """Routes /pub, /pubtrace, /pub_ext and /mpub."""
+
     async def pub(
         self, read: Callable[[Call, bytes, CommandTarget], tuple[PublishItem, str | None]], call: Call
     ) -> object:

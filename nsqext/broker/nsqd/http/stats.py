@@ -117,6 +117,8 @@ def _publishers(traffic: PublishStats) -> list[dict[str, Any]]:
 
 
 class StatsRoutes(RequestArgs):
+    """Routes /stats, /message/stats and /message/historystats."""
+
     def stats(self, call: Call) -> object:
         topic, channel, partition = call.arg("topic"), call.arg("channel"), call.arg("partition")
         clients = call.arg("needClients")

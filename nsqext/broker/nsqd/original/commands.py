@@ -31,6 +31,8 @@ _MS = 1_000_000
 
 
 class OriginalSubscriber(SessionSubscriber):
+    """A session as the client of a channel."""
+
     def __init__(self, session: Session, channel: Channel, deliveries: dict[str, int]) -> None:
         super().__init__(session, channel, detail=False, extend=False)
         self._id_base = session.node.id_base

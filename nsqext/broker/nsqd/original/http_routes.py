@@ -46,6 +46,8 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 class OriginalRoutes(RequestArgs):
     # Publishing
 
+    """Routes except options."""
+
     async def pub(self, call: Call) -> str:
         body = await call.body(self.node.limits.max_msg_size, "MSG_TOO_BIG")
         if not body:

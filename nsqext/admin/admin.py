@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 class Admin(TopicAdmin, NodeAdmin):
     """Lists and changes topics, channels and nodes of a cluster of either generation.
 
-    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Cancellation
-    does not undo a sent change.
-
-    A change of a channel goes to the leader of every partition, and is repeated during elections. All changes are
-    idempotent.
+    Use it as an asynchronous context manager, or call `aclose`. One object serves any number of tasks. Changes are
+    idempotent; cancellation does not undo a sent change. A change of a channel goes to the leader of every partition,
+    and is repeated during elections.
 
     Errors of many methods: `InvalidName`, servers would refuse a name; `TopicNotFound`, lookup does not know the topic;
     `LookupFailed`, the lookup service refused or gave no usable response; `PartitionUnavailable`, a partition has no
@@ -41,8 +39,8 @@ class Admin(TopicAdmin, NodeAdmin):
     do this.
 
     Args:
-        lookupd: lookup addresses, ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas. Or a URL with
-            addresses and settings: ``nsq://lookupd:4161?timeout=60``.
+        lookupd: ``host:port`` of nsqlookupd's HTTP side: a list, or text with commas; or a URL with addresses and
+            settings: ``nsq://lookupd:4161?timeout=60``.
         env: prefix of the environment variables with further settings; see `nsqext.Producer`.
         settings: see `AdminSettings`.
 
@@ -90,9 +88,7 @@ class Admin(TopicAdmin, NodeAdmin):
         return await cluster_stats(self._open())
 
     async def peek(self, topic: str, *, count: int = 20, partition: int | None = None) -> tuple[StoredMessage, ...]:
-        """Return the newest messages of a topic of the redesigned NSQ, newest first, without consuming them.
-
-        They are read from the partitions' logs, without a channel.
+        """Return the newest messages of a topic of the redesigned NSQ, newest first, without a channel.
 
         Args:
             count: largest number of messages, 1 to 1000, over all read partitions.

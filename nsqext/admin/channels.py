@@ -64,15 +64,13 @@ class ChannelAdmin(AdminBase):
     async def set_channel(
         self, topic: str, channel: str, *, ordered: bool | None = None, rate_limit_kib: int | None = None
     ) -> None:
-        """Change settings of a channel of the redesigned NSQ; None leaves a setting as it is.
-
-        Nodes keep the rate limit in memory: it ends with a restart or another leader.
+        """Change settings of a channel of the redesigned NSQ; None leaves a setting unchanged.
 
         Args:
             ordered: deliver one message of a partition at a time. False disconnects an ordered channel's consumers; a
                 consumer that requests order makes it ordered again.
             rate_limit_kib: KiB per second and partition in bodies above 1 KiB; smaller messages are not limited. The
-                servers' default is 102,400; the limit cannot be removed.
+                servers' default is 102,400; the limit ends only with a restart or another leader.
 
         Raises:
             InvalidInput: invalid name or number, unknown channel, or no setting given.
@@ -152,9 +150,8 @@ class ChannelAdmin(AdminBase):
     async def deliver_delayed(self, topic: str, channel: str, *, within_hours: int = 1) -> None:
         """Deliver messages of a channel's delayed queue (redesigned NSQ) before they are due.
 
-        The queue has messages with long delays; messages that wait in memory, for minutes at most, stay there.
-        Consumers return messages whose due time they know: delayed publishes, and messages that they requeued for more
-        than 15 minutes.
+        Messages with short delays wait in memory and stay. Consumers return messages whose due time they know: delayed
+        publishes, and messages that they requeued for more than 15 minutes.
 
         Args:
             within_hours: deliver messages due within these hours, 0 to 8,760.
@@ -167,7 +164,7 @@ class ChannelAdmin(AdminBase):
         await self._open().change_channel("requeuedelayed", topic, channel, ha_only="deliver_delayed", extra=extra)
 
     async def delete_channel(self, topic: str, channel: str, *, missing_ok: bool = False) -> None:
-        """Delete a channel with its position and waiting messages, on every partition.
+        """Delete a channel with its position and waiting messages.
 
         Args:
             missing_ok: a missing channel is not an error.
@@ -232,9 +229,9 @@ class ChannelAdmin(AdminBase):
         """Move a channel of the redesigned NSQ; the server drops messages in flight.
 
         Args:
-            channel: the channel; it must exist.
+            channel: an existing channel.
             position: where to continue.
-            partitions: where to move it; None for all.
+            partitions: partitions on which it moves; None for all.
 
         Raises:
             OperationNotSupported: the topic is on the original generation.
@@ -274,7 +271,7 @@ def _internal_id(message: bytes | int) -> int:
 async def _create_dispatched(
     requests: ClusterRequests, topic: str, channel: str, dispatch: str | None, key_header: str | None
 ) -> None:
-    """Create a channel with a dispatch on every partition; see `nsqext.Admin.create_channel`.
+    """Create a channel with a dispatch; see `nsqext.Admin.create_channel`.
 
     Servers without the extension refuse the request, but ignore its argument for topics with registered channels: the
     reported dispatch is checked, and the channel deleted again.

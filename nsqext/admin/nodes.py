@@ -48,9 +48,9 @@ class NodeAdmin(AdminBase):
     async def remove_node(self, node: str) -> None:
         """Make a redesigned cluster move all partitions of a node to other nodes, before its shutdown.
 
-        Returns once the cluster has accepted. It moves one partition after another, a real cluster begins within 30 s;
-        `nodes` shows the remaining topics. Only a restart of the lookup leader undoes it. Partitions that no other node
-        can hold stay.
+        Returns once the cluster has accepted. A real cluster begins within 30 s, and moves one partition after another;
+        `nodes` shows the remaining topics. Partitions that no other node can hold stay. Only a restart of the lookup
+        leader undoes it.
 
         Args:
             node: ``host:port`` of its TCP side, or its id in the cluster if it does not respond any more.
@@ -65,9 +65,7 @@ class NodeAdmin(AdminBase):
         await requests.change_lookup("/cluster/node/remove", {"remove_node": identity})
 
     async def disable_writes(self, *, ordered_only: bool = False) -> None:
-        """Make all nodes of the redesigned NSQ refuse publishes, until `enable_writes`.
-
-        Nodes and lookup nodes keep this in memory: after a restart they accept publishes again.
+        """Make all nodes of the redesigned NSQ refuse publishes, until `enable_writes` or a restart.
 
         Args:
             ordered_only: refuse only publishes to ordered topics.
@@ -166,10 +164,7 @@ async def node_info(requests: ClusterRequests, node: str) -> NodeInfo:
 
 
 async def node_id(requests: ClusterRequests, node: str) -> str:
-    """Return the id of a node of the redesigned NSQ in its cluster: ``host:rpc_port:tcp_port:number``.
-
-    Lookup lists only the ids of leaders, so the node reports the parts.
-    """
+    """Return a redesigned node's id, ``host:rpc_port:tcp_port:number``, from its options: lookup lists leaders only."""
     info = await node_info(requests, node)
     rpc_port, number = [await option(requests, info, name) for name in ("rpc_port", "id")]
     return f"{info.tcp.host}:{rpc_port}:{info.tcp.port}:{number}"
@@ -192,10 +187,7 @@ async def option(requests: ClusterRequests, info: NodeInfo, name: str, value: by
 async def change_everywhere(
     requests: ClusterRequests, path: str, params: Mapping[str, str | int], *, lookupd: bool
 ) -> None:
-    """Send a change to every nsqd, and with ``lookupd`` to every lookup node.
-
-    Raises the error of a node; the others are changed.
-    """
+    """Send a change to every nsqd, with ``lookupd`` also to lookup nodes; raise a node's error after all are asked."""
     nodes = [http_address(info) for info in await requests.client.lists.nodes()]
     if lookupd:
         nodes += [node.address for node in await requests.client.lookup_nodes()]
@@ -209,7 +201,7 @@ async def change_everywhere(
 
 
 async def move_partition(requests: ClusterRequests, topic: str, partition: int, source: str, target: str) -> None:
-    """Move a replica of a partition, or its leader, and return when done; see `nsqext.Admin.move_partition`."""
+    """Move a replica or leader; see `nsqext.Admin.move_partition`."""
     where = await requests.led(topic)
     if partition not in where.leaders:
         raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)

@@ -64,10 +64,7 @@ _TOPIC_ARGUMENTS = {
 
 
 def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> dict[str, str | int]:
-    """Return the request's arguments for a topic's settings; raises InvalidInput or UnknownSetting.
-
-    ``place`` names the owner of the settings in errors.
-    """
+    """Return the request's arguments for settings of ``place``, a method; raises InvalidInput or UnknownSetting."""
     arguments: dict[str, str | int] = {}
     for name, value in settings.items():
         if name not in kind.__annotations__:

@@ -38,9 +38,8 @@ T = TypeVar("T")
 
 _PAUSE = 0.25  # seconds between two attempts
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
-# seconds between repeats of the request for partitions while they have no leaders. A real cluster assigns missing
-# leaders in its check of all topics: once a minute, and after such a request if the last check is 6 s old. Without
-# repeats a topic takes up to two minutes
+# seconds between repeats of the request for partitions while they lack leaders. A real cluster assigns these in its
+# check of all topics: once a minute, and after such a request if the last check is 6 s old
 _AGAIN = 7.0
 _PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
@@ -149,7 +148,7 @@ class ClusterRequests:
         """Return the result of ``attempt``; repeat it while the topic's leaders are elected.
 
         Args:
-            passing: another error that leads to a repeat.
+            passing: error that leads to a repeat.
             again: called every 7 s, to make the cluster check its topics.
             bounded: raise PartitionUnavailable after the time for a change; otherwise the caller bounds it.
         """
@@ -286,7 +285,7 @@ def http_of(where: PartitionMap, node: Address) -> Address:
 
 
 def generation_of(where: PartitionMap) -> Generation:
-    """Return a topic's generation: only the redesigned NSQ reports a number of partitions, even without nodes."""
+    """Return a topic's generation: only the redesigned NSQ reports a number of partitions."""
     return "redesigned" if where.leaders or where.meta.partition_num else "original"
 
 

@@ -1,4 +1,4 @@
-"""Request statistics and states from nodes of both generations, and sum them up over partitions."""
+"""Request statistics from nodes of both generations, and sum them up over partitions."""
 
 from __future__ import annotations
 

@@ -140,10 +140,10 @@ class TopicAdmin(ChannelAdmin):
     async def upgrade_topic(self, topic: str) -> None:
         """Add extend support (headers, tags and keys) to a topic of the redesigned NSQ. It cannot be undone.
 
-        Returns once lookup reports it and the connections of all consumers have ended, in other processes and clients
-        too: the server would send them nothing, not even an error. They connect again, with extend support. The order
-        of a channel of an unordered topic (`set_channel`) ends, as at a new leader: set it again. Producers of this
-        process use the change at once, others with their next poll of the lookup service.
+        Returns once lookup reports it and the connections of all consumers have ended: the server would send them
+        nothing, not even an error. They connect again, with extend support. The order of a channel of an unordered
+        topic (`set_channel`) ends: set it again. Producers of this process use the change at once, others with their
+        next poll of lookup.
 
         Raises:
             PartitionUnavailable: the topic was upgraded, but connections to a leaderless partition remain: their
@@ -166,10 +166,7 @@ class TopicAdmin(ChannelAdmin):
             await self._end_connections(topic, channel, ordered=where.meta.ordered)
 
     async def _end_connections(self, topic: str, channel: str, *, ordered: bool) -> None:
-        """End consumers' connections, as the server does when a channel stops being ordered.
-
-        A channel of an ordered topic remains ordered.
-        """
+        """End consumers' connections, as the server does when the order of a channel changes."""
         requests = self._open()
 
         async def change(where: PartitionMap, number: int, node: Address) -> None:
@@ -186,8 +183,7 @@ class TopicAdmin(ChannelAdmin):
     async def set_topic(self, topic: str, **settings: Unpack[TopicSettings]) -> None:
         """Change settings of a topic of the redesigned NSQ; None leaves a setting unchanged.
 
-        Returns once lookup reports the number of replicas and whether channels are registered. Replicas are added and
-        removed afterwards, in the background.
+        Returns once lookup reports the change. Replicas are added and removed afterwards, in the background.
 
         Args:
             settings: see `TopicSettings`.
@@ -218,19 +214,17 @@ class TopicAdmin(ChannelAdmin):
     async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
 
-        Returns once every new partition accepts publishes and has the topic's channels: the server creates it without
-        channels, and lookup hides such a partition from producers. Clients of this process use the new partitions at
-        once, others with their next poll of the lookup service.
+        Returns once every new partition accepts publishes and has the topic's channels, without which lookup hides it
+        from producers. Clients of this process use the new partitions at once, others with their next poll of lookup.
 
         Args:
             partitions: new number, at least the present number, at most 254.
-            wait: seconds to wait for publishes to be accepted; a real cluster may take two minutes, mostly because it
-                expands no topic while it places other partitions.
+            wait: seconds until publishes are accepted; a real cluster, which expands no topic while it places other
+                partitions, may take two minutes.
 
         Raises:
             InvalidInput: invalid number.
-            PartitionUnavailable: the cluster was not stable in time, or a new partition did not accept publishes in
-                time. The call can be repeated.
+            PartitionUnavailable: not done in time. The call can be repeated.
             TopicNotFound, OperationNotSupported, LookupFailed: see `Admin`.
         """
         number = check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
@@ -406,8 +400,7 @@ def _too_few_nodes(error: LookupFailed, topic: str, params: Mapping[str, str | i
 async def _wait_writable(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
     """Create a topic on original nodes, then wait until each partition's leader accepts publishes.
 
-    Original nodes register the topic at lookup some time after its creation. Without this wait, the next change, for
-    example of a channel, would not reach them.
+    Original nodes register the topic at lookup some time after its creation: the next change would not reach them.
 
     Args:
         path: path of the accepted request for partitions; a repeat changes nothing.

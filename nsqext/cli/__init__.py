@@ -1,7 +1,7 @@
 """The command line: ``nsqext COMMAND …`` or ``python -m nsqext COMMAND …``.
 
 A command's module is imported when the command is called. It has a function with annotated parameters, or a group of
-commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`` and ``nsqlookupd`` parse the original
+commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`` and ``nsqlookupd`` have the original
 programs' flags.
 
 Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
@@ -123,16 +123,13 @@ def _fail(text: str) -> NoReturn:
 def _end_early(number: int, frame: object) -> NoReturn:
     """End the process with status 0 on a signal before the servers run, as the original programs do.
 
-    An exception is lost in a finalizer, and crashes extension modules that are being imported.
+    An exception would be lost in a finalizer, and crash extension modules that are being imported.
     """
     os._exit(0)
 
 
 def _leave() -> NoReturn:
-    """End the process with status 0, without the 80 ms in which the interpreter would delete 500 modules.
-
-    Test harnesses restart servers and wait for their end. The servers are closed, and their files are written.
-    """
+    """End the process with status 0, without the 80 ms in which the interpreter would delete 500 modules."""
     from contextlib import suppress
 
     for stream in (sys.stdout, sys.stderr):
@@ -142,7 +139,7 @@ def _leave() -> NoReturn:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run a command; typer, whose import is slow, reads only unusual words, and prints help and errors."""
+    """Run a command; typer, whose import is slow, handles only unusual words, help and errors."""
     from nsqext.cli.parameters import COMPLETE, CommandGroup, read_words
 
     if words and words[0] in COMMANDS and COMPLETE not in os.environ:
@@ -160,11 +157,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        arguments: arguments after ``nsqext``; by default the process's.
-    """
+    """Run the command line, by default of the process; ``arguments`` follow ``nsqext``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     program = PROGRAMS.get(words[0]) if words else None
     if program is not None:

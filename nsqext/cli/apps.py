@@ -30,7 +30,7 @@ def load_app(place: str) -> App:
 
 
 def described(place: str) -> dict[str, Any]:
-    """Return the document of an app, ``module:app``, found from the current folder, or of a file that has it."""
+    """Return the document of an app, ``module:app`` found from the current folder, or from a file."""
     if place.endswith(".json"):
         try:
             found: Any = orjson.loads(Path(place).read_bytes())

@@ -32,7 +32,7 @@ UntilEnd = Annotated[bool, Option("--until-end", help="Exit when the channel has
 
 
 def parse_time(text: str) -> int:
-    """Parse ISO form, seconds since 1970, or a duration ago (``90m``); return nanoseconds since 1970."""
+    """Parse ISO form, seconds since 1970, or an age (``90m``); return nanoseconds since 1970."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:])
     try:
         if unit is not None and not text.startswith("-"):
@@ -105,9 +105,9 @@ def examples(*lines: str) -> Callable[[F], F]:
 
 
 def command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a command: each parameter that is an attrs class becomes options, one per attribute.
+    """Decorate a command: attributes of a parameter that is an attrs class become options, of `ServerAccess` last.
 
-    Options of a `ServerAccess` come last. A coroutine function runs in an event loop.
+    A coroutine function runs in an event loop.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())
     own.sort(key=lambda one: one.annotation is ServerAccess)
@@ -149,9 +149,7 @@ Result = str | tuple[Mapping[str, Any], str] | None
 def changes(
     done: str = "", question: str = "", *, reads_without: str | None = None
 ) -> Callable[[Callable[..., Awaitable[Result]]], Callable[..., None]]:
-    """Decorate a command that changes the cluster: as `command`, with an open `Admin` as the first argument.
-
-    It adds --yes, which a change needs without a terminal; see `confirm`.
+    """Decorate a command that changes the cluster: `command` with an open `Admin` as the first argument, and --yes.
 
     Args:
         done: printed about the topic or channel.
@@ -196,10 +194,7 @@ class _SafeFormatter(logging.Formatter):
 
 
 def perform(command: Callable[[], Awaitable[None]]) -> None:
-    """Run a command; raise the first of several simultaneous errors.
-
-    Exits without a message if the reader has closed the pipe, and with code 130 on ^C.
-    """
+    """Run a command; exit with 130 on ^C, silently on a closed pipe; raise the first of simultaneous errors."""
     from nsqext.client.tasks import first_error
 
     if logging.lastResort is not None:  # prints warnings where the program did not configure logging
@@ -222,6 +217,5 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
 
 
 def leave_the_pipe() -> None:
-    """Discard what is printed from now on."""
-    # otherwise Python would print an error when it flushes standard output at exit
+    """Discard later output, whose flush at the exit of Python would print an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,7 @@
 """Shared options of commands: server addresses, contexts, and output: text and tables, or JSON lines.
 
-Contexts are named URLs in a file: ``~/.config/nsqext/contexts.toml``, or the path in ``NSQEXT_CONTEXTS_FILE``. Only its
-owner can read it, because it may contain secrets.
+Contexts are named URLs in ``~/.config/nsqext/contexts.toml``, or the file ``NSQEXT_CONTEXTS_FILE``. Only its owner can
+read it, because it may contain secrets.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _cell(value: object) -> str:
 
 
 def confirm(change: str, *, yes: bool, ask: bool = True) -> None:
-    """Ask for confirmation of a change at a terminal, if ``ask``; without a terminal the change needs ``--yes``.
+    """Ask for confirmation of a change at a terminal, if ``ask``.
 
     Raises:
         InvalidState: neither a terminal nor ``--yes``.
@@ -210,7 +210,7 @@ class ServerAccess:
     json: Json = False
 
     def chosen_url(self) -> str | None:
-        """Return the URL to use: --url, --context, environment, or current context, in this order."""
+        """Return the URL of --url, --context, environment, or current context, in this order."""
         if self.context is not None:
             if self.url is not None:
                 raise InvalidSetting("both --url and --context are given", hint="give one of them")
@@ -300,10 +300,7 @@ class ServerAccess:
         return App(found.lookupd, nsqd=found.nsqd, **settings_for(app_schema().own, found.values))
 
     async def has_positions(self, topic: str) -> bool:
-        """Return whether a topic's channels have a start position: only on the redesigned NSQ, with lookup.
-
-        Waits for a lookup service that does not run yet, as consumers do.
-        """
+        """Return whether a topic's channels have a start position: on the redesigned NSQ. Waits for lookup to start."""
         if not self.load().lookupd:
             return False
         async with self.admin() as admin:
@@ -329,8 +326,7 @@ class ServerAccess:
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no waiting, in-flight or deferred messages.
 
-        A new channel is at the end of its queue until the consumer moves it to the start position. The redesigned NSQ
-        moves it after its response, so the lag is read twice.
+        The redesigned NSQ moves a new channel to the start position after its response, so the lag is read twice.
         """
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
         async with self._new_admin() as admin:
@@ -391,13 +387,13 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
 def load_settings(
     url: str | None, lookupd: str | None = None, nsqd: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Given:
-    """Return the settings of all clients from URL and environment.
+    """Return the settings of all clients from URL and environment, by default of the process.
 
     Args:
         url: the URL; None for the environment's.
         lookupd: lookup addresses, which override the URL's.
         nsqd: addresses of nsqd, which override the URL's.
-        environ: the environment; by default the process's.
+        environ: the environment.
     """
     from nsqext.client.settings import app_schema
     from nsqext.settings_text import PREFIX

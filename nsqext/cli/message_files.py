@@ -1,6 +1,6 @@
 """Messages as JSON records, and files of recorded messages: JSON lines, one gzip member per batch.
 
-A killed process leaves at most one incomplete member at the end of its file; its messages were not acknowledged, and
+A killed process leaves at most one incomplete member, with messages that were not acknowledged, at the end of its file;
 readers ignore it. No other process appends to a file.
 """
 
@@ -48,10 +48,7 @@ def message_record(message: Message) -> dict[str, Any]:
 
 
 def exact_record(message: Message) -> dict[str, Any]:
-    """Return a message as a record from which `outgoing_message` makes the same bytes of body and extend header.
-
-    Its consumer must not decompress bodies.
-    """
+    """Return a message, not decompressed, as a record from which `outgoing_message` makes the same bytes."""
     record = message_record(message)
     if _remade(record) != message.header:
         record["header_base64"] = encoded(message.header)
@@ -83,10 +80,7 @@ def _decoded(record: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def outgoing_message(record: object) -> OutgoingMessage:
-    """Return the message of a record, with body, headers, tag, key and trace id.
-
-    An extend header in bytes (``header_base64``) replaces the record's headers.
-    """
+    """Return the message of a record, in which an extend header in bytes (``header_base64``) replaces headers."""
     if not isinstance(record, Mapping):
         raise InvalidInput("a message record must be a JSON object")
     body, content = record.get("body"), _decoded(record, "body_base64")
@@ -194,7 +188,7 @@ class Entry:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of messages; those of a folder in the order of writing."""
+    """Return the files of messages; files of a folder in the order of writing."""
     found: list[Path] = []
     for path in paths:
         found += sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]

@@ -1,7 +1,7 @@
 """Parameters of commands: `Argument`, `Option` and `CommandGroup`; and a reader of usual command lines.
 
-Typer's import takes longer than a command's request. `nsqext.cli.typer_app` converts the declarations for help,
-completion, errors and command lines that `read_words` does not accept.
+Typer's import takes longer than a command's request. It serves help, completion, errors, and command lines that
+`read_words` does not accept; see `nsqext.cli.typer_app`.
 """
 
 from __future__ import annotations
@@ -145,10 +145,7 @@ def parameters_of(function: Callable[..., object]) -> list[Parameter]:
 def read_words(
     function: Callable[..., object], words: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Return the values of a command's parameters, equal to typer's.
-
-    None for help, errors and unusual words, which need typer.
-    """
+    """Return the values of a command's parameters, equal to typer's; None for help, errors and unusual words."""
     parameters = parameters_of(function)
     try:
         values, rest = _read_options(parameters, words)

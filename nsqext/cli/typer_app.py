@@ -49,12 +49,7 @@ def run_typer(commands: Mapping[str, tuple[str, str]], words: Sequence[str]) -> 
 
 
 def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Callable[..., object]:
-    """Return the typer app with the chosen command, or for ``--help`` with all descriptions.
-
-    Args:
-        commands: module and member, and description, of each command.
-        chosen: the command whose module is imported.
-    """
+    """Return the typer app with the chosen command, whose module is imported; None for all descriptions."""
     app = typer.Typer(
         name="nsqext",
         no_args_is_help=True,

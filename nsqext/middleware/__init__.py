@@ -46,8 +46,8 @@ _Entry = tuple[str, object]
 class HandlerTimeout(Middleware):
     """Cancels a handler that runs too long and raises `TimeoutError`, so that its message is requeued.
 
-    A blocking handler in a thread cannot be cancelled: it runs on, and its message is answered by what it returns. Only
-    what follows the function, such as the publish of its result, is cancelled.
+    A blocking handler in a thread cannot be cancelled: it runs to its end, which answers its message. Only later steps,
+    such as the publish of its result, are cancelled.
 
     Args:
         seconds: time limit of a handler for one message or batch.
@@ -99,8 +99,7 @@ def _place_and_id(message: Message) -> object:
 class Deduplicate(Middleware):
     """Finishes a message that this process has handled already, without calling the handler.
 
-    It stores the ids of messages whose handlers returned. Handlers must still be idempotent: a message redelivered to
-    another process, or after a restart, is handled again.
+    Handlers must still be idempotent: a message redelivered to another process, or after a restart, is handled again.
 
     Args:
         window: number of stored ids.
@@ -164,7 +163,7 @@ class Decompress(Middleware):
         self._max_size = max_size
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Replace compressed bodies, and call the handler."""
+        """Call the handler with decompressed bodies."""
         if not handling.batch:
             self._restore(handling.message)
             return await call_next(handling)

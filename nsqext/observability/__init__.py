@@ -31,8 +31,7 @@ logger: logging.Logger = logging.getLogger("nsqext.observability")
 class Observer(Middleware):
     """Observes publishes and handled messages through context managers, which receive the outcome.
 
-    Its errors are logged, and it cannot suppress an error: a failing metric must not make a stored message be published
-    again.
+    Its errors are logged, and it cannot suppress an error: a failing metric must not repeat a publish.
     """
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:

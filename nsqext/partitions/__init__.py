@@ -1,6 +1,6 @@
 """Partitions of the redesigned NSQ without a consumer: leaders, bounds of logs, positions, and reading connections.
 
-The Spark source and `nsqext.arrow` are made of it. `LeaderLocator` finds leaders and asks them, `PartitionReader`
+The Spark source and `nsqext.arrow` use it. `LeaderLocator` finds leaders and sends requests to them; `PartitionReader`
 subscribes to a channel at a leader, and leaves RDY and answers to its caller.
 """
 

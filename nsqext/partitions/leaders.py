@@ -1,4 +1,4 @@
-"""The leaders of partitions: looked up, asked over HTTP, and looked up again until one answers."""
+"""Find the leaders of partitions, send requests to them, and repeat both until a leader answers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ _clock = time.monotonic
 
 FIRST_CONTACT = 5.0
 """Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
-# seconds of absence after which a topic counts as deleted. A restarted nsqlookupd knows its topics only after their
-# nodes registered again.
+# seconds of absence after which a topic counts as deleted: a restarted nsqlookupd lacks topics until nodes register
 _DELETED_AFTER = 20.0
-_UNOBSERVED = 10.0  # seconds after which an absence not observed again may have ended in between
+_UNOBSERVED = 10.0  # seconds between two observations after which an absence may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 _QUIET = 3.0  # seconds without logs of retried errors: most leader changes take less time
@@ -44,7 +43,7 @@ _LOG_INTERVAL = 10.0  # seconds between log records about retried errors
 
 
 class _Absences:
-    """Since when topics are absent without interruption, and the last observation."""
+    """When the absence of topics began, and when it was last observed."""
 
     def __init__(self) -> None:
         self._observed: dict[str, tuple[float, float]] = {}
@@ -68,11 +67,10 @@ class _Absences:
 
 
 class LeaderLocator:
-    """Finds leaders; waits for leader changes and unresponsive nodes.
+    """Finds leaders; waits for leader changes and unresponsive nodes. Cancellation is safe at any time.
 
-    Every method raises `TopicNotFound` for an unknown topic, `InvalidPartition` for a partition that the topic does not
-    have, and `PartitionUnavailable` or `LookupFailed` if no server answered within the timeout. Cancellation is safe
-    at any time.
+    Every method raises `TopicNotFound`, `InvalidPartition` for a partition that the topic lacks, and
+    `PartitionUnavailable` or `LookupFailed` if no server answered within the timeout.
 
     Args:
         lookupd: HTTP addresses of nsqlookupd.
@@ -103,7 +101,7 @@ class LeaderLocator:
         await self._http.aclose()
 
     async def partitions(self, topic: str) -> dict[int, Leader]:
-        """Return the current leaders of all partitions; raises if any is unknown."""
+        """Return the current leaders of all partitions, which must have leaders."""
         return await self.retry(lambda: self._partitions(topic))
 
     async def _partitions(self, topic: str) -> dict[int, Leader]:
@@ -148,7 +146,7 @@ class LeaderLocator:
         return await self._resolve(topic)
 
     def _check_exists(self, topic: str, *, refused: bool) -> None:
-        """Raise `TopicNotFound` for a topic deleted after it was found: the cache keeps its last map."""
+        """Raise `TopicNotFound` for a deleted topic, whose last map the cache keeps."""
         if not self._metadata.is_unknown(topic, "r"):
             self._absences.end(topic)
         elif refused:
@@ -157,10 +155,7 @@ class LeaderLocator:
             raise TopicNotFound("the topic does not exist any more", topic=topic, hint="it was deleted")
 
     async def is_deleted(self, topic: str) -> bool:
-        """Look a topic up; return whether it counts as deleted.
-
-        `TopicNotFound` is not sufficient: a restarted lookup node does not know its topics yet.
-        """
+        """Look a topic up; return whether it counts as deleted: a restarted lookup node lacks its topics at first."""
         try:
             await self.retry(lambda: self._current(topic))
         except TopicNotFound:
@@ -168,7 +163,7 @@ class LeaderLocator:
         return False
 
     def exists(self, topic: str) -> None:
-        """Record that a leader serves a topic, which is not deleted, even if lookup does not know it now."""
+        """Record that a leader serves a topic, even if lookup does not know it now."""
         self._absences.end(topic)
 
     async def _resolve(self, topic: str) -> PartitionMap:

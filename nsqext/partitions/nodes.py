@@ -59,7 +59,7 @@ class PartitionNodes:
         self._channels = NodeChannels(http)
 
     async def stats(self, leader: Leader, topic: str, partition: int) -> PartitionStats:
-        """Return the statistics of a partition."""
+        """Return the statistics of a partition, which the node must lead."""
         stats = (await self.led(leader, topic, partition)).get((topic, partition))
         if stats is None:
             raise PartitionUnavailable(
@@ -70,10 +70,7 @@ class PartitionNodes:
     async def led(
         self, leader: Leader, topic: str | None, partition: int | None = None
     ) -> dict[tuple[str, int], PartitionStats]:
-        """Return the statistics of all partitions led by a node, by topic and partition, with one request.
-
-        Of one topic, or with None of all topics.
-        """
+        """Return the statistics of a node's led partitions of a topic, or of all topics, with one request."""
         found = await ask_stats(self._http, leader.http, topic, partition, tcp=leader.tcp, clients=False)
         return {(name, part.partition or 0): part for name, parts in found.items() for part in parts}
 

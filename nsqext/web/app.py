@@ -54,7 +54,7 @@ _Build = Callable[[Snapshot, Mapping[str, str], Mapping[str, str]], Awaitable[Pa
 
 
 class _EventStream(StreamingResponse):
-    """An event stream that ends if the browser does not read it; the browser reconnects later."""
+    """An event stream that ends if the browser, which reconnects later, does not read it."""
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -254,7 +254,7 @@ class WebPage:
         return Response(self._render(request, snapshot, page, live=False), media_type="text/html")
 
     async def _act(self, request: Request) -> Response:
-        """Perform a form's action, after a confirmation if it cannot be undone."""
+        """Perform a form's action, or ask if it cannot be undone."""
         name = request.path_params["name"]
         fields = await self._form(request)
         action = ACTIONS.get(name)

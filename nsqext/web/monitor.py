@@ -86,8 +86,8 @@ def _agrees(info: TopicInfo | None, stats: TopicStats) -> bool:
 class _Counter:
     """A rate from counters of a topic's parts, which change as leaders move.
 
-    A single decrease is ignored, because a node does not read messages and depth at the same instant. A counter that
-    stays lower was reset.
+    A single decrease is ignored: nodes do not read messages and depth at one instant. A counter that stays lower was
+    reset.
     """
 
     parts: dict[object, int] = field(factory=dict)
@@ -144,7 +144,7 @@ class Monitor:
                 await self._admin.aclose()
 
     async def current(self, *, newest: bool = False) -> Snapshot:
-        """Return the latest sample; a new sample if that is too old, or after a change (``newest``)."""
+        """Return the latest sample; a new sample if it is too old, or after a change (``newest``)."""
         self._view()
         if newest or time.monotonic() - self._sampled > 3 * self._interval:
             await self._sample()
@@ -170,10 +170,7 @@ class Monitor:
         self._wanted.wake()
 
     async def _sample(self) -> None:
-        """Take a sample; concurrent callers share the next.
-
-        A sample that began before the call may lack the caller's change.
-        """
+        """Take a sample; concurrent callers share the next sample, as an earlier sample may lack their changes."""
         called = time.monotonic()
         async with self._sampling:
             if self._begun >= called:
@@ -216,10 +213,7 @@ class Monitor:
         )
 
     def _changed_topics(self, stats: Mapping[str, TopicStats]) -> list[str]:
-        """Return the topics whose statistics differ from lookup's last answer, and some other topics in turn.
-
-        One request per topic and sample would overload a large cluster's lookup service.
-        """
+        """Return topics whose statistics differ from lookup's last answer, and some others in turn, to spare lookup."""
         changed = {name for name, topic in stats.items() if not _agrees(self._known.get(name), topic)}
         others = [name for name in stats if name not in changed]
         if others:

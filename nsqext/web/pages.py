@@ -184,10 +184,7 @@ class Pages:
         return _messages(topic, found, count=count, partition=partition)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
-        """Return the page of the next messages of a topic of the original NSQ, which has no log.
-
-        They are copies from an ephemeral channel, which the servers delete when its consumer disconnects.
-        """
+        """Return the page of the next messages of a topic of the original NSQ, copies from an ephemeral channel."""
         name = _known_topic(snapshot, path["topic"])
         if snapshot.topics[name].generation != "original":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")

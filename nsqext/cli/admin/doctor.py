@@ -71,7 +71,7 @@ async def run(
 
 
 async def examine(connection: ServerAccess) -> list[Finding]:
-    """Examine the cluster of a connection and return the findings."""
+    """Return the findings about the cluster of a connection."""
     findings: list[Finding] = []
     for address in parse_lookup_addresses(connection.lookup()):
         with waits.waiting(f"a response of lookup at {address}"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app: CommandGroup = CommandGroup()
 
 Node = Annotated[str, Argument(help="HOST:PORT of the node's TCP side.")]
-OptionName = Annotated[str, Argument(help="Name of the option: that of its flag, with underscores.")]
+OptionName = Annotated[str, Argument(help="Name of the option: its flag, with underscores.")]
 
 
 def node_record(node: NodeStatus) -> dict[str, Any]:

@@ -33,8 +33,8 @@ def run(
     """List the channels of a topic that can be anchors, or delete the anchor channel of an ended query.
 
     An anchor channel makes the servers retain messages until its query has read them. Delete it when query and
-    checkpoint are not needed any more. Only moves change its position: a channel with consumers, or with messages that
-    consumers processed since its leader opened it, is not an anchor, and is neither listed nor deleted.
+    checkpoint are not needed any more. A channel with consumers, or with messages that consumers processed since its
+    leader opened it, is not an anchor, and is neither listed nor deleted.
     """
     if action == "delete" and channel is None:
         raise InvalidSetting("no channel is given", hint="use --channel NAME, the option channel of the query")
@@ -73,7 +73,7 @@ def run(
 
 
 def _processed(stats: PartitionChannelStats) -> int:
-    """Return how many messages consumers received and answered or still process."""
+    """Return how many messages consumers received."""
     return stats.in_flight + stats.requeued + stats.timed_out + stats.finished
 
 
@@ -84,7 +84,7 @@ def _can_be_anchor(stats: PartitionChannelStats) -> bool:
 async def _anchors(
     admin: SourceAdmin, topic: str, channel: str | None
 ) -> Mapping[tuple[int, str], PartitionChannelStats]:
-    """Return durable channels by partition and name; without a name, those that can be anchors everywhere."""
+    """Return durable channels by partition and name; without a name, channels that can be anchors everywhere."""
     found: dict[tuple[int, str], PartitionChannelStats] = {}
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)

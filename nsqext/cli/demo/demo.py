@@ -49,7 +49,7 @@ _Nodes = Annotated[int | None, Option(min=1, max=32, help="Nodes of the started 
 def run(lookupd: _Lookupd = None, partitions: _Partitions = 4, nodes: _Nodes = None) -> None:
     """Publish and consume a day of flights, with headers, keys and a canary tag for the second consumer.
 
-    Exits with 1 if a message is lost, duplicated, altered, out of order or received by the wrong consumer.
+    Exits with 1 if a message is lost, duplicated, altered, out of order, or received by the wrong consumer.
     """
     if lookupd is not None and nodes is not None:
         raise InvalidSetting("--nodes has no effect on the cluster of --lookupd", hint="give only one of them")
@@ -94,7 +94,7 @@ async def _on_running_cluster(check: FlightCheck, partitions: int, lookupd: str,
 async def _publish_and_consume(
     check: FlightCheck, topic: str, lookupd: str | Sequence[str], progress: Progress
 ) -> None:
-    """Subscribe, then publish: before its consumer subscribes, a tagged message goes to another consumer."""
+    """Subscribe, then publish: a tagged message without its consumer would go to another consumer."""
     count = len(check.flights)
 
     def wait() -> str:

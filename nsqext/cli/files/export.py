@@ -43,8 +43,8 @@ class _Part:
 class ExportProgress:
     """The complete parts of an export, in a folder beside its file.
 
-    The first run fixes the offsets. A part is written under another name, synchronized and renamed: a killed export
-    leaves complete parts only, and the next run continues behind them.
+    The first run fixes the offsets. A part is written under another name, synchronized and renamed: the next run
+    continues behind the complete parts.
     """
 
     def __init__(self, file: Path) -> None:
@@ -104,8 +104,8 @@ def run(
     """Write the messages that a topic of the redesigned NSQ has now to a file, by partition and offset, once each.
 
     A killed export continues when it is run again: its parts are in FILE.progress until the file is complete. It ends
-    with an error if messages of its range are not retained any more. The original NSQ keeps no log; `nsqext record`
-    consumes a channel of it.
+    with an error if messages of its range are not retained any more. For the original NSQ, which keeps no log, use
+    `nsqext record`.
     """
     writer = writer_of(file)
     progress = ExportProgress(file)

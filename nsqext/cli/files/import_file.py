@@ -31,8 +31,7 @@ async def run(
     """Publish the messages of a file of `nsqext export` in its order, with headers, tags, keys and trace ids.
 
     Extend header and body are published byte for byte. A killed import continues when it is run again, from
-    FILE.TOPIC.progress: no message is lost, and at most the messages of one batch are published twice, because a stored
-    batch is acknowledged before the progress is written.
+    FILE.TOPIC.progress: no message is lost, and at most one batch is published twice.
     """
     format_of(file)
     if not file.is_file():

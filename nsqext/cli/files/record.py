@@ -45,11 +45,9 @@ async def run(
 ) -> None:
     """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
 
-    Bodies are written as they are stored: a body that its publisher has compressed stays compressed.
-
-    A message is finished after its batch is synchronized with the disk: a killed recorder loses no message, and records
-    its last batch again after a restart. On the redesigned NSQ a new channel starts with the oldest stored message. On
-    the original NSQ it starts with the next published message, and the messages in flight to a killed recorder are
+    Bodies stay compressed as they are stored. A message is finished after its batch is synchronized with the disk: a
+    killed recorder loses no message, and records its last batch again. A new channel starts with the oldest stored
+    message, on the original NSQ with the next published message. There the messages in flight to a killed recorder are
     redelivered after msg_timeout, 60 seconds by default.
     """
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)

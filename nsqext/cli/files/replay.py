@@ -79,8 +79,8 @@ async def run(
 ) -> None:
     """Publish recorded messages with headers, tags, keys and trace ids, in order.
 
-    With --progress, a killed replay continues after the last recorded batch: it publishes at most one batch twice, and
-    loses no message. Messages without a key are distributed over the partitions.
+    With --progress, a killed replay continues: it loses no message, and publishes at most one batch twice. Messages
+    without a key are distributed over the partitions.
     """
     files = files_in(paths)
     if progress is not None and progress.is_dir():
@@ -131,7 +131,7 @@ async def _replay(connection: ServerAccess, files: Sequence[Path], plan: Plan, p
 
 
 async def publish_entries(producer: Producer, due: Sequence[Entry], plan: Plan) -> None:
-    """Publish messages in order, with the next messages of the same topic and partition."""
+    """Publish messages in order, consecutive messages of one topic and partition together."""
 
     def target(entry: Entry) -> tuple[str, int | None]:
         topic = plan.topic or entry.record.get("topic")

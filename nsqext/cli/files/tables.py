@@ -87,7 +87,7 @@ def _records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _records_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield rows as records of `nsqext record`, from which `nsqext replay` makes the same bytes."""
+    """Yield rows as records from which `nsqext replay` makes the same bytes."""
     import pyarrow as pa
 
     place = batch.schema.get_field_index("timestamp")

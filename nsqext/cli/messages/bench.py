@@ -68,7 +68,7 @@ def _report(what: str, count: int, elapsed: float, seconds: list[float]) -> None
 
 
 async def _create_channel(cluster: ServerAccess, load: _Load) -> None:
-    """Create the channel, which would not get messages stored before."""
+    """Create the channel, which receives later messages only."""
     if cluster.load().lookupd:
         async with cluster.admin() as admin:
             await admin.create_channel(load.topic, load.channel)
@@ -127,8 +127,8 @@ def run(
 ) -> None:
     """Publish messages, then consume them, and report the rates.
 
-    The time of consuming includes the connection, so use enough messages. Repeat the benchmark: a single run on a busy
-    machine is not reliable.
+    The time of consuming includes the connection, so use enough messages. Repeat the benchmark: a single run is not
+    reliable on a busy machine.
     """
     load = _Load(topic or f"bench_{token_hex(4)}", channel, count, in_flight, batch, b"x" * size)
 

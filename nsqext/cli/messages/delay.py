@@ -34,8 +34,7 @@ async def run(
 ) -> None:
     """Publish the messages of publish(delay=…, via="relay") when they are due, at least once, until ^C or SIGTERM.
 
-    Once the relay has received messages, they are in the store, not in the topic: keep the file on a disk that survives
-    a restart.
+    Received messages are in the store, and not in the topic: keep the file on a disk that survives a restart.
     """
     from nsqext.delays import DelayRelay, DelayStore
 

@@ -76,7 +76,7 @@ def status(
     yes: Yes = False,
     json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
-    """Show how many messages wait, how many cannot be published and were set aside, and how many relays run."""
+    """Show how many messages wait, how many were set aside because they cannot be published, and running relays."""
     from nsqext.transactions import OutboxStore
 
     if discard is not None:
@@ -111,7 +111,7 @@ def show(
     limit: Annotated[int, Option(min=1, help="Messages shown, the first added ones.")] = 100,
     json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
-    """List the messages of an outbox, with the errors of those that were set aside."""
+    """List the messages of an outbox, with the errors of messages that were set aside."""
     from nsqext.transactions import OutboxStore
 
     with waits.waiting("the database of the outbox"), OutboxStore(database) as store:
@@ -138,7 +138,7 @@ def cancel(
     yes: Yes = False,
     json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
-    """Delete messages of an outbox that must not be published; exit with 1 if one is unknown or being published."""
+    """Delete messages of an outbox that must not be published; exit with 1 if any is unknown or being published."""
     from nsqext.app.relay import Cancellation
     from nsqext.transactions import OutboxStore
 

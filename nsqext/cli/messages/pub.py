@@ -36,10 +36,7 @@ _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file, pipe or terminal.
-
-    No thread reads from a terminal or pipe: on ^C, the interpreter would wait for it.
-    """
+    """Yield the bytes of a file, pipe or terminal; pipe and terminal without a thread, whose end ^C would wait for."""
     watched = not stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if watched:
@@ -259,7 +256,7 @@ async def _publish_arguments(
 
 
 def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:
-    """Return a message with the command line's options; headers are added."""
+    """Return a message with the command line's options, and headers of both."""
     headers = {**(message.headers or {}), **given.get("headers", {})}
     return attrs.evolve(message, **{**given, "headers": headers or None})
 

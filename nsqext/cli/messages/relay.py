@@ -76,8 +76,8 @@ async def run(
 
     A message is finished after it was stored, or after a response of the URL with status 200 to 299; otherwise it is
     requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. Extend header
-    and body stay as they are stored, byte for byte. If messages have extend headers, the other topic must support them,
-    or use --without-headers.
+    and body stay byte for byte. The other topic must support extend headers, if messages have them, or use
+    --without-headers.
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")

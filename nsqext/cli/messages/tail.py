@@ -152,8 +152,8 @@ async def run(
 ) -> None:
     """Print and finish messages until ^C, SIGTERM, --count or --until-end.
 
-    Messages that do not match are finished, too: with --channel, no other consumer of the channel receives them. Only
-    --tag with --channel leaves other messages in the channel.
+    Messages that do not match are finished, too: other consumers of --channel do not receive them. Only --tag with
+    --channel leaves other messages in the channel.
     """
     output.check()
     settings: dict[str, Any] = {}
@@ -215,7 +215,7 @@ async def trace(
 ) -> None:
     """Find the stored messages with a trace id or message id, and show which channels have finished them.
 
-    Reads the topic through a temporary channel of the redesigned NSQ: the original NSQ stores no messages that can be
+    Reads a topic of the redesigned NSQ through a temporary channel: the original NSQ stores no messages that can be
     read again. Exits with 1 if no message is found.
     """
     sought = parse_message_id(wanted)
@@ -254,10 +254,7 @@ async def trace(
 
 
 def _channel_states(part: PartitionStats | None, offset: int) -> dict[str, str]:
-    """Return for each channel whether it has finished the message at an offset.
-
-    A channel reports its first unfinished message; later messages may be finished, too.
-    """
+    """Return for each channel, which reports only its first unfinished message, whether it has finished a message."""
     states: dict[str, str] = {}
     if part is None or part.end is None:
         return states

@@ -30,10 +30,7 @@ _GENERATIONS = {"redesigned": "redesigned NSQ", "original": "original NSQ"}
 
 
 def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse ``NAME[:OPTION[,OPTION…]]`` to a name and arguments of `nsqext.broker.Cluster.create_topic`.
-
-    The options are ``partitions=N``, ``replicas=N``, ``extend``, ``ordered`` and ``channel=NAME``.
-    """
+    """Parse ``NAME[:OPTION[,OPTION…]]`` to a name and arguments of `nsqext.broker.Cluster.create_topic`."""
     name, _, options = text.partition(":")
     arguments: dict[str, Any] = {}
     for option in filter(None, options.split(",")):
@@ -185,7 +182,7 @@ def _served_page(cluster: Cluster, options: WebOptions | None, port: int) -> Ite
 def banner_of(cluster: Cluster, about: str, wanted: list[str], page: str) -> str:
     """Return the addresses, commands to copy with the first wanted topic, and ``ready`` as the last line.
 
-    ``about`` is the generation and where messages are kept; ``page`` the web page's URL, or empty.
+    ``about`` has generation and place of messages; ``page`` is the web page's URL, or empty.
     """
     from nsqext._version import __version__
 

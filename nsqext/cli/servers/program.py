@@ -44,7 +44,7 @@ def _start_log(name: str, flags: Mapping[str, Any]) -> None:
 
 
 def _chooses_redesigned(arguments: Sequence[str]) -> bool:
-    """Return whether ``-generation redesigned`` is among the arguments, which decides how the others are read."""
+    """Return whether the arguments have ``-generation redesigned``, which decides how the others are read."""
     words = [word.removeprefix("-").removeprefix("-") for word in arguments]
     return "generation=redesigned" in words or ("generation", "redesigned") in pairwise(words)
 
@@ -66,10 +66,7 @@ def read_program(
     defaults: Mapping[str, Any],
     redesigned: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Read a program's command line and configuration file; exit if they are invalid.
-
-    The redesigned program has further flags, and reads some differently.
-    """
+    """Read a program's command line and configuration file; exit if they are invalid."""
     both = {**kinds, **redesigned}
     flags = with_new_names(read_flags(name, arguments, both if _chooses_redesigned(arguments) else kinds, check))
     if flags.get("version"):

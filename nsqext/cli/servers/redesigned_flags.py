@@ -1,4 +1,4 @@
-"""Flags that only the redesigned programs have, or read differently; ``-generation redesigned`` chooses them."""
+"""Flags of the redesigned programs that differ from the original programs' flags."""
 
 from __future__ import annotations
 

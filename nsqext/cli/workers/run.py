@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; doubles from the shortest pause while it dies early
-_STABLE = 60.0  # seconds of running after which a worker restarts after the shortest pause
+_LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; the pause doubles while the worker dies early
+_STABLE = 60.0  # seconds of running after which a worker restarts after the first pause
 _STATUS_TIMEOUT = 2.0  # seconds for reports of workers
 _SCAN = 0.5  # seconds between checks of the source files
 _LABEL = "worker"
@@ -107,10 +107,9 @@ class StatusPage:
 
 
 class Supervisor:
-    """Runs and restarts worker processes that share the topics of an app.
+    """Runs worker processes that share the topics of an app; restarts dead workers, except after status 0 (`App.stop`).
 
-    A dead worker restarts after a pause, which doubles while it dies early. A worker that exits with status 0
-    (`App.stop`) does not restart. Workers stop if this process is killed.
+    Workers stop if this process is killed.
     """
 
     def __init__(
@@ -132,8 +131,8 @@ class Supervisor:
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
         """Run until a signal, or until all workers have exited with status 0; return the exit status.
 
-        The status is 1 if workers were killed, because they did not drain in time or on a second signal. Workers
-        restart when a Python file below the watched folder changes; the listener serves the health and metrics of all.
+        The status is 1 if workers were killed. They restart when a Python file below the watched folder changes; the
+        listener serves their health and metrics.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -343,8 +342,8 @@ def run(
 ) -> None:
     """Run an app in worker processes until SIGTERM or Ctrl+C; then drain them. A second signal kills them.
 
-    Dead workers restart. They log to standard error, and get their number in NSQEXT_WORKER. Further signals within a
-    second of the first are ignored.
+    Dead workers restart. Workers log to standard error, and have their number in NSQEXT_WORKER. Signals within a second
+    of the first are ignored.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
     listener = None if http is None else _listen(http)

@@ -23,7 +23,7 @@ def schema(
 ) -> None:
     """Print what an app receives and sends as a document of AsyncAPI 3.0, in JSON.
 
-    It has topics, bodies, headers, keys and dead letters. The app is imported, and not run.
+    It has topics, bodies, headers, keys and dead letters. The app is imported, but does not run.
     """
     found = described(place)
     found["info"] |= {"version": version} | ({} if title is None else {"title": title})

@@ -60,7 +60,7 @@ async def _report_readiness(app: App, status: int) -> None:
 
 
 async def _answer_supervisor(app: App, status: int) -> None:
-    """Send health and metrics for each byte on standard input; stop at its end, when the supervisor was killed."""
+    """Send health and metrics for each byte on standard input; stop at its end: the supervisor was killed."""
     while True:
         await anyio.wait_readable(sys.stdin.fileno())
         if not os.read(sys.stdin.fileno(), 64):
@@ -96,7 +96,7 @@ def _send(status: int, report: Mapping[str, object]) -> None:
 
 
 def check_has_work(app: App, place: str) -> None:
-    """Check that the app has a handler, or a lifespan, which may publish."""
+    """Check that the app has a handler, or a lifespan that may publish."""
     if not app.specs and not app.lifespans:
         raise InvalidSetting(
             f"{place} has neither handlers nor lifespans: it would do nothing",

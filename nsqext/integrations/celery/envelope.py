@@ -61,10 +61,7 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
 
 
 def decode_message(body: bytes, headers: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a message for `kombu.transport.virtual.Message`, without ``delivery_tag``.
-
-    Returns None for a message of another publisher; see `foreign_message`.
-    """
+    """Return a message for `kombu.transport.virtual.Message` without ``delivery_tag``; None for other publishers."""
     rest, content = _read_rest(body, headers)
     if rest is None:
         return None
@@ -73,7 +70,7 @@ def decode_message(body: bytes, headers: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def foreign_message(body: bytes, queue: str) -> dict[str, Any]:
-    """Return another publisher's message: its body as binary data, sent to the queue by name."""
+    """Return another publisher's message: binary data sent to the queue by name."""
     return {
         "body": body,
         "content-type": "application/data",
@@ -105,10 +102,7 @@ def _checked(rest: Any) -> dict[str, Any]:
 
 
 def due_time(message: Mapping[str, Any]) -> float | None:
-    """Return when Celery should run the task, in seconds since 1970; None for at once.
-
-    The worker would keep it in flight until then, longer than servers allow.
-    """
+    """Return when Celery should run the task, in seconds since 1970; None for at once."""
     eta = (message.get("headers") or {}).get("eta")
     if not isinstance(eta, str):
         return None

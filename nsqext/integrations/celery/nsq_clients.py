@@ -155,7 +155,7 @@ class NsqClients:
     # Topics and channels
 
     def create(self, topic: str, channel: str) -> None:
-        """Create a topic with a channel, which keeps messages from now on. Existing topics and channels stay unchanged.
+        """Create a missing topic or channel, which keeps messages from now on.
 
         Without lookup, nsqd creates them with the first publish and the first consumer.
         """
@@ -165,10 +165,7 @@ class NsqClients:
         self._ready.add((topic, channel))
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
-        """Publish a message at once, or due at a time in seconds since 1970.
-
-        Returns False if no queue is bound: the topic or its channels do not exist.
-        """
+        """Publish a message at once, or due at a time in seconds since 1970; return False if no queue is bound."""
         try:
             delay = None if due is None else self._delay(topic, due - time.time())
             self.producer.publish(topic, body, headers=headers, delay=delay)
@@ -223,7 +220,7 @@ class NsqClients:
                     self.admin.delete_topic(topic, missing_ok=True)
 
     def exists(self, topic: str, channel: str) -> bool:
-        """Return whether a topic has a channel; True without lookup."""
+        """Return whether a topic has a channel; True if unknown, without lookup."""
         if not self.has_lookup:
             return True
         try:

@@ -359,7 +359,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         return receive
 
     def return_undelivered(self, source: QueueConsumer) -> None:
-        """Requeue received messages of a closing consumer, which waits for their answers."""
+        """Requeue received messages of a closing consumer, which waits for these answers."""
         for _ in range(self._inbox.qsize()):
             with suppress(Empty):
                 item = self._inbox.get(block=False)

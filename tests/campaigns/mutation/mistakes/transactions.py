@@ -697,7 +697,7 @@ MISTAKES = (
         "ranges with a gap are joined",
         "transactions/handled_ranges.py",
         "elif last is not None and part.first == last.next and",
-        "elif last is not None and one.first >= last.next and",
+        "elif last is not None and part.first >= last.next and",
     ),
     Mistake(
         "ranges of two logs are joined",

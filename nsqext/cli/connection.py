@@ -67,7 +67,6 @@ class Contexts:
 
 
 def contexts_file() -> Path:
-    """Return the path of the file."""
     chosen = os.environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen)

@@ -89,7 +89,7 @@ def read_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False)
 
 
 def chosen_columns(schema: StructType, columns: Columns, headers_as_array: bool = False) -> Columns:
-    """Return the columns that a query reads, from its schema, the source's or ``schema()``'s."""
+    """Return the columns that a query reads, from the schema of the source or of ``schema()``."""
     known = read_schema(READABLE if columns == BASE_COLUMNS else columns, headers_as_array)
     types = {field.name: field.dataType for field in known}
     for field in schema:

@@ -1,8 +1,8 @@
 """Features of the installed PySpark: only this module knows what versions 4.0 and 4.1 lack.
 
-Read limits and `SupportsTriggerAvailableNow` exist since PySpark 4.2. Without them Spark calls ``latestOffset()``
-without arguments, and a stream with ``availableNow`` runs one micro-batch. Filters of batches, and a separate class for
-Arrow writers of streams, exist since PySpark 4.1.
+PySpark 4.2 has read limits and `SupportsTriggerAvailableNow`. Earlier versions call ``latestOffset()`` without
+arguments, and a stream with ``availableNow`` runs one micro-batch. PySpark 4.1 has filters of batches, and a separate
+class for Arrow writers of streams.
 """
 
 from __future__ import annotations

@@ -45,13 +45,13 @@ def register(spark: SparkSession) -> None:
     """Register ``format("nsqext")`` with a session, and check its Python workers.
 
     The format also works without this call if the module ``pyspark_nsqext`` is installed for Spark's interpreter. With
-    the call, the session uses a Python that can import this package, and wrong or different versions on the workers
-    raise an error now instead of in the first task.
+    the call, the session uses a Python that can import this package, and wrong versions on the workers raise an error
+    now instead of in the first task.
 
     - A local master uses this process's interpreter if Spark's cannot import the package.
     - The session's ``spark.pyspark.python`` is used if ``PYSPARK_PYTHON`` is not set.
-    - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists only on the workers.
-      Spark also starts it on the driver, to plan: the call links ``./environment`` to this process's environment.
+    - A relative ``PYSPARK_PYTHON`` (``./environment/bin/python`` with ``spark.archives``) exists only on the workers,
+      but Spark also starts it on the driver: the call links ``./environment`` to this process's environment.
 
     Args:
         spark: the session; for Spark Connect the server must have the package.
@@ -77,10 +77,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _is_found(spark: SparkSession) -> bool:
-    """Return whether the session has the format, found by Spark or registered.
-
-    Spark warns of a second registration.
-    """
+    """Return whether the session has the format, found by Spark or registered: a second registration would warn."""
     try:
         state: Any = spark._jsparkSession.sessionState()
         return bool(state.dataSourceManager().dataSourceExists(NAME))
@@ -160,10 +157,7 @@ def _python_path(context: SparkContext) -> list[str]:
 
 
 def driver_python(wanted: str, master: str, path: list[str]) -> str:
-    """Return an interpreter for the format that starts on the driver, which plans, and on the workers.
-
-    ``path`` is what Spark adds to the workers' ``sys.path``.
-    """
+    """Return an interpreter for the format that starts on driver and workers; Spark adds ``path`` to ``sys.path``."""
     is_relative = os.sep in wanted and not Path(wanted).is_absolute()
     if not master.startswith("local") and is_relative and not Path(wanted).exists():
         _link_environment(wanted)
@@ -192,7 +186,7 @@ def _environment(interpreter: str) -> tuple[Path, str]:
 
 
 def _link_environment(wanted: str) -> None:
-    """Create a link at the relative path where workers unpack the archive, for planning on the driver."""
+    """Create a link on the driver at the relative path where workers unpack the archive."""
     tail = Path("bin", Path(wanted).name)
     link = Path(*Path(wanted).parts[: -len(tail.parts)])
     target = Path(sys.prefix)
@@ -244,10 +238,9 @@ _OF_PROCESSES = {
 
 
 def root_cause(error: BaseException) -> str | None:
-    """Return this package's error in a text of Spark: ``DataLoss: the messages from 0 to 5 …``.
+    """Return this package's error in a text of Spark, without traces and plan: ``DataLoss: the messages from 0 …``.
 
-    Spark surrounds it with traces of Python and Java, and for streams the query's plan. If a Python process was killed
-    or started too slowly, only the result says so.
+    The result also says that a Python process was killed or started too slowly.
 
     Args:
         error: an error that Spark or this package raised.

@@ -1,8 +1,7 @@
 """The data source with this package in it, for Spark Connect: server and workers need not have the package.
 
 Spark gives a Connect session's files to the tasks of batches, but not of streams. Therefore `register` sends a class
-that contains the package. cloudpickle sends everything in this module by value, so that processes without the package
-can load it: nothing of the package is imported at module level.
+that contains the package. cloudpickle sends this module by value: it must not import the package at module level.
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ class ShippedSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the argument of ``format()``."""
         return "nsqext"
 
     def _source(self) -> DataSource:

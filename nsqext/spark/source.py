@@ -48,9 +48,8 @@ _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 class NsqDataSource(DataSource):
     """NSQ topics as a source and sink of Spark.
 
-    Spark creates instances in several processes. It finds this class through the module ``pyspark_nsqext``;
-    `nsqext.spark.register` also checks the Python workers. All methods except `name` raise `InvalidSetting` for an
-    unknown, invalid or contradictory option or column.
+    Spark creates instances in several processes, and finds this class through the module ``pyspark_nsqext``. All
+    methods except `name` raise `InvalidSetting` for an unknown, invalid or contradictory option or column.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -80,8 +79,7 @@ class NsqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream whose ranges can be read again.
 
-        For an invalid option, the returned reader's methods raise `InvalidSetting`: Spark replaces an error of this
-        method by an ``UnboundLocalError``.
+        The methods of the reader raise `InvalidSetting`, which Spark would replace here by an ``UnboundLocalError``.
 
         Raises:
             PySparkNotImplementedError: ``readMode`` is ``channel``; Spark then calls `simpleStreamReader`.
@@ -137,10 +135,7 @@ class NsqDataSource(DataSource):
 
 
 def _with_table_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return a table's schema, with its options in the metadata of the first column.
-
-    Spark passes a table's options only to `NsqDataSource.schema`, and the schema to reader and writer.
-    """
+    """Return a table's schema, with its options, which Spark passes only here, in the first column's metadata."""
     first, *others = schema.fields
     metadata = {_METADATA: dict(options)}
     return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *others])
@@ -184,9 +179,8 @@ class InvalidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def share_with_streams() -> None:
     """Link the file with this package, if Spark delivered it to this process with ``--py-files``.
 
-    Spark gives the process that plans a stream a separate folder, ``streaming_job`` beside or below the folder of the
-    files, and never fills it (observed in Spark 4.0 to 4.3): without a link, unpickling the source raises
-    ModuleNotFoundError.
+    The process that plans a stream has a separate folder, ``streaming_job`` beside or below the folder of the files,
+    which Spark never fills (observed in 4.0 to 4.3): it could not unpickle the source.
     """
     try:
         from pyspark.core.files import SparkFiles
@@ -197,12 +191,7 @@ def share_with_streams() -> None:
 
 
 def link_for_streams(root: Path, module: Path) -> None:
-    """Link a delivered file to where a stream's planning process searches it.
-
-    Args:
-        root: this process's folder of files.
-        module: path of a module; without effect outside files of the folder.
-    """
+    """Link the delivered file of a module below ``root`` to where a stream's planning process searches it."""
     if not module.is_relative_to(root):
         return
     name = module.relative_to(root).parts[0]

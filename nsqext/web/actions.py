@@ -26,8 +26,6 @@ _TOPIC_WAIT = 30.0  # seconds until a new topic must accept publishes
 
 @frozen
 class ActionTarget:
-    """Clients that actions use."""
-
     admin: Admin
     producer: Producer
     cluster: Cluster | None
@@ -72,8 +70,6 @@ Perform = Callable[[ActionTarget, ActionForm], Awaitable[str]]
 
 @frozen
 class Action:
-    """An action of a form."""
-
     perform: Perform
     button: str
     done: str  #: text after success
@@ -81,7 +77,6 @@ class Action:
 
 
 def topic_page(topic: str) -> str:
-    """Return the address of a topic's page."""
     return f"/topics/{quote(topic, safe='')}"
 
 

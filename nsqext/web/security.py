@@ -70,8 +70,6 @@ class WebOptions:
 
 
 class Refused(Exception):
-    """A refused request."""
-
     def __init__(self, status: int, text: str, hint: str) -> None:
         super().__init__(status, text)
         self.status = status

@@ -25,7 +25,6 @@ SyncEvery = Annotated[int | None, Option(help="Messages after which a node flush
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
-    """Return a topic for tables and JSON."""
     meta = info.meta
     return {
         "topic": info.name,
@@ -75,7 +74,6 @@ def describe_meta(meta: TopicMeta) -> list[str]:
 
 
 def describe(info: TopicInfo) -> str:
-    """Return a topic in one line."""
     parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
     channels = ", ".join(info.channels) or "none"
     return f"{info.name}: {', '.join(parts)}; channels: {channels}"

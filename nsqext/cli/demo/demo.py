@@ -166,8 +166,6 @@ def _show(console: Console, check: FlightCheck) -> bool:
 
 @frozen
 class Flight:
-    """A flight to publish."""
-
     number: int  #: from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]

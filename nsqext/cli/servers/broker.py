@@ -52,8 +52,6 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
-    """Listening addresses of the servers."""
-
     lookupd_http_address: Annotated[
         list[str] | None, Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
     ] = None
@@ -68,8 +66,6 @@ class Addresses:
 
 @frozen
 class Protection:
-    """Access to the servers."""
-
     tls_cert: Annotated[Path | None, Option(help="Certificate, for clients that use TLS.")] = None
     tls_key: Annotated[Path | None, Option(help="Its key.")] = None
     http_guard: Annotated[bool, Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = True
@@ -85,8 +81,6 @@ class Protection:
 
 @frozen
 class PageOptions:
-    """The web page."""
-
     web: Annotated[
         bool,
         Option("--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."),

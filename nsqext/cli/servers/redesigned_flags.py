@@ -124,5 +124,4 @@ def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
 
 
 def given_without_effect(flags: Mapping[str, Any]) -> list[str]:
-    """Return the sorted names of given flags without effect."""
     return sorted(WITHOUT_EFFECT & flags.keys())

@@ -1,4 +1,4 @@
-"""The servers as a query uses them: leaders, bounds of partitions by count, offset and time, and channels.
+"""A query's requests: bounds of partitions by count, offset and time, and channels.
 
 Each reader has an ephemeral channel, which the server deletes with the connection.
 """
@@ -45,7 +45,7 @@ _CONSUMER = ConsumerOptions(
 
 
 def ephemeral_name(prefix: str | None = None) -> str:
-    """Return a unique name of an ephemeral channel; a long first part is cut."""
+    """Return a unique name of an ephemeral channel; a long prefix is cut."""
     suffix = f"_{token_hex(8)}{_EPHEMERAL}"
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
 
@@ -61,10 +61,9 @@ def setup_mark(channel: str) -> str:
 async def open_ephemeral(
     options: ConnectionOptions, leader: Leader, topic: str, partition: int, meta: TopicMeta, channel: str
 ) -> PartitionReader:
-    """Connect to a leader and subscribe to a channel with RDY 0.
+    """Connect to a leader and subscribe to a channel with RDY 0; after an error nothing stays open.
 
-    SUB creates the channel: the server never deletes a channel created over HTTP without subscribers. If the node
-    refuses or does not answer, nothing stays open.
+    SUB creates the channel: the server never deletes a channel created over HTTP without subscribers.
     """
     consumer = evolve(_CONSUMER, connection=options)
     request = SubscribeRequest(topic, channel, partition, leader.tcp, meta, options=consumer)
@@ -76,11 +75,10 @@ async def open_ephemeral(
 
 
 _MOVE = 2.0  # seconds until a missing move is requested again
-# seconds to wait for written messages to become readable. The real server shows messages to channels when it flushes
-# its write buffer; a last message larger than the buffer waits for a timer, up to 6.0 s with bodies of 200,000 bytes
-# (measured), also for consumers.
+# seconds until written messages are readable. The real server shows messages to channels when it flushes its write
+# buffer; a last message larger than the buffer waits for a timer, up to 6.0 s with bodies of 200,000 bytes (measured)
 _SETTLE = 8.0
-_MANY_TOPICS = 4  # topics of a query at one node from which on one request for all topics replaces one per topic
+_MANY_TOPICS = 4  # topics of a query at a node from which on one request gets all topics of the node
 _LED = 1.0  # seconds for which a node's first retained messages are not requested again
 _SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the server flush its write buffer
 
@@ -93,10 +91,7 @@ class Bounds:
 
 
 class SourceAdmin:
-    """Finds bounds of partitions; creates, moves and deletes anchor channels. An async context manager.
-
-    Every method raises what `LeaderLocator` raises.
-    """
+    """Finds bounds of partitions; creates, moves and deletes anchor channels; raises the errors of `LeaderLocator`."""
 
     def __init__(self, config: ClientConfig, *, first_contact: float | None = None) -> None:
         options = config.consumer()
@@ -137,9 +132,8 @@ class SourceAdmin:
     async def bounds(self, topic: str, partition: int, patience: float = _SETTLE) -> Bounds:
         """Return the bounds of a partition.
 
-        The end includes every message acknowledged before the call, and no message that a leader change could remove:
-        it is what channels may read. The leader's count includes messages that are not replicated. After ``patience``
-        seconds the end may exclude written but unreadable messages: of a hanging publish and, for some seconds, large
+        The end includes every message acknowledged before the call, and no message that a leader change could remove.
+        After ``patience`` seconds it may exclude unreadable messages: of a hanging publish and, for some seconds, large
         messages.
         """
         return await self.leaders.ask(topic, partition, self._bounds_at, patience)
@@ -151,11 +145,7 @@ class SourceAdmin:
         return await self._bounds(leader, topic, partition, stats)
 
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
-        """Return the bounds of several partitions; see `bounds`.
-
-        Each node gets one request for all its partitions of a topic, or of several topics. Partitions without a
-        sufficient answer are requested one by one.
-        """
+        """Return the bounds of several partitions, see `bounds`, with one request per node and topic where possible."""
         wanted = list(keys)
         led: dict[Leader, dict[str, list[int]]] = {}
         for topic, partition in wanted:
@@ -191,8 +181,7 @@ class SourceAdmin:
     ) -> PartitionStats:
         """Wait until written messages are committed or removed.
 
-        A channel with a waiting consumer makes the server flush its write buffer. Other channels see the messages
-        later; without any channel the server does not report what is committed.
+        A channel with a waiting consumer makes the server flush its write buffer, and report what is committed.
         """
         stats = await self._poll(leader, topic, partition, wanted, _SOON)
         if stats.committed >= min(wanted, stats.messages):
@@ -227,7 +216,7 @@ class SourceAdmin:
         return self._starts[key]
 
     async def first_retained(self, leader: Leader, topic: str, partition: int) -> int:
-        """Return the number of a leader's first retained message; asks for all partitions, at most every second."""
+        """Return the number of a leader's first retained message, at most a second old."""
         async with self._led_lock:
             since, led = self._led.get((leader, topic), (float("-inf"), {}))
             if anyio.current_time() - since > _LED or (topic, partition) not in led:
@@ -238,7 +227,7 @@ class SourceAdmin:
         return await self._start(leader, topic, partition, stats)
 
     async def count_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return how many messages precede the first message at or after this time; all without such a message."""
+        """Return how many messages precede the first message since this time; all without such a message."""
         return await self.count_since(topic, partition, timestamp_ms * 1_000_000)
 
     async def count_since(self, topic: str, partition: int, timestamp: int) -> int:
@@ -258,11 +247,11 @@ class SourceAdmin:
         return await self.leaders.ask(topic, partition, search)
 
     async def message(self, topic: str, partition: int, count: int) -> MessagePosition:
-        """Return the position of a committed message, counted from 0, or of the first retained message."""
+        """Return the position of the committed message ``count``, from 0, or of the first retained message."""
         return await self.leaders.ask(topic, partition, self.leaders.nodes.message, "count", count + 1)
 
     async def count_before(self, topic: str, partition: int, offset: int) -> int:
-        """Return the number of messages that end at or before a byte offset, at most the last message's end."""
+        """Return the number of messages that end at or before a byte offset."""
         # the first message at or after the offset
         found = await self.leaders.ask(topic, partition, self.leaders.nodes.message, "virtual_offset", offset)
         return found.count if found.offset == offset else found.count - 1
@@ -289,8 +278,7 @@ class SourceAdmin:
     async def create_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:
         """Create a durable channel behind ``count`` messages; an existing channel keeps its position.
 
-        A second channel exists between the creation and the move. If the process ends in between, `anchor_count`
-        returns None, and the next call completes the creation.
+        A second channel marks an incomplete creation: `anchor_count` returns None, and the next call completes it.
         """
         mark = setup_mark(channel)
         if await self.anchor_count(topic, partition, channel) is not None:
@@ -305,10 +293,7 @@ class SourceAdmin:
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False
     ) -> None:
-        """Move an anchor behind ``count`` messages and wait until it is there.
-
-        An anchor further ahead moves only ``backwards``.
-        """
+        """Move an anchor behind ``count`` messages, from further ahead only ``backwards``; wait until it is there."""
         position = await self.position(topic, partition, channel)
         if position is None:
             raise InvalidState(
@@ -343,7 +328,7 @@ class SourceAdmin:
     async def wait_for_move(
         self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = _MOVE
     ) -> ChannelPosition:
-        """Wait until a leader has moved a channel behind ``count`` messages; return the channel's position."""
+        """Wait until a leader has moved a channel behind ``count`` messages; return its position."""
         position, pauses = None, Doubling(0.001, 0.1)
         with anyio.move_on_after(timeout):
             while True:

@@ -1,4 +1,4 @@
-"""How a job reaches the servers: lookup addresses, and client settings as text."""
+"""Lookup addresses of a job, and client settings as text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client_settings(kind: str) -> Mapping[str, Setting]:
 
 @frozen
 class ClientConfig:
-    """How a job reaches the servers. Picklable: the process that uses files and certificates reads them."""
+    """How a job reaches the servers. Picklable: files and certificates are read in the process that uses them."""
 
     lookupd: tuple[str, ...]  #: `host:port` of nsqlookupd's HTTP side
     #: client settings by name, without `nsqext.`; Spark has them as text. Not shown, as they may be secrets.
@@ -85,7 +85,7 @@ def _named() -> Iterator[None]:
 
 
 def wrong_option(name: str, kind: str, known: Iterable[str], others: Iterable[str]) -> InvalidSetting:
-    """Return the error for an unknown option, or an option of the other kind of query."""
+    """Return the error for an option that is unknown, or of the other kind of query."""
     other = next((other for other in others if other.lower() == name.lower()), None)
     if other is not None:
         hint = f"it belongs to {'read' if kind == 'write' else 'write'} options"

@@ -1,4 +1,4 @@
-"""Calls of readers from blocking code into the process's event loop, which runs until the process ends."""
+"""Calls from blocking code into the event loop of readers, which runs until the process ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from nsqext.sync import loop
 T = TypeVar("T")
 
 readers_loop: loop.SharedLoop = loop.SharedLoop()
-"""The event loop of readers. The blocking clients' loop ends with its last client, which would cost a connection per
-range.
-"""
+"""The blocking clients' loop would end with its last client, and cost a connection per range."""
 
 
 def call(function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:

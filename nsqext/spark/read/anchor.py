@@ -1,7 +1,7 @@
 """The anchor channels of a streaming query: durable channels without consumers, one per partition.
 
 An anchor makes the server retain messages until the query has read them, stores where the query began, and shows its
-lag in the server's statistics. It moves only after Spark has completed a batch.
+lag. It moves only after Spark has completed a batch.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Anchors:
         self._recreated: set[str] = set()
 
     async def begin(self) -> Offsets:
-        """Return the start of the query, the positions of its anchors; the same for each call.
+        """Return the positions of the query's anchors; the same for each call.
 
-        Creates missing anchors at the start positions; ``resetChannel`` moves all anchors there.
+        Creates missing anchors at the start; ``resetChannel`` moves all anchors there.
         """
         await self._match_topics()
         read = await gather(self.topics, lambda topic: self._admin.partitions_to_read(topic, self.topics[topic]))
@@ -86,8 +86,7 @@ class Anchors:
     async def _check_start(self, keys: list[Key], existing: Mapping[Key, int], bounds: Mapping[Key, Bounds]) -> None:
         """Raise an error if a query with a new checkpoint would not begin where its options say.
 
-        A query that failed in its first batch finds the anchors where it has put them, at what was then the latest
-        message.
+        A query that failed in its first batch finds anchors at what was then the latest message.
         """
         if not keys:
             return
@@ -147,8 +146,8 @@ class Anchors:
         """Return the states of all partitions; without ``failOnDataLoss``, except of deleted topics.
 
         Args:
-            quick: the end may exclude messages that become readable a little later, and an anchor's position may be
-                some seconds old; otherwise the end includes everything acknowledged before the call.
+            quick: the end may exclude acknowledged messages that are not readable yet, and an anchor's position may be
+                some seconds old.
         """
         while True:
             try:
@@ -249,11 +248,7 @@ class Anchors:
         return anchor
 
     async def advance(self, end: Offsets) -> None:
-        """Move the anchors forward to the end of a completed batch.
-
-        The next call, even with the same end, moves an anchor that cannot be moved now. Topics missing in the last
-        survey have no anchors.
-        """
+        """Move the anchors forward to the end of a completed batch; the next call repeats failed moves."""
         counts = {
             key: count
             for key, count in end.items()

@@ -65,7 +65,7 @@ def to_batches(
 ) -> list[pa.RecordBatch]:
     """Return messages as rows: one batch, or several for large bodies.
 
-    The number of the first message is None where numbers are unknown, the partition on the original NSQ.
+    ``first``, the first message's number, is None where unknown, ``partition`` on the original NSQ.
     """
     batch = _Batch(columns, first, topic, partition, rows)
     try:
@@ -236,7 +236,7 @@ _BUILDERS: dict[str, Callable[[_Batch], pa.Array]] = {
 
 
 def _is_needed(header: bytes) -> bool:
-    """Return whether a header may have a tag or describe compression; an escape may spell any name."""
+    """Return whether a header may have a tag or describe compression, also by escapes."""
     return header.find(_TAG) >= 0 or header.find(_COMPRESS) >= 0 or header.find(b"\\u") >= 0
 
 

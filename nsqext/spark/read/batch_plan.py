@@ -41,7 +41,6 @@ class Pruning:
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
-    """Return the range of each partition of a batch."""
     async with SourceAdmin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
         if options.subscribe_pattern is not None:
@@ -91,10 +90,7 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin
 
 
 def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
-    """Read a task's ranges completely.
-
-    Without ``failOnDataLoss``, skips lost messages and deleted topics.
-    """
+    """Read a task's ranges completely; without ``failOnDataLoss``, except lost messages and deleted topics."""
     rows = RowFormat.of(options)
     reader = TaskReader(options, ranges)
     for found, block in portal.iterate(reader, reader.next_block):
@@ -102,7 +98,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[Rec
 
 
 def read_within(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
-    """Read ranges, without messages of other times, which ranges contain because servers' clocks differ."""
+    """Read ranges, without messages of other times, contained because servers' clocks differ."""
     if not (options.start.timed or options.end.timed):
         yield from read_ranges(options, ranges)
         return

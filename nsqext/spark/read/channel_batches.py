@@ -1,4 +1,4 @@
-"""Consumes topics batch by batch: a batch's messages are in flight until it is completed."""
+"""Consume topics batch by batch: messages are in flight until their batch is completed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SETTLED = 0.5  # seconds without a message until the channel's depth is request
 
 
 class ChannelBatches:
-    """Holds the messages of a channel's batches in flight until completion; an async context manager."""
+    """Holds the messages of batches in flight; an async context manager."""
 
     def __init__(self, options: SourceOptions) -> None:
         client, topics, self._channel = options.client, tuple(options.topics), options.channel or ""
@@ -69,10 +69,7 @@ class ChannelBatches:
             await self._admin.aclose()
 
     def _give_back(self) -> None:
-        """Requeue the messages of incomplete batches on the original NSQ, where they would wait for their timeout.
-
-        The redesigned NSQ redelivers them at the end of their connections.
-        """
+        """Requeue the messages of incomplete batches on the original NSQ, where they would wait for their timeout."""
         self._consumer.pause()
         for message in (*self._held, *self._later):
             if message.owner.original and not message.expired:
@@ -85,10 +82,7 @@ class ChannelBatches:
         self._frozen_at = time.time_ns()
 
     async def take(self, start: int) -> list[Message]:
-        """Finish the messages before ``start``; return the next messages, numbered from ``start``.
-
-        A call with the same number returns the same messages.
-        """
+        """Finish the messages before ``start``; return the next messages, the same for each call with ``start``."""
         await self.finish(start)
         if not self._held:
             self._number = start
@@ -104,8 +98,8 @@ class ChannelBatches:
     async def _next_frozen(self, frozen_at: int) -> list[Message]:
         """Return the next messages that are not excluded; empty without such messages in the channel.
 
-        A pause without messages is not sufficient: a message may be in flight on a lost consumer until its timeout. Nor
-        are later messages, which may arrive over other connections.
+        A pause is not sufficient: a message may be in flight on a lost consumer. Nor are later messages, which may
+        arrive over other connections.
         """
         until = anyio.current_time() + self._options.read_timeout
         while len(self._later) < 2 * self._limit:
@@ -133,7 +127,7 @@ class ChannelBatches:
         return []
 
     async def finish(self, number: int) -> None:
-        """Finish all messages before a number; the server redelivers messages that are not in flight any more."""
+        """Finish all messages before a number; the server redelivers expired messages."""
         while self._held and self._number < number:
             self._held.popleft().finish_now()
             self._number += 1
@@ -168,7 +162,7 @@ def rows_of(options: SourceOptions, messages: Iterable[Message]) -> list[pa.Reco
 
 
 async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) -> int:
-    """Return the unfinished messages of a channel over several topics, with messages in flight."""
+    """Return the number of a channel's unfinished messages over several topics."""
     count = 0
     for topic in topics:
         stats = await admin.stats(topic, channel)

@@ -1,12 +1,11 @@
 """Message frames as columns, and delivered messages in log order, without I/O.
 
-Frames: the fields of all messages of a delivery at once, without an object per message, at a sixth of the cost per row
-of `nsqext.protocol.messages`, which has the layout.
+Frames: the fields of all messages of a delivery at once, at a sixth of the cost per row of `nsqext.protocol.messages`,
+which has the layout.
 
 Order: messages are sorted by byte offset, duplicates dropped, gaps detected. After a channel's move, the server may
-first deliver messages read before the move, and it redelivers messages that it considers lost. Each record begins at
-the end of the previous record: a run of records without gaps contains every message between its ends, and counting them
-gives their numbers.
+first deliver messages read before the move; it redelivers messages that it considers lost. Each record begins at the
+end of the previous record: a run of records without gaps is complete, and counting gives the numbers of messages.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ class MessageColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[MessageColumns]) -> MessageColumns:
-        """Return the messages of several deliveries as one object."""
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
@@ -179,16 +177,13 @@ class Reassembler:
         return self.count >= self.end
 
     def begin(self, offset: int) -> bool:
-        """Set the byte offset of the first missing message; return False if another offset is known."""
+        """Set the byte offset of the first missing message; return False if it differs from the known offset."""
         if self.offset is None:
             self.offset = offset
         return self.offset == offset
 
     def take(self, delivery: MessageColumns) -> list[MessageColumns]:
-        """Add a delivery; return the messages that continue the returned messages, in order.
-
-        Messages before the first missing message and duplicates are dropped.
-        """
+        """Add a delivery; return new messages in order, from the first missing message up to a gap."""
         expected, left = self.offset, self.end - self.count
         if expected is None or not len(delivery):
             return []

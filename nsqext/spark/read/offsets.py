@@ -1,6 +1,6 @@
 """Offsets of queries as JSON, where reading begins and ends, ranges of tasks; without I/O.
 
-An offset is the number of messages read from a partition, and the number, from 0, of the next message.
+An offset is the number of messages read from a partition: the number, from 0, of the next message.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Range:
 
 
 def by_topic(found: Mapping[Key, T]) -> dict[str, dict[str, T]]:
-    """Return what partitions have as JSON: by topic and partition, in a fixed order."""
+    """Return values of partitions for JSON: by topic and partition, in a fixed order."""
     topics: dict[str, dict[str, T]] = {}
     for (topic, partition), value in sorted(found.items(), key=itemgetter(0)):
         topics.setdefault(topic, {})[str(partition)] = value
@@ -145,12 +145,10 @@ def plan_tasks(
     min_tasks: int | None = None,
     max_records: int | None = None,
 ) -> list[list[Range]]:
-    """Distribute ranges over tasks of equal size, deterministically.
-
-    A task reads several small ranges or a part of a large range. Tasks keep the order of the ranges.
+    """Distribute ranges over tasks of equal size, deterministically and in order, without empty ranges.
 
     Args:
-        ranges: the ranges; empty ranges are dropped.
+        ranges: the ranges.
         min_messages: messages that justify a separate task.
         max_tasks: largest number of tasks, unless another argument needs more.
         min_tasks: smallest number of tasks, if there are as many messages.
@@ -226,8 +224,8 @@ class RangeLimit:
     def first_count(self, key: Key, bounds: Bounds, *, strict: bool) -> int:
         """Return a partition's first message; where times determine it, the first retained message.
 
-        If it is not retained any more, raises `DataLoss` with ``strict``; otherwise returns the first retained message.
-        If it is after the end, raises InvalidSetting with ``strict``; otherwise returns the end.
+        With ``strict``, raises `DataLoss` before the first retained message, InvalidSetting after the end; otherwise
+        returns the first retained message or the end there.
         """
         asked = self._count(key, bounds, bounds.start, strict=strict)
         if asked < bounds.start and strict:
@@ -244,9 +242,9 @@ class RangeLimit:
         return max(self._count(key, bounds, bounds.end), bounds.start)
 
     def since(self, key: Key, count: int, bounds: Bounds, *, strategy: str) -> int:
-        """Return the number of the first message since the time of a partition; its end if it has no such message.
+        """Return the number of the first message since the time of a partition.
 
-        With the strategy ``error``, a partition without such a message raises InvalidInput.
+        Without such a message, returns its end, or raises InvalidInput with the strategy ``error``.
         """
         if strategy == "error" and count >= bounds.end:
             raise InvalidInput(

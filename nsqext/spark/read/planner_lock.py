@@ -1,7 +1,7 @@
-"""A lock that one planning process of a machine has for a channel: each stream needs a separate channel.
+"""A lock of a machine's planning process for a channel, because each stream needs a separate channel.
 
-A self-join of a stream, and two queries of one DataFrame, have several planning processes on the driver's machine, each
-of which would move the anchors.
+A self-join of a stream, and two queries of one DataFrame, have several planning processes, which all would move the
+anchors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_planner() -> bool:
 
 
 class PlannerLock:
-    """Locks a file in the temporary folder, until it is released or the process ends."""
+    """Locks a file in the temporary folder, until release or the end of the process."""
 
     def __init__(self, options: SourceOptions) -> None:
         reads = options.subscribe_pattern or sorted(options.topics)

@@ -1,4 +1,4 @@
-"""What a micro-batch reads, computed only from numbers, so that a repeated call has the same result."""
+"""What a micro-batch reads, computed from numbers: a repeated call has the same result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = "failOnDataLoss=false continues without the lost messages"
 
 @frozen
 class PartitionState:
-    """Current state of a partition; the first three attributes count messages since its beginning."""
+    """State of a partition; the first three attributes count messages since its beginning."""
 
     start: int  #: messages not retained any more
     end: int  #: committed messages
@@ -38,10 +38,10 @@ class Lag:
 
 
 def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key, int]:
-    """Distribute a number of messages over partitions, in proportion to their lags.
+    """Distribute up to ``limit`` messages over partitions, in proportion to their lags.
 
-    Every partition with a lag gets at least one message; if the limit is too small, partitions take turns: the number
-    of read messages rotates their order. The limit is never exceeded, and used up if the lags suffice.
+    Every partition with a lag gets at least one message; if the limit is too small, partitions take turns: ``turn``,
+    the number of read messages, rotates their order.
     """
     total = sum(lags.values())
     if limit is None or total <= limit:
@@ -64,7 +64,7 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
 
 
 def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState]) -> dict[Key, PartitionState]:
-    """Return partitions without messages published, and without partitions created, since ``limits``."""
+    """Return partitions without messages and partitions that are newer than ``limits``."""
     return {
         key: evolve(
             state, end=min(state.end, limits[key].end), end_offset=min(state.end_offset, limits[key].end_offset)
@@ -81,12 +81,11 @@ def lags_of(
     fail_on_data_loss: bool,
     topics: AbstractSet[str] | None = None,
 ) -> dict[Key, Lag]:
-    """Return the unread messages of each partition.
+    """Return the unread messages of each partition; ``topics`` were read before, by default the topics of the start.
 
     New partitions begin with the first retained message. Without ``fail_on_data_loss``, a deleted partition keeps its
     offset, a truncated partition goes back to the first unread message (if unknown, to the end), and a recreated
-    partition begins again; a batch that sets an offset back reads nothing from that partition. ``topics`` were read
-    before; by default the start's.
+    partition begins again; a batch that sets an offset back reads nothing from that partition.
     """
     lags: dict[Key, Lag] = {}
     topics = {topic for topic, _ in start} if topics is None else topics
@@ -151,10 +150,7 @@ def only(offsets: Offsets, topics: Mapping[str, tuple[int, ...] | None]) -> Offs
 
 
 def with_unread(end: Offsets, start: Offsets) -> Offsets:
-    """Return a batch's end, with the offsets of partitions that the query does not read now.
-
-    A topic removed from a query and added later continues at its previous offset.
-    """
+    """Return a batch's end, with the offsets of topics removed from the query, which may be added again."""
     return dict(sorted({**start, **end}.items()))
 
 
@@ -163,7 +159,7 @@ def plan_ranges(
 ) -> list[Range]:
     """Return the non-empty ranges of a batch, ordered by topic and partition.
 
-    A partition without a start begins with its first message; a partition without a state is assumed complete.
+    Without a start, a partition begins with its first message; without a state, it is assumed complete.
     """
     ranges: list[Range] = []
     topics = {topic for topic, _ in start}

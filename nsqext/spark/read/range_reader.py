@@ -1,7 +1,7 @@
-"""Reads a task's ranges: every message once, in order, or an error; never a part of a range.
+"""Read a task's ranges: every message once, in order, or an error.
 
-Each reader has an ephemeral channel at the leader, so that readers can read a range concurrently or again. If a
-connection breaks or the leader changes, the reader continues with a new ephemeral channel at the first missing message.
+Each reader has an ephemeral channel at the leader, so that readers can read a range concurrently or again. After a lost
+connection or a change of the leader, it continues with a new ephemeral channel at the first missing message.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _LAST_PAUSE = 0.5
 class RangeReader:
     """Reads a range: while `run` runs in a separate task, call `next_block` until it returns None.
 
-    While the caller processes a block, the reader receives another, then stops the server with RDY 0. Cancellation
-    closes the connection with its ephemeral channel.
+    The reader receives a block ahead, then stops the server with RDY 0. Cancellation closes the connection with its
+    ephemeral channel.
     """
 
     def __init__(self, admin: SourceAdmin, found: Range, options: SourceOptions) -> None:
@@ -159,7 +159,7 @@ class RangeReader:
             )
 
     async def _check_retained(self, leader: Leader) -> None:
-        """Raise `DataLoss` if the first missing message is not retained: servers would silently skip it."""
+        """Raise `DataLoss` if the first missing message is not retained, which servers would skip silently."""
         start = await self._admin.first_retained(leader, self.range.topic, self.range.partition)
         if start > self._reassembler.count:
             raise DataLoss(
@@ -232,10 +232,7 @@ class RangeReader:
 
 
 class TaskReader:
-    """Reads a task's ranges in order; an async context manager.
-
-    Next ranges are opened before the current range is complete.
-    """
+    """Reads a task's ranges in order, the next of which are opened ahead; an async context manager."""
 
     def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
         self._options = options

@@ -1,12 +1,11 @@
 """Topics as a batch, `spark.read`, and as streams, `spark.readStream`.
 
-Filters and options choose the ranges of a batch at the query's planning. For a stream with ``readMode=offset``, which
-can be read again, Spark asks one process for the next batch, and other processes read it: all state is in the offsets,
-the ranges of tasks, and the anchor channels.
+Filters and options choose the ranges of a batch at its planning. For a stream with ``readMode=offset``, one process
+plans the next batch, and other processes read it: all state is in offsets, ranges and anchor channels.
 
-``readMode=channel`` is for servers on which ranges cannot be read again: the original NSQ, and topics that accept only
-registered channels. The query's planning process holds a batch's messages in flight, and finishes them after Spark has
-completed the batch. Messages unfinished at the end of the process are redelivered in another batch: at least once.
+``readMode=channel`` is for the original NSQ and topics that accept only registered channels, where ranges cannot be
+read again. The planning process holds a batch's messages in flight, and finishes them after Spark has completed the
+batch. Messages unfinished at the end of the process are redelivered in another batch: at least once.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class FilterPruning(Pruning):
     """A part of a batch, chosen by Spark's filters."""
 
     def take(self, filters: Iterable[spark.Filter]) -> list[spark.Filter]:
-        """Apply filters, which all must match; return the filters that Spark must evaluate, too."""
+        """Apply filters, which all must match; return filters that Spark must evaluate, too."""
         return [found for found in filters if not self._take(found)]
 
     def _take(self, found: spark.Filter) -> bool:
@@ -200,9 +199,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Return the end of the next batch.
 
-        PySpark 4.0 and 4.1 pass no arguments. The next batch then begins at the end of the last planned batch, with the
-        options' limit. In a restarted query Spark first plans the checkpoint's last batch (an empty range if it was
-        completed); a query without a planned batch is new.
+        PySpark 4.0 and 4.1 pass no arguments: the next batch begins at the end of the last planned batch, with the
+        options' limit. A restarted query first plans the checkpoint's last batch; a query without a planned batch is
+        new.
         """
         if limit is None:
             limit = self.getDefaultReadLimit()
@@ -297,7 +296,7 @@ class NsqChannelReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow
         self._opened().freeze()
 
     def read(self, start: Mapping[str, Any]) -> tuple[Iterator[pa.RecordBatch], dict[str, Any]]:
-        """Return the next batch and its end; Spark calls this after it has completed the previous batch."""
+        """Return the next batch and its end, after Spark has completed the previous batch."""
         number = _load(start)
         messages = [] if self._ended else self._opened().take(number)
         if self._ends and not messages:

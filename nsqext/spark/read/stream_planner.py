@@ -1,7 +1,7 @@
 """Micro-batches of a streaming query: where they end, which ranges they read, whether logs have changed.
 
-The last message read detects truncated logs and recreated topics, which may have grown beyond the query's offset. So a
-checkpoint has the id, the byte offset and the time of the message before each offset; no other message has all three.
+A checkpoint has the id, the byte offset and the time of the message before each offset, which no other message shares,
+to detect truncated logs and recreated topics that have grown beyond the offset.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ def dump_last(last: LastMessages) -> dict[str, Any]:
 
 
 def load_last(data: Mapping[str, Any], offsets: Offsets) -> LastMessages:
-    """Return a checkpoint's last messages of partitions with an offset.
-
-    Earlier versions wrote checkpoints without last messages.
-    """
+    """Return a checkpoint's last messages of partitions with an offset; earlier versions wrote no last messages."""
     return {
         key: MessagePosition(offsets[key] - 1, *(message[name] for name in _MEMBERS))
         for key, message in by_partition(data, "last", _MEMBERS).items()
@@ -72,10 +69,7 @@ class TruncationCheck:
     async def last_messages(
         self, end: Offsets, states: Mapping[Key, PartitionState], start: Offsets, known: LastMessages
     ) -> LastMessages:
-        """Return the last messages before ``end``, with a request per partition whose offset has changed.
-
-        ``known`` has the last messages before ``start``.
-        """
+        """Return the last messages before ``end``; ``known`` messages before ``start`` where the offset is the same."""
         wanted = {
             key: count
             for key, count in end.items()
@@ -89,10 +83,7 @@ class TruncationCheck:
         return kept | {key: message for key, message in found.items() if message.count == wanted[key] - 1}
 
     async def divergences(self, known: LastMessages, states: Mapping[Key, PartitionState]) -> dict[Key, int]:
-        """Return the first unread message of each changed log.
-
-        Without ``failOnDataLoss``, reading continues there: earlier messages were read.
-        """
+        """Return the first unread message of each changed log, where reading continues without ``failOnDataLoss``."""
         keys = [key for key, message in known.items() if key in states and states[key].start <= message.count]
         found = await gather(keys, lambda key: self._divergence(key, known[key], states[key]))
         return {key: count for key, count in found.items() if count is not None}
@@ -160,17 +151,15 @@ class StreamPlanner:
         return begun
 
     async def freeze(self) -> None:
-        """Exclude messages published from now on."""
         self._states = await self._anchors.survey()
         self._frozen = dict(self._states)
 
     async def latest(
         self, start: Offsets, limit: int | None, size: int | None = None, last: LastMessages | None = None
     ) -> Offsets:
-        """Return the end of the batch that begins at ``start``.
+        """Return the end of the batch that begins at ``start``, after Spark has completed the batch before it.
 
-        Spark calls this after it has completed the batch that ends at ``start``. Without new messages, the anchors move
-        there now: Spark calls `commit` only after it has planned the next batch.
+        Without new messages, the anchors move there now: Spark calls `commit` only after it has planned the next batch.
 
         Args:
             limit: largest number of messages; None for no limit.
@@ -217,7 +206,7 @@ class StreamPlanner:
         return now - self._batch_at < self._options.max_trigger_delay
 
     async def _survey(self, begin: Offsets, last: LastMessages) -> None:
-        """Request the partitions' states, and compare the last messages where there are new messages."""
+        """Request the partitions' states, and compare the last messages of partitions with new messages."""
         # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it, and a process's
         # first batch may be its only batch
         first = self._surveyed is None
@@ -350,8 +339,7 @@ async def within_bytes(
 ) -> dict[Key, int]:
     """Return the number of messages to read from each partition, about ``limit`` bytes of logs in total.
 
-    A partition with a share reads at least one message, so the total may be larger, by less than one message per
-    partition.
+    A partition with a share reads at least one message, so the total may exceed it by one message per partition.
     """
     behind = {key: lag for key, lag in lags.items() if lag.count}
 

@@ -1,4 +1,4 @@
-"""Publishes a task's messages: a chunk is published while the next is built."""
+"""Publish a task's messages: a chunk is published while the next is built."""
 
 from __future__ import annotations
 
@@ -56,10 +56,7 @@ class RowPublisher:
         self.producer: Producer = Producer(config.lookupd, **config.keywords("write"))
 
     async def publish(self, chunk: Chunk) -> None:
-        """Publish a chunk; return after every message is stored.
-
-        Raises the error of the first message that was not stored; other messages may be stored.
-        """
+        """Publish a chunk; raise the error of the first message that was not stored; others may be stored."""
         failures: dict[int, NsqError] = {}
         if len(chunk.groups) == 1:
             for target, group in chunk.groups.items():
@@ -132,8 +129,8 @@ def publish_chunks(
 ) -> Tallies:
     """Publish a task's messages; return after every message is stored.
 
-    A chunk is published while the next is built, one after another: messages of a key keep their order. ``chunks_of``
-    receives a function that returns a topic's meta.
+    Chunks are published one after another: messages of a key keep their order. ``chunks_of`` receives a function that
+    returns a topic's meta.
     """
     publisher = RowPublisher(config, task, describe)
     with OpenLoop() as portal, portal.wrap_async_context_manager(publisher.producer):
@@ -171,10 +168,7 @@ def wait_logging(pending: Future[None], task: int | None) -> None:
 def publish_rows(
     options: SinkOptions, columns: tuple[str, ...], ids: RowIds, batches: Iterator[pa.RecordBatch]
 ) -> Tallies:
-    """Publish a task's rows; return the published messages by topic and partition.
-
-    An error for an invalid or unstored row has the row's number in its message.
-    """
+    """Publish a task's rows; return the published messages by topic and partition. Errors name the row's number."""
     rate, bad = options.max_rows_per_second, options.bad_rows_topic
     mapper = RowMapper(options, columns, ids)
 

@@ -1,13 +1,13 @@
 """Ids of rows, by which readers remove rows that were published more than once.
 
 A failed task and an interrupted micro-batch run again, maybe with their rows in other tasks. The id of a row therefore
-follows the row. It is ``query/batch/hash``: the id of the query, which its checkpoint stores, the number of the
-micro-batch, and a hash of what the row contains, with its position if it has one. Rows of equal content are numbered:
-``query/batch/hash-1`` is the second of its task.
+follows the row: ``query/batch/hash`` has the id of the query, which its checkpoint stores, the number of the
+micro-batch, and a hash of content and position, if any. Equal rows are numbered: ``query/batch/hash-1`` is the second
+of its task.
 
-Equal rows of different tasks without a position have the same id. On topics with extend headers such rows have a second
-header: the run and the task that published them. A complete run has each row once, so that `dedupe` numbers the equal
-rows of each run. 64-bit trace ids, on topics without extend headers, have no room for that.
+Equal rows of different tasks without a position have the same id. On topics with extend headers they have a second
+header, run and task, by which `dedupe` numbers the equal rows of each run: a complete run has each row once. 64-bit
+trace ids, on topics without extend headers, have no room for that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TASK_SUFFIX = "_task"
 
 @frozen
 class BatchIds:
-    """Ids of consecutive rows, made when needed: a topic needs texts or trace ids."""
+    """Ids of consecutive rows, made when a topic needs texts or trace ids."""
 
     _texts: Callable[[], list[str]]
     _seeds: Hashes  # of the trace ids
@@ -56,7 +56,6 @@ class BatchIds:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The ids for topics with extend headers."""
         return self._texts()
 
     @cached_property
@@ -145,7 +144,7 @@ class ContentIds:
 
         Args:
             run: unique for each run of the batch.
-            job: equal for each run of the batch; None for a batch that is run once.
+            job: equal for each run; None for a batch that is run once.
         """
         from pyspark import TaskContext  # not on the driver
 
@@ -199,7 +198,7 @@ class Repeats:
         self._counts: dict[int, int] = {}  # rows by hash, if several
 
     def numbers(self, hashes: Hashes) -> dict[int, int]:
-        """Return the number of equal rows before each of these rows, by index, of rows that have equal rows."""
+        """Return by index the number of equal rows before rows that have equal rows."""
         found = np.sort(hashes)
         if not ((found[1:] == found[:-1]).any() or self._known(found).any()):
             self._add(found)

@@ -47,7 +47,6 @@ class Group:
     headers: dict[str, list[str]] = field(factory=dict)  #: likewise, by name
 
     def outgoing(self) -> Sequence[bytes | OutgoingMessage]:
-        """Return the messages with their trace ids and headers."""
         return with_columns(self.messages, self.trace_ids, self.headers)
 
     def without(self, index: int) -> Group:
@@ -112,10 +111,7 @@ class RowMapper:
         self._warned = False
 
     def chunks(self, batches: Iterable[pa.RecordBatch], meta: Callable[[str], TopicMeta]) -> Iterator[Chunk]:
-        """Return the rows as chunks of messages; ``meta`` returns a topic's meta.
-
-        Raises InvalidInput for an invalid row, with its number; not with ``bad_rows_topic``.
-        """
+        """Return the rows as chunks of messages; without ``bad_rows_topic``, raise InvalidInput for an invalid row."""
         self._ask = meta
         if self._options.bad_rows_topic is not None:
             self._resolve(self._options.bad_rows_topic)
@@ -151,10 +147,7 @@ class RowMapper:
             yield chunk
 
     def _uniform(self, found: Mapping[str, pa.Array]) -> tuple[Target, Group, list[int]] | None:
-        """Return messages and sums of sizes of a batch whose rows differ only in value and key.
-
-        Costs half of single rows. None for other batches.
-        """
+        """Return messages and sums of sizes of a batch whose rows differ only in value and key, at half the cost."""
         topic, values = self._options.topic, found["value"]
         if topic is None or values.null_count or not found.keys() <= {"value", "key", "topic", *ONLY_READ}:
             return None
@@ -193,7 +186,7 @@ class RowMapper:
     def describe(
         self, row: int, error: NsqError, fields: Mapping[str, Any]
     ) -> tuple[Target, bytes | OutgoingMessage, int]:
-        """Return the message that describes a row which cannot be published; its id follows what the row contains."""
+        """Return the message that describes a row which cannot be published; its id follows the row's content."""
         headers = fields.get("headers")
         if isinstance(headers, Mapping):  # the task differs when the batch is run again
             task = f"{self._options.idempotence_header}{TASK_SUFFIX}"
@@ -266,7 +259,7 @@ class RowMapper:
         return target, OutgoingMessage(value, headers, tag, trace, key), size
 
     def _of_batch(self) -> BatchIds:
-        """Return the ids of the current batch's rows: hashes of their content, which many batches do not need."""
+        """Return the ids of the current batch's rows, which many batches do not need."""
         if self._made is None:
             self._made = self._ids.of_batch(self._columns, self._first)
         return self._made
@@ -333,10 +326,10 @@ def _bytes(column: pa.Array | None) -> Any:
 
 
 def describe_row(row: int, task: int | None, error: NsqError, fields: Mapping[str, Any], max_size: int) -> bytes:
-    """Return why a row cannot be published, with its content, as a JSON object.
+    """Return why a row cannot be published, with its content, as a JSON object without null fields.
 
-    Without null fields. Bytes that are not UTF-8 are in Base64, in a member with the suffix ``_base64``. A description
-    above ``max_size`` bytes has ``value_size`` in place of value and headers.
+    Bytes that are not UTF-8 are in Base64, in a member with the suffix ``_base64``. A description above ``max_size``
+    bytes has ``value_size`` in place of value and headers.
     """
     about: dict[str, Any] = {"error": f"{type(error).__name__}: {error.message}", "row": row}
     if task is not None:

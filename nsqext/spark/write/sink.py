@@ -1,8 +1,8 @@
 """The sinks: publish the rows of a batch or of a stream's micro-batches.
 
 A task is complete when all its messages are acknowledged. Commit and abort only log: a stored message cannot be
-removed, so a repeated task publishes its rows again. Rows have an id, see `nsqext.spark.write.row_ids`, by which
-`dedupe` removes rows published more than once.
+removed, so a repeated task publishes its rows again. `dedupe` removes the copies by their ids, see
+`nsqext.spark.write.row_ids`.
 """
 
 from __future__ import annotations
@@ -91,11 +91,10 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     Duplicates have the same id: in a header on topics with extend headers, as a trace id on others. One row of each id
     stays, and every row without an id. Ids of earlier versions count as well.
 
-    A batch may contain equal rows without a position that several tasks published: as many stay as the run with most of
-    them published. A stream, and trace ids, take them for duplicates of each other.
+    Of equal rows without a position that several tasks published, a batch keeps as many as the run with most of them
+    published. A stream, and trace ids, take them for duplicates of each other.
 
-    A stream with a watermark drops older ids (``dropDuplicatesWithinWatermark``); without a watermark, the state keeps
-    all ids.
+    A stream with a watermark drops older ids (``dropDuplicatesWithinWatermark``); otherwise the state keeps all ids.
 
     Args:
         rows: read rows with the columns ``topic``, ``partition``, ``offset`` and ``trace_id``, and ``headers`` if the
@@ -138,7 +137,7 @@ def _single(marked: DataFrame) -> DataFrame:
 def _numbered(marked: DataFrame) -> DataFrame:
     """Return one row of each id; equal rows without a position are numbered within their run.
 
-    An interrupted run has numbers that the complete run has as well.
+    The complete run has all numbers of an interrupted run.
     """
     within_run = Window.partitionBy("topic", _BASE, sf.substring_index(_TASK, "/", 1)).orderBy(_TASK, _ID)
     number = sf.when(sf.col(_TASK).isNotNull(), sf.dense_rank().over(within_run))

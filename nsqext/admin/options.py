@@ -38,7 +38,7 @@ class TopicSettings(TypedDict, total=False):
 
 
 class NewTopicSettings(TopicSettings, total=False):
-    """Settings of a new topic of the redesigned NSQ; the original NSQ has none of them."""
+    """Settings of a new topic of the redesigned NSQ."""
 
     partitions: int
     """Number of partitions, 1 to 254; 1 by default."""

@@ -344,13 +344,13 @@ class AdminBase(ProcessBound):
 
     def _open(self) -> ClusterRequests:
         if self._closed:
-            raise InvalidState("the admin client is closed", hint="create a new one")
+            raise InvalidState("the admin client is closed", hint="create a new client")
         loop = current_token().native_token
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
             raise InvalidState(
                 "the admin client is used from another event loop than before",
-                hint="create one for each event loop; nsqext.sync.Admin serves threads",
+                hint="create a client for each event loop; nsqext.sync.Admin serves threads",
             )
         return self._requests

@@ -73,7 +73,7 @@ class StoredMessage:
     id: int  #: internal id
     offset: int  #: byte offset in the partition's queue
     timestamp: int  #: when stored, in nanoseconds since 1970
-    trace_id: int  #: 0 for none
+    trace_id: int  #: 0 without trace id
     body: str  #: text; the server replaces bytes that are not UTF-8 by U+FFFD
     headers: Mapping[str, Any]  #: extend headers except reserved headers
     key: str | None  #: of the publish

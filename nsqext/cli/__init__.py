@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("nsqext.cli.files.import_file:run", "Publish the messages of a file of `nsqext export`."),
     "topic": ("nsqext.cli.admin.topic:app", "List, show, create, change and delete topics."),
     "channel": ("nsqext.cli.admin.channel:app", "List, create, change, move and delete channels."),
-    "node": ("nsqext.cli.admin.node:app", "List nodes, remove one, disable writes, set log levels and options."),
+    "node": ("nsqext.cli.admin.node:app", "List and remove nodes, disable writes, set log levels and options."),
     "stats": ("nsqext.cli.admin.stats:run", "Show depth, lag, messages and consumers of topics and channels."),
     "lag": ("nsqext.cli.admin.lag:run", "Show the messages that channels have not finished; check a limit."),
     "top": ("nsqext.cli.admin.stats:top", "Watch channels in a table that is sorted by key press."),

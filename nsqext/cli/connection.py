@@ -61,12 +61,13 @@ class Contexts:
         if name not in self.urls:
             known = ", ".join(sorted(self.urls)) or "none"
             raise InvalidSetting(
-                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` creates one"
+                f"there is no context {name!r}", hint=f"known: {known}; `nsqext config set {name} URL` creates it"
             )
         return self.urls[name]
 
 
 def contexts_file() -> Path:
+    """Return the path of the file."""
     chosen = os.environ.get(FILE_VARIABLE)
     if chosen:
         return Path(chosen)

@@ -68,6 +68,7 @@ def _remade(record: Mapping[str, Any]) -> bytes | None:
 
 
 def encoded(data: bytes) -> str:
+    """Return bytes as text for JSON."""
     return base64.b64encode(data).decode()
 
 
@@ -179,6 +180,8 @@ class MessageFiles:
 
 @frozen
 class Entry:
+    """A recorded message."""
+
     file: str
     number: int  #: line number, from 1
     record: dict[str, Any]

@@ -134,6 +134,7 @@ class Parameter:
 
 
 def parameters_of(function: Callable[..., object]) -> list[Parameter]:
+    """Return the declared parameters of a command."""
     found = []
     for one in inspect.signature(function, eval_str=True).parameters.values():
         kind, declared = get_args(one.annotation)

@@ -96,6 +96,7 @@ def _described() -> None:
 
 
 def typer_group(group: CommandGroup) -> typer.Typer:
+    """Return a group of commands as typer's."""
     app = typer.Typer()
 
     @app.callback()
@@ -108,6 +109,7 @@ def typer_group(group: CommandGroup) -> typer.Typer:
 
 @functools.cache
 def typer_function(function: Callable[..., object]) -> Callable[..., None]:
+    """Return a command with typer's annotations."""
     annotations = {one.name: Annotated[one.type, _typer_info(one)] for one in parameters_of(function)}
 
     @functools.wraps(function)

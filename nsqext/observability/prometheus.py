@@ -83,7 +83,7 @@ _PRODUCER = (
     _sum("producer_connections", "Open connections to nodes.", lambda found: found.connections),
     _sum("producer_pending_requests", "Requests that wait for a response.", lambda found: found.pending),
     _count("producer_messages", "Messages by outcome.", _outcomes, labels=("outcome",)),
-    _count("producer_retries", "Attempts after the first one of a publish.", lambda found: found.retries),
+    _count("producer_retries", "Attempts after the first attempt of a publish.", lambda found: found.retries),
     _count("producer_sent_bytes", "Bytes of publishes with a response.", lambda found: found.bytes_sent),
     _highest("producer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
     _highest("producer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),

@@ -22,7 +22,7 @@ _ONE_TRANSACTION: Final = "a message and its effects have to be in one transacti
 
 
 class End(Enum):
-    """Whether a transaction is still the one that was begun."""
+    """Whether the transaction that was begun is still open."""
 
     OPEN = "open"
     ENDED = "ended"
@@ -164,8 +164,8 @@ def uncommitted_error() -> InvalidSetting:
     """Return the error where the end of a transaction is a rollback."""
     return InvalidSetting(
         "begin does not commit at its end: the effects of handlers would be lost",
-        hint="give a context manager that commits at its end, such as sessionmaker(engine).begin, or one of your own "
-        "with: async with aiosqlite.connect(path) as connection: yield connection; await connection.commit()",
+        hint="give a context manager that commits at its end, such as sessionmaker(engine).begin, or your own context "
+        "manager with: async with aiosqlite.connect(path) as connection: yield connection; await connection.commit()",
     )
 
 
@@ -232,7 +232,7 @@ def _refuse_other(session: Any, transaction: Any, _: object) -> None:
         return
     if transaction is not own:
         raise InvalidState(
-            f"the handler has ended the transaction of its message, and begins another one: {_ONE_TRANSACTION}",
+            f"the handler has ended the transaction of its message, and begins another transaction: {_ONE_TRANSACTION}",
             hint="leave out commit() and rollback() in the handler",
         )
     raise InvalidState(

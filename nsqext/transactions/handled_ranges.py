@@ -126,7 +126,7 @@ class HandledRanges:
         if newest >= message.timestamp:
             return None
         logger.warning(
-            "byte %d of the log holds a newer message than the one that was handled: was the topic created again? "
+            "byte %d of the log holds a newer message than the handled message: was the topic created again? "
             "What was handled of the older log is forgotten",
             message.offset,
             extra={"topic": message.topic, "partition": message.partition, "channel": channel},

@@ -221,4 +221,4 @@ class HandlerTransaction(Middleware, Generic[S]):
 
     @abstractmethod
     async def _remove_probe(self, session: S, name: str) -> bool:
-        """Remove that row; return whether there was one."""
+        """Remove that row; return whether it existed."""

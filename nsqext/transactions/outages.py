@@ -13,7 +13,7 @@ POSTGRESQL: Final = {
     "28": "the login is refused",
     "3D": "the database does not exist",
     "3F": "the schema does not exist",
-    "40": "the transaction conflicts with another one",
+    "40": "the transaction conflicts with another transaction",
     "42501": "a right is missing",
     "42P01": "a table is missing: nsqext outbox sql",
     "53": "the disk, memory, locks or connections are used up",
@@ -38,7 +38,7 @@ SQLITE: Final = {
 }
 """Primary result codes of SQLite for errors after which a relay tries again."""
 
-_PRIMARY = 0xFF  # bits of a result code of SQLite that are its primary one
+_PRIMARY = 0xFF  # bits of the primary code in a result code of SQLite
 
 
 def outage_of(error: BaseException) -> str | None:

@@ -259,7 +259,7 @@ def _probe(name: str) -> ChannelPartition:
 
 def _replaced(key: ChannelPartition, row: _Row, reason: str) -> DataLoss:
     return DataLoss(
-        f"the log is not the one of which {key.channel} has handled the message at byte {row.last}: {reason}",
+        f"the log is not the log in which {key.channel} has handled the message at byte {row.last}: {reason}",
         topic=key.topic,
         partition=key.partition,
         hint="was the topic created again, or has its leader lost messages? await positions.forget(topic, channel), "

@@ -26,13 +26,15 @@ _TOPIC_WAIT = 30.0  # seconds until a new topic must accept publishes
 
 @frozen
 class ActionTarget:
+    """Clients that actions use."""
+
     admin: Admin
     producer: Producer
     cluster: Cluster | None
 
     def embedded(self) -> Cluster:
         if self.cluster is None:
-            raise InvalidState("this is not an embedded cluster", hint="start one with nsqext broker --web")
+            raise InvalidState("this is not an embedded cluster", hint="nsqext broker --web starts an embedded cluster")
         return self.cluster
 
 
@@ -70,6 +72,8 @@ Perform = Callable[[ActionTarget, ActionForm], Awaitable[str]]
 
 @frozen
 class Action:
+    """An action of a form."""
+
     perform: Perform
     button: str
     done: str  #: text after success
@@ -77,6 +81,7 @@ class Action:
 
 
 def topic_page(topic: str) -> str:
+    """Return the address of a topic's page."""
     return f"/topics/{quote(topic, safe='')}"
 
 
@@ -224,7 +229,7 @@ ACTIONS: dict[str, Action] = {
         ),
         "Add partitions",
         "The topic gets more partitions.",
-        "This cannot be undone. A key may move to a partition other than that of its earlier messages.",
+        "This cannot be undone. A key may move to another partition than its earlier messages.",
     ),
     "pause-topic": Action(_topic_change(Admin.pause_topic), "Pause", "The topic is paused."),
     "unpause-topic": Action(_topic_change(Admin.unpause_topic), "Unpause", "The topic is no longer paused."),

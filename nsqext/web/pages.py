@@ -37,6 +37,8 @@ _WATCHED = 5  # seconds of waiting for messages of the original NSQ
 
 @frozen
 class Page:
+    """A page to render."""
+
     template: str
     title: str
     values: Mapping[str, Any]
@@ -44,6 +46,8 @@ class Page:
 
 @frozen
 class NodeRow:
+    """A row of a table of nodes."""
+
     address: str
     name: str  #: in an embedded cluster
     state: Literal["up", "down", "frozen"]  #: frozen only in an embedded cluster
@@ -72,6 +76,8 @@ class WatchedMessage:
 
 
 class Pages:
+    """Builds the pages."""
+
     def __init__(self, monitor: Monitor, admin: Admin, options: WebOptions, cluster: Cluster | None) -> None:
         self._monitor = monitor
         self._admin = admin
@@ -286,6 +292,7 @@ def moment(nanoseconds: int) -> str:
 
 
 def sparkline(rate: Rate, label: str) -> Markup:
+    """Draw the points of a rate."""
     points = rate.points if len(rate.points) > 1 else (0.0, 0.0)
     highest = max(points) or 1.0
     step = _WIDTH / (len(points) - 1)

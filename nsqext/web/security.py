@@ -70,6 +70,8 @@ class WebOptions:
 
 
 class Refused(Exception):
+    """A refused request."""
+
     def __init__(self, status: int, text: str, hint: str) -> None:
         super().__init__(status, text)
         self.status = status
@@ -109,7 +111,9 @@ class Security:
         if self._options.basic_auth is not None:
             given = _credentials(headers.get("authorization", ""))
             if not hmac.compare_digest(given.encode(), self._options.basic_auth.encode()):
-                raise Refused(401, "wrong user name or password", "use those that the page was started with")
+                raise Refused(
+                    401, "wrong user name or password", "use the name and password that the page was started with"
+                )
             user = user or given.partition(":")[0]
         return user
 

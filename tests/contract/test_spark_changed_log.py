@@ -75,7 +75,7 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster_under_test:
         try:
             await publish(cluster.lookupd, topic, COUNT + 5)
             async with planning(cluster.lookupd, topic) as planner:
-                with pytest.raises(DataLoss, match=rf"message {first.count}, the last one that was read, .* recreated"):
+                with pytest.raises(DataLoss, match=rf"message {first.count}, the last message read, .* recreated"):
                     await planner.latest(read, None, last=last)
             async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
                 back = await planner.latest(read, None, last=last)
@@ -111,7 +111,7 @@ async def test_a_log_that_was_truncated_and_has_grown_again(truncatable: Truncat
         lacking = count - begin
     await publish(cluster.lookupd, topic, lacking + 50)
     async with planning(cluster.lookupd, topic) as planner:
-        with pytest.raises(DataLoss, match=rf"message {count - 1}, the last one that was read, .* has grown again"):
+        with pytest.raises(DataLoss, match=rf"message {count - 1}, the last message read, .* has grown again"):
             await planner.latest(read, None, last=last)
     async with planning(cluster.lookupd, topic, failOnDataLoss="false") as planner:
         assert await planner.latest(read, None, last=last) == back

@@ -265,7 +265,7 @@ def check_truncation(run: Run, nsq: Cluster) -> None:
     assert isinstance(found, list)
     cause, rows = found
     say(f"after a truncation: {cause}; then {rows} rows")
-    assert cause.startswith(f"DataLoss: message {end - 1}, the last one that was read, was the one with id")
+    assert cause.startswith(f"DataLoss: message {end - 1}, the last message read, was the message with id")
     read = {(offset, body): count for (_, offset, body), count in run.contents("streamed").items() if b"new" in body}
     assert read == {(end - _LOST + number, body): 1 for number, body in enumerate(new)}, "every new message once"
     assert rows == len(new)

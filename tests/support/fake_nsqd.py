@@ -313,7 +313,7 @@ async def scripted_node(
     Args:
         script: runs for each connection after its handshake; without a script the test calls `accept`.
         granted: the response to IDENTIFY; None leaves the handshake to the script.
-        port: port to listen on, for a node that restarts; 0 for a free one.
+        port: port to listen on, for a node that restarts; 0 for a free port.
     """
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port, reuse_port=False)
     node = ScriptedNode(Address("127.0.0.1", _port(listener)))

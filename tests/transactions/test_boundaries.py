@@ -39,7 +39,7 @@ Once = type[Inbox[Any]] | type[Positions[Any]]
 NOT_AT_ONCE = "commits each statement at once"
 NO_COMMIT = "does not commit at its end"
 SAVEPOINT = "savepoint in a longer transaction"
-ENDED = "has committed or rolled back the transaction|begins another one|closed transaction"
+ENDED = "has committed or rolled back the transaction|begins another transaction|closed transaction"
 
 
 class _Other(DeclarativeBase):

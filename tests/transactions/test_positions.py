@@ -157,7 +157,7 @@ async def test_a_topic_that_was_created_again_ends_the_consumer(
         await run_sync(_create, cluster, topic)
         await publish(cluster, topic, *bodies)
         again = Ledger(cluster, topic, sessions)
-        with pytest.raises(DataLoss, match="the log is not the one of which ch has handled"):
+        with pytest.raises(DataLoss, match="the log is not the log in which ch has handled"):
             with anyio.fail_after(_SECONDS):
                 await again.consumer.serve()
         assert await again.effects() == ["a", "b"]

@@ -15,6 +15,7 @@ app: CommandGroup = CommandGroup()
 
 
 def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
+    """Return the members of a channel for tables and JSON."""
     return {
         "topic": topic,
         "channel": stats.name,

@@ -40,6 +40,7 @@ class PartitionRanges:
 
 
 async def look(admin: Admin, topic: str, channel: str) -> list[PartitionRanges]:
+    """Return the ranges of every partition."""
     info = await admin.topic(topic)
     numbers = range(info.meta.partition_num if info.meta else 0)
     try:

@@ -20,6 +20,7 @@ OptionName = Annotated[str, Argument(help="Name of the option: its flag, with un
 
 
 def node_record(node: NodeStatus) -> dict[str, Any]:
+    """Return a node for tables and JSON."""
     return {
         "node": str(node.tcp),
         "http": node.http and str(node.http),

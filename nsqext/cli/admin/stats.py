@@ -69,6 +69,7 @@ class Rates:
 
 
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
+    """Return the statistics of one topic or of all."""
     return await admin.all_stats() if topic is None else {topic: await admin.stats(topic, channel)}
 
 
@@ -115,6 +116,8 @@ KEYS = {
 
 @define
 class View:
+    """State of the table."""
+
     records: list[dict[str, Any]]
     column: str = "lag"  #: the column to sort by; numbers descending, text ascending
     reverse: bool = False

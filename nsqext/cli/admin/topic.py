@@ -25,6 +25,7 @@ SyncEvery = Annotated[int | None, Option(help="Messages after which a node flush
 
 
 def topic_record(info: TopicInfo) -> dict[str, Any]:
+    """Return a topic for tables and JSON."""
     meta = info.meta
     return {
         "topic": info.name,
@@ -74,6 +75,7 @@ def describe_meta(meta: TopicMeta) -> list[str]:
 
 
 def describe(info: TopicInfo) -> str:
+    """Return a topic in one line."""
     parts = describe_meta(info.meta) if info.meta else [f"on {counted(len(info.nodes), 'node')}"]
     channels = ", ".join(info.channels) or "none"
     return f"{info.name}: {', '.join(parts)}; channels: {channels}"
@@ -81,7 +83,7 @@ def describe(info: TopicInfo) -> str:
 
 @frozen
 class NewTopic:
-    """Options of a new topic of the redesigned NSQ; the original NSQ has none of them."""
+    """Options of a new topic of the redesigned NSQ."""
 
     partitions: Annotated[int, Option(help="Number of partitions.")] = 1
     replicas: Annotated[int, Option(help="Replicas of each partition.")] = 1

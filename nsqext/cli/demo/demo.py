@@ -166,6 +166,8 @@ def _show(console: Console, check: FlightCheck) -> bool:
 
 @frozen
 class Flight:
+    """A flight to publish."""
+
     number: int  #: from 1; the trace id, which identifies a received flight
     body: bytes
     headers: Mapping[str, str]

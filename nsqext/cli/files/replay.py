@@ -55,7 +55,7 @@ class Progress:
 class Plan:
     """How recorded messages are published."""
 
-    topic: Annotated[str | None, Option(help="Publish to this topic instead of the recorded one.")] = None
+    topic: Annotated[str | None, Option(help="Publish to this topic instead of the recorded topic.")] = None
     speed: Annotated[
         float, Option(min=0, help="Factor of the recorded speed: 2 is twice as fast; 0 makes no pauses.")
     ] = 1.0

@@ -146,7 +146,7 @@ def run(
         measure(connection)
         return
     if connection.lookupd or connection.nsqd or connection.chosen_url():
-        raise InvalidSetting("no topic is given", hint="create one (nsqext topic create) and give its name")
+        raise InvalidSetting("no topic is given", hint="create a topic (nsqext topic create) and give its name")
     from nsqext.broker import Cluster
 
     with Cluster(nodes=1) as cluster:

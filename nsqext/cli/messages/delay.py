@@ -62,7 +62,7 @@ async def run(
 def show(
     store: Store = Path(_STORE),
     topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
-    limit: Annotated[int, Option(min=1, help="Messages shown, the first due ones.")] = 100,
+    limit: Annotated[int, Option(min=1, help="Largest number of messages, the first due.")] = 100,
     refused: Annotated[
         bool, Option("--refused", help="List the records of the topic that are no delayed messages instead.")
     ] = False,

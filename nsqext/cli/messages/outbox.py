@@ -108,7 +108,7 @@ def status(
 def show(
     database: Database,
     topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
-    limit: Annotated[int, Option(min=1, help="Messages shown, the first added ones.")] = 100,
+    limit: Annotated[int, Option(min=1, help="Largest number of messages, the first added.")] = 100,
     json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
 ) -> None:
     """List the messages of an outbox, with the errors of messages that were set aside."""

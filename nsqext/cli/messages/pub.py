@@ -51,6 +51,7 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield lines with newlines."""
     waiting: list[bytes] = []  # of a line longer than a chunk
     size = 0
     async for chunk in read_chunks(descriptor):
@@ -117,6 +118,8 @@ class Columns:
 
 @attrs.frozen
 class Sending:
+    """How messages are sent."""
+
     rate: Annotated[float, Option(min=0, help="Largest rate, in messages per second; 0 for no limit.")] = 0.0
     transport: Annotated[
         Literal["tcp", "http"] | None,
@@ -129,6 +132,8 @@ class Sending:
 
 @attrs.frozen
 class Properties:
+    """Properties of every published message."""
+
     header: Annotated[list[str] | None, Option(help="NAME=VALUE, an extend header; repeat for more.")] = None
     tag: Annotated[str | None, Option(help="Tag for dispatch.")] = None
     key: Annotated[str | None, Option(help="Messages of one key go to one partition, in order.")] = None

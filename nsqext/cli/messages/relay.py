@@ -46,6 +46,8 @@ class TargetCluster:
 
 @frozen
 class Hook:
+    """The URL to send messages to."""
+
     to_http: Annotated[str | None, Option(help="Send each body to this URL with POST instead.")] = None
     content_type: Annotated[str, Option(help="--to-http: content type.")] = "application/octet-stream"
     timeout: Annotated[float, Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0

@@ -73,6 +73,8 @@ class Filter:
 
 @frozen
 class Reading:
+    """Options of the start and the end of reading."""
+
     count: Annotated[int, Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
     until_end: UntilEnd = False
     start: Annotated[
@@ -82,6 +84,8 @@ class Reading:
 
 @frozen
 class Output:
+    """Output format of messages."""
+
     raw: Annotated[bool, Option("--raw", help="Print bodies only, each with a newline.")] = False
     template: Annotated[
         str | None, Option("--format", help="Print '{topic} {partition} {key} {headers[NAME]} {body} …'.")

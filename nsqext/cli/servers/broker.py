@@ -52,6 +52,8 @@ def parse_topic(text: str) -> tuple[str, dict[str, Any]]:
 
 @frozen
 class Addresses:
+    """Listening addresses of the servers."""
+
     lookupd_http_address: Annotated[
         list[str] | None, Option(help="HOST:PORT of a lookup node's HTTP side; repeat for each.")
     ] = None
@@ -66,6 +68,8 @@ class Addresses:
 
 @frozen
 class Protection:
+    """Access to the servers."""
+
     tls_cert: Annotated[Path | None, Option(help="Certificate, for clients that use TLS.")] = None
     tls_key: Annotated[Path | None, Option(help="Its key.")] = None
     http_guard: Annotated[bool, Option(help="Refuse HTTP requests of other web sites, by Host and Origin.")] = True
@@ -81,11 +85,13 @@ class Protection:
 
 @frozen
 class PageOptions:
+    """The web page."""
+
     web: Annotated[
         bool,
         Option("--web", help="Serve the web page, with changes, and with buttons that kill, freeze and restart nodes."),
     ] = False
-    web_port: Annotated[int, Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free one.")] = (
+    web_port: Annotated[int, Option(min=0, max=65535, help="Port of the web page on 127.0.0.1; 0 for a free port.")] = (
         WEB_PORT
     )
 

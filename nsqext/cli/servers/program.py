@@ -50,6 +50,7 @@ def _chooses_redesigned(arguments: Sequence[str]) -> bool:
 
 
 def check_nsqlookupd(flags: dict[str, Any]) -> None:
+    """Check the command line of nsqlookupd."""
     check_alone(flags)
     level = flags.get("log-level")
     if flags.get("generation", "original") == "original" and level is not None and level.lower() not in _LEVELS:

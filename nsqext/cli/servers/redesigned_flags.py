@@ -105,7 +105,7 @@ def check_alone(flags: Mapping[str, Any]) -> None:
     """Refuse flags that would make the program join a cluster."""
     for name in _CLUSTER:
         if flags.get(name):
-            raise FlagError(f"-{name}: this program runs without a cluster; start one with nsqext broker")
+            raise FlagError(f"-{name}: this program runs without a cluster: nsqext broker starts a cluster")
 
 
 def with_new_names(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,4 +124,5 @@ def without_old_names(kinds: Mapping[str, str]) -> dict[str, str]:
 
 
 def given_without_effect(flags: Mapping[str, Any]) -> list[str]:
+    """Return the sorted names of given flags without effect."""
     return sorted(WITHOUT_EFFECT & flags.keys())

@@ -37,7 +37,7 @@ def run(
     url: Url = None,
     write: Annotated[bool, Option("--write", help="Offer actions; by default the page is read-only.")] = False,
     host: Annotated[str, Option(help="Address to listen on; any except loopback needs a sign-in.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for a free one.")] = WEB_PORT,
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for a free port.")] = WEB_PORT,
     http_host: Annotated[
         list[str] | None, Option(help="A host name under which browsers reach the page; repeat for each.")
     ] = None,

@@ -321,7 +321,7 @@ def _listen(text: str) -> socket.socket:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidSetting(
-            f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free one"
+            f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free port"
         )
     listener = listen(Address(host.strip("[]"), int(port)))
     logger.info("health and metrics on http://%s", Address(*listener.getsockname()[:2]))

@@ -120,6 +120,7 @@ def check_order(app: App, workers: int) -> None:
 
 
 def main(place: str, number: str, status: str, backend: str, workers: str) -> int:
+    """Run a worker and return its exit status."""
     try:
         app = load_app(place)
         check_has_work(app, place)

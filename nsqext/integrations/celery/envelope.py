@@ -130,6 +130,8 @@ _LONGEST = 64 - len(_EPHEMERAL)  # the redesigned NSQ counts an ephemeral channe
 
 @frozen
 class Exchange:
+    """A declared exchange."""
+
     name: str = ""  #: empty for the default exchange
     type: str = "direct"  #: `direct`, `fanout` or `topic`
     durable: bool = True  #: transient exchanges are for replies and events
@@ -162,6 +164,8 @@ class Binding:
 
 @define(eq=False)
 class QueueSpec:
+    """A declared queue."""
+
     name: str
     transient: bool = False  #: ends with its consumer, as it is exclusive or deleted automatically
     bindings: list[Binding] = field(factory=list)  #: except the default exchange's

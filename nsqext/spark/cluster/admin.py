@@ -70,7 +70,7 @@ async def open_ephemeral(
     try:
         return await PartitionReader.open(request, read_size=_READ_SIZE)
     except ChannelNotRegistered as error:
-        error.hint = "the topic accepts registered channels only: use readMode=channel with one of them"
+        error.hint = "the topic accepts registered channels only: use readMode=channel with a registered channel"
         raise
 
 

@@ -41,6 +41,7 @@ class Pruning:
 
 
 async def plan(options: SourceOptions, pruning: Pruning) -> list[Range]:
+    """Return the range of each partition of a batch."""
     async with SourceAdmin(options.client, first_contact=FIRST_CONTACT) as admin:
         topics = options.topics
         if options.subscribe_pattern is not None:

@@ -219,7 +219,7 @@ class Reassembler:
             ahead.clear()
             raise RangeIncomplete(
                 f"message {self.count} was not received, but {waiting} messages after it",
-                hint="the channel skips messages, or the server lost one; it is requested again",
+                hint="the channel skips messages, or the server lost a message, which is requested again",
             )
         return [MessageColumns.joined(ordered)] if ordered else []
 

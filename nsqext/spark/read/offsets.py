@@ -107,7 +107,7 @@ def by_partition(data: Mapping[str, Any], name: str, members: Iterable[str]) -> 
 def _not_offsets(data: object, reason: str) -> InvalidInput:
     return InvalidInput(
         f"{repr(data)[:_SHOWN]} are not offsets of this source: {reason}",
-        hint="the checkpoint belongs to a query of another source: use a new one",
+        hint="the checkpoint belongs to a query of another source: use a new checkpoint",
     )
 
 

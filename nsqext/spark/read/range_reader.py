@@ -163,7 +163,7 @@ class RangeReader:
         start = await self._admin.first_retained(leader, self.range.topic, self.range.partition)
         if start > self._reassembler.count:
             raise DataLoss(
-                f"message {self._reassembler.count} is not retained any more; the first retained one is {start}",
+                f"message {self._reassembler.count} is not retained any more; the first retained message is {start}",
                 hint="read sooner, raise the retention, or use failOnDataLoss=false",
             )
 

@@ -95,7 +95,7 @@ class TruncationCheck:
             if found == known or found.count != known.count:
                 return None
             change = (
-                f"message {known.count}, the last one that was read, was {_shown(known)}, and is {_shown(found)} now: "
+                f"message {known.count}, the last message read, was {_shown(known)}, and is {_shown(found)} now: "
                 "the log was truncated and has grown again, or the topic was recreated"
             )
             if self._strict:
@@ -108,7 +108,7 @@ class TruncationCheck:
 
 def _shown(message: MessagePosition) -> str:
     time = datetime.fromtimestamp(message.timestamp / 1e9, UTC).isoformat(timespec="milliseconds")
-    return f"the one with id {message.id} at byte offset {message.offset}, stored at {time}"
+    return f"the message with id {message.id} at byte offset {message.offset}, stored at {time}"
 
 
 _PAUSE = 0.2  # seconds between requests without new messages; Spark asks a hundred times a second

@@ -233,7 +233,7 @@ class RowMapper:
                     raise InvalidPartition(
                         "the row has a key and a partition",
                         topic=topic,
-                        hint="set one of them to null, or drop a column",
+                        hint="set key or partition to null, or drop its column",
                     )
             if header is not None:
                 trace = trace_id & _U64 if trace_id else None

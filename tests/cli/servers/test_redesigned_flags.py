@@ -82,7 +82,7 @@ def test_a_flag_for_a_cluster_is_refused(flag: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         _read("-generation=redesigned", flag)
     assert ended.value.code == 2
-    text = "this program runs without a cluster; start one with nsqext broker"
+    text = "this program runs without a cluster: nsqext broker starts a cluster"
     assert capsys.readouterr().err.startswith(f"{flag.partition('=')[0]}: {text}\n")
     assert _read("-generation=redesigned", "-rpc-port=")["rpc-port"] == ""
 

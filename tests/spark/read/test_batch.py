@@ -322,7 +322,7 @@ def test_messages_that_are_removed_during_a_read(
     cluster, name, start, end = small
     gone = Range(name, 0, start - 5, end)
     with pytest.raises(
-        DataLoss, match=f"message {start - 5} is not retained any more; the first retained one is {start}"
+        DataLoss, match=f"message {start - 5} is not retained any more; the first retained message is {start}"
     ):
         list(read_ranges(options(cluster, name), [gone]))
     lenient = options(cluster, name, failOnDataLoss="false")

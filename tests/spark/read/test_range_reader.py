@@ -329,7 +329,7 @@ async def test_messages_that_are_not_retained() -> None:
             start = (await admin.bounds(topic, 0)).start
         assert start > 0
         found = await _until_error(SingleReader(access(small), Range(topic, 0, start - 1, 8 * COUNT)), DataLoss)
-        assert f"message {start - 1} is not retained any more; the first retained one is {start}" in str(found)
+        assert f"message {start - 1} is not retained any more; the first retained message is {start}" in str(found)
         reader = SingleReader(access(small), Range(topic, 0, start, 8 * COUNT))
         assert await read(reader) == list(range(start, 8 * COUNT))
 

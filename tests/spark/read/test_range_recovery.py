@@ -239,7 +239,7 @@ async def test_messages_that_are_removed_before_the_channel_is_moved(
     servers.retained[0] = [6]
     reader = reader_of(monkeypatch, servers, 6, start=5)
     failure = await failure_of(reader, DataLoss)
-    assert "message 5 is not retained any more; the first retained one is 6" in str(failure)
+    assert "message 5 is not retained any more; the first retained message is 6" in str(failure)
     assert servers.moves == []
     servers.retained[0], servers.settled = [5, 6], PartitionUnavailable("it was not moved")
     failure = await failure_of(reader_of(monkeypatch, servers, 6, start=5), DataLoss)

@@ -262,7 +262,7 @@ async def test_a_topic_that_was_recreated_with_more_messages(cluster: Cluster) -
     cluster.create_topic("orders", channels=["other"])
     await publish(cluster.lookupd, "orders", COUNT + 5)
     async with planning(cluster.lookupd, "orders") as planner:
-        with pytest.raises(DataLoss, match="message 19, the last one that was read, was the one with id"):
+        with pytest.raises(DataLoss, match="message 19, the last message read, was the message with id"):
             await planner.latest(start, None, last=last)
     async with planning(cluster.lookupd, "orders", failOnDataLoss="false") as planner:
         back = await planner.latest(start, None, last=last)

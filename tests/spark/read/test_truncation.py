@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 REPLACED = (
-    r"message 77, the last one that was read, was the one with id 77 at byte offset 770, stored at 1970-01-01T00:00:00"
-    r".000\+00:00, and is the one with id 77 at byte offset 770, stored at 1970-01-01T00:00:01.000\+00:00 now"
+    r"message 77, the last message read, was the message with id 77 at byte offset 770, stored at 1970-01-01T00:00:00"
+    r".000\+00:00, and is the message with id 77 at byte offset 770, stored at 1970-01-01T00:00:01.000\+00:00 now"
 )
 
 
@@ -152,7 +152,7 @@ async def test_a_stored_batch_of_a_regrown_log() -> None:
     end = await query.latest(start, None, last=known)
     first = start["orders", 0]
     servers.logs["orders", 0].regrown_from, servers.logs["orders", 0].end = 74, 80
-    with pytest.raises(DataLoss, match="message 77, the last one that was read"):
+    with pytest.raises(DataLoss, match="message 77, the last message read"):
         await planner(servers).ranges(start, end, known, query.last)
     lenient = planner(servers, failOnDataLoss="false")
     planned = await lenient.ranges(start, end, known, query.last)

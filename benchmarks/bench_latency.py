@@ -137,6 +137,7 @@ def servers() -> Iterator[dict[str, tuple[dict[str, Any], str]]]:
         anyio.run(create_topic, redesigned, "bench_latency")
     if original:
         topic = f"bench_latency_{uuid4().hex[:8]}"
+        anyio.run(create_topic, original, topic)
         real["real original"] = ({"lookupd": original}, topic)
         real["real original, no buffer"] = ({"lookupd": original, "output_buffer_timeout": 0}, topic)
     with cluster_process("latency") as (_, address), original_nsqd() as nsqd:

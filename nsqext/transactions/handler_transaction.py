@@ -23,6 +23,7 @@ from nsqext.transactions.boundaries import (
     end_error,
     uncommitted_error,
 )
+from nsqext.transactions.outages import MISSING, outage_of
 from nsqext.transactions.schema import SqlConnection, Statement, execute, missing_table
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class HandlerTransaction(Middleware, Generic[S]):
             try:
                 await self._read(f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
             except Exception as error:
+                if outage_of(getattr(error, "orig", error)) not in (None, *MISSING):
+                    raise
                 await self._read("SELECT 1")  # raises if the database does not respond
                 raise missing_table(type(self).__name__, table, error) from error
 

@@ -24,6 +24,9 @@ POSTGRESQL: Final = {
 }
 """SQLSTATE of PostgreSQL, or its beginning, for errors after which a relay tries again; others are final."""
 
+MISSING: Final = tuple(POSTGRESQL[state] for state in ("3F", "42501", "42P01"))
+"""Reasons why a table cannot be read although the database responds."""
+
 SQLITE: Final = {
     sqlite3.SQLITE_PERM: "the file must not be used",
     sqlite3.SQLITE_BUSY: "another process writes",

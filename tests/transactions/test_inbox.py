@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import pytest
 from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -296,6 +299,26 @@ async def test_missing_tables_are_named_at_the_start_with_the_command_that_creat
         event.listen(engine.sync_engine, "connect", _use_empty_schema)
     with pytest.raises(InvalidSetting, match=r"needs the table nsqext_\w+.*nsqext outbox sql"):
         await kind(async_sessionmaker(engine).begin).start()
+
+
+@pytest.mark.parametrize("kind", [Inbox, Positions])
+async def test_an_outage_during_the_check_of_the_tables_is_no_missing_table(
+    kind: type[Inbox[AsyncSession]] | type[Positions[AsyncSession]], sessions: async_sessionmaker[AsyncSession]
+) -> None:
+    """Too many connections, for example: an app that starts a second later works."""
+    failures = [OperationalError("SELECT 1", {}, sqlite3.OperationalError("database is locked"))]
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[AsyncSession]:
+        async with sessions.begin() as session:
+            if failures:
+                raise failures.pop()
+            yield session
+
+    subject = kind(begin)
+    with pytest.raises(OperationalError, match="locked"):
+        await subject.check()
+    await subject.check()
 
 
 def _use_empty_schema(connection: Any, _: object) -> None:

@@ -264,8 +264,8 @@ async def test_a_partition_does_not_begin_with_a_message_that_was_read_before_th
     sessions: Sessions, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those before it would be skipped as handled. Others may have finished them: then it is delivered each time."""
-    for attempts, begin in ((1, 100), (1, 134), (1, None), (3, 99)):
-        positions: Positions[AsyncSession] = Positions(sessions.begin)
+    positions: Positions[AsyncSession] = Positions(sessions.begin)
+    for attempts, begin in ((1, 100), (1, 134), (1, None), (3, 99), (3, 99), (2, 98), (1, 100), (3, 99)):
         for attempt in range(1, attempts + 1):
             assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, begin)) is None
             if attempt < attempts:
@@ -273,11 +273,12 @@ async def test_a_partition_does_not_begin_with_a_message_that_was_read_before_th
                     await handled(positions, 1)
                 async with sessions() as session:
                     assert (await session.execute(text("SELECT count(*) FROM nsqext_position"))).scalar_one() == 0
-        assert caplog.messages == []
+        if attempts == 2:
+            continue  # the message before it is delivered next
         await handled(positions, 1)
         assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, 134)) is None
         await positions.forget("t", "ch")
-    assert caplog.messages == ["ch begins at byte 100, because no message from byte 99 on was delivered"]
+    assert caplog.messages == 3 * ["ch begins at byte 100, because no message from byte 99 on was delivered"]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

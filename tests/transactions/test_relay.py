@@ -766,6 +766,67 @@ async def test_after_a_refused_message_its_batch_is_published_one_by_one_and_lat
 
 
 @one_database
+async def test_of_two_messages_only_the_refused_one_is_set_aside(database: str) -> None:
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if messages[-1].body.startswith(b"1 "):
+            raise InvalidBody("too large", topic=topic)
+
+    fill(database, "t", 2, 4)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)) as relay:
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+        assert relay.statistics() == (1, 0, 1)
+
+
+@one_database
+async def test_more_messages_are_published_at_once_after_fast_publishes(database: str) -> None:
+    producer, bodies = Scripted(accept), fill(database, "t", 8, 100_000)
+    with OutboxStore(database) as store:
+        async with publishing(store, producer):
+            await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
+    assert producer.calls == [("t", bodies[:1]), ("t", bodies[1:3]), ("t", bodies[3:])]
+
+
+@one_database
+async def test_a_database_that_cannot_be_used_is_not_tried_again_at_once(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, attempts = anyio.Event(), 0
+
+    def lease(*_: object) -> list[int]:
+        nonlocal attempts
+        attempts += 1
+        anyio.from_thread.run_sync(failed.set)
+        raise sqlite3.OperationalError("locked")
+
+    monkeypatch.setattr("nsqext.transactions.relay._RECONNECT", 10 * _SECONDS)
+    with OutboxStore(database) as store:
+        monkeypatch.setattr(store, "lease", lease)
+        async with publishing(store, Scripted(accept)):
+            await failed.wait()
+            for _ in range(50):  # as many as the relay would have had
+                await anyio.to_thread.run_sync(int)
+    assert attempts == 1
+
+
+@one_database
+def test_settings_of_a_relay_are_checked(database: str) -> None:
+    with OutboxStore(database) as store:
+        for name in ("batch", "poll"):
+            with pytest.raises(InvalidSetting, match=name):
+                OutboxRelay(store, **{name: 0})
+
+
+@one_database
+def test_any_number_of_messages_is_deleted(database: str) -> None:
+    fill(database, "t", 1_001, 4)
+    with OutboxStore(database) as store:
+        rows = store.rows(range(16), (), 2_000)
+        store.delete([row.sequence for row in rows])
+        assert (len(rows), store.summary(0.0).waiting) == (1_001, 0)
+
+
+@one_database
 @pytest.mark.parametrize("extend", [True, False])
 async def test_all_parts_of_a_message_are_sent(extend: bool, database: str) -> None:
     with closing(connect(database)) as connection:

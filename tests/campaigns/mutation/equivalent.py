@@ -37,6 +37,22 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         "return self._cancel(run, identity, round(time.time() * 1000))",
     ): "the time only decides when the identity is forgotten",
+    (
+        "transactions/relay.py",
+        "Lt to LtE",
+        "elif not failed and seconds < timeout / 8:",
+    ): "the time from which on more is published at once is chosen",
+    (
+        "transactions/store.py",
+        "number + 1",
+        'names = _named("n", sequences[first : first + 500])',
+    ): "a row is deleted twice",
+    ("transactions/handler_transaction.py", "number + 1", "name = token_hex(8)"): "the length of a name is chosen",
+    (
+        "transactions/positions.py",
+        "number + 1",
+        'await execute(session, _INSERT, {**_probe(name)._asdict(), **_Row(0, 0, "", 0)._asdict()})',
+    ): "nothing reads the numbers of a probe",
     ("lookup/client.py", "number + 1", "self._lists = 0"): "the number only has to differ",
     (
         "lookup/client.py",

@@ -220,7 +220,7 @@ async def test_a_truncated_log_ends_the_consumer_and_what_is_new_is_handled_afte
             new = [f"{channel}:first"]
             for more in ((), map(str, range(30, 90))):  # the log is shorter than it was, and longer
                 new += await ledger.publish(*more)
-                with anyio.fail_after(_SECONDS), pytest.raises(DataLoss, match="the log is not the one of which"):
+                with anyio.fail_after(_SECONDS), pytest.raises(DataLoss, match="the log is not the log in which"):
                     await ledger.consumer().serve()
                 assert await ledger.effects(30) == handled
             await ledger.positions.forget(topic, channel)

@@ -296,8 +296,8 @@ async def _always_new(right: Any, self: Any, *args: Any) -> Any:
 
 
 def _give_turns_to_the_first(right: Any, self: Any, able: Any, most: int, now: float) -> None:
-    for member in able.values():
-        member.order = 0
+    for key in able:
+        self._members[key].order = 0
     right(self, able, most, now)
 
 

@@ -1,7 +1,7 @@
 """End-to-end latency with default settings: ``python -m benchmarks.bench_latency``.
 
 A producer publishes 200 B at a steady rate, and the handler of a consumer notes the age of each message. Then a burst
-after a silence, and the CPU of both at full speed. The servers are embedded and of both generations, and real where
+after a silence, and the CPU of the consumer meanwhile. The servers are embedded and of both generations, and real where
 NSQEXT_TEST_LOOKUPD (redesigned) and NSQEXT_TEST_NSQ_LOOKUPD (original) name them. Rates and servers alternate. A server
 that buffers nothing (``output_buffer_timeout=0``) shows what the machine itself adds.
 """
@@ -79,7 +79,7 @@ class Run:
             self.times.append(now / 1e9)
 
     async def _all(self, count: int) -> None:
-        with anyio.move_on_after(30):
+        with anyio.fail_after(30):
             while len(self.ages) < count:  # noqa: ASYNC110 - an event would cost each message
                 await anyio.sleep(0.01)
 
@@ -94,8 +94,8 @@ class Run:
         """Publish many messages at once after a silence.
 
         Returns:
-            ``full``: milliseconds from the first message to the first slice of 20 ms with half of the fastest rate.
-            ``cpu``: microseconds of CPU a message, of producer and consumer.
+            ``full``: milliseconds from the first message to the first slice of 20 ms with half of the usual rate.
+            ``cpu``: microseconds of CPU a message, of the consumer.
         """
         await anyio.sleep(0.5)
         self.times.clear()

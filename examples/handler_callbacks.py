@@ -20,7 +20,7 @@ ORDERS = 10
 
 async def consume(lookupd: str | list[str]) -> None:
     """Publish the orders and handle them until all are done."""
-    run = uuid4().hex  # separates these orders from those of an earlier run
+    run = uuid4().hex  # separates these orders from the orders of an earlier run
     done: set[bytes] = set()
     all_done = anyio.Event()
     consumer = nsqext.Consumer("orders", "billing", lookupd=lookupd)

@@ -38,7 +38,7 @@ async def bill(message: nsqext.Message) -> None:
 
 
 async def publish(lookupd: str, run: str) -> None:
-    """Publish all events, those of one order one after the other."""
+    """Publish all events, the events of an order one after the other."""
     async with nsqext.Producer(lookupd=lookupd, key_tags=16) as producer:
         for event in EVENTS:
             for order in range(ORDERS):

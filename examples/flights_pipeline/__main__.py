@@ -1,7 +1,7 @@
 """Run the pipeline: ``python -m examples.flights_pipeline``.
 
 On a cluster of its own, in this process; with ``--lookupd HOST:PORT`` on that one, with two topics that are deleted at
-the end. The exit code is 1 if a flight is lost or duplicated, or a figure differs from that of pandas.
+the end. The exit code is 1 if a flight is lost or duplicated, or a figure differs from the figure of pandas.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         const=60.0,
         default=0.0,
         metavar="SECONDS",
-        help="publish for so long (default: 60) while the streams run and the picture is redrawn",
+        help="publish for this many seconds (default: 60) while the streams run and the picture is redrawn",
     )
     parser.add_argument("--partitions", type=int, default=4, metavar="N", help="of the topic of flights (default: 4)")
     parser.add_argument(

@@ -230,9 +230,9 @@ def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:
             if isinstance(error, kind):
                 return kind(error.message, topic=topic, node=error.node, hint=error.hint)
     summary: type[LookupFailed] = LookupFailed
-    for kind_of_all in (NotLookupd, LookupUnreachable):
-        if errors and all(isinstance(error, kind_of_all) for error in errors):
-            summary = kind_of_all
+    for common in (NotLookupd, LookupUnreachable):
+        if errors and all(isinstance(error, common) for error in errors):
+            summary = common
     # without "no response" after "no usable response"
     texts = [str(error) for error in errors[:_REASONS]]
     reasons = "; ".join(

@@ -190,7 +190,7 @@ class BlockingClient(ProcessBound, Generic[C]):
         if loop is not None and not isinstance(loop.native_token, AsyncioLoop):
             raise InvalidState(
                 f"a blocking {self._what} cannot be made in an event loop of trio",
-                hint=f"use the asynchronous {self._what} of nsqext there, or make and use this in a thread",
+                hint=f"use the asynchronous {self._what} of nsqext there, or make and use it in a thread",
             )
         if loop is not None:
             logger.warning(

@@ -85,7 +85,7 @@ class HandlerTransaction(Middleware, Generic[S]):
             try:
                 await self._read(f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
             except Exception as error:
-                if outage_of(getattr(error, "orig", error)) not in (None, *MISSING):
+                if outage_of(error) not in (None, *MISSING):
                     raise
                 await self._read("SELECT 1")  # raises if the database does not respond
                 raise missing_table(type(self).__name__, table, error) from error

@@ -45,7 +45,11 @@ _PRIMARY = 0xFF  # bits of the primary code in a result code of SQLite
 
 
 def outage_of(error: BaseException) -> str | None:
-    """Return why a database cannot be used now; None for a final error, and for an error of no database."""
+    """Return why a database cannot be used now; None for a final error, and for an error of no database.
+
+    An error of SQLAlchemy is judged by the error of the driver.
+    """
+    error = getattr(error, "orig", error)
     if isinstance(error, sqlite3.Error):
         return _outage_of_sqlite(error)
     if type(error).__module__.partition(".")[0] != "psycopg":

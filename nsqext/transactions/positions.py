@@ -195,8 +195,7 @@ class Positions(HandlerTransaction[S]):
             self._check_begin(key, message)
             return (_STEP_BACK, values) if await opened.begin(_INSERT, values) else None
         if message.offset > row.last:  # the channel was moved: it has to be moved back
-            message.owner.reset(f"the channel was moved from byte {row.next} to {message.offset}")
-            raise Requeue(0, backoff=False)
+            raise _again(message, f"the channel was moved from byte {row.next} to {message.offset}")
         known = message.timestamp <= row.stored
         if not known or (message.offset == row.last and message.id.hex() != row.identity):
             raise self._give_up(key, message, _replaced(key, row, f"byte {message.offset} holds a newer message"))
@@ -216,29 +215,28 @@ class Positions(HandlerTransaction[S]):
         if message.offset <= begin:
             del self._misses[key]
             return
-        self._misses[key] += 1
-        if self._misses[key] >= _MOVES:  # other consumers of the channel have finished what is between
-            del self._misses[key]
-            logger.warning(
-                "%s begins at byte %d, because no message from byte %d on was delivered",
-                *(key.channel, message.offset, begin),
-                extra={"topic": key.topic, "partition": key.partition, "channel": key.channel},
-            )
-            return
-        message.owner.reset(f"byte {message.offset} was received, and the channel is at byte {begin}")
-        raise Requeue(0, backoff=False)
+        self._count_miss(key, message, f"byte {message.offset} was received, and the channel is at byte {begin}")
+        # other consumers of the channel have finished what is between
+        logger.warning(
+            "%s begins at byte %d, because no message from byte %d on was delivered",
+            *(key.channel, message.offset, begin),
+            extra={"topic": key.topic, "partition": key.partition, "channel": key.channel},
+        )
 
     def _check_first(self, key: ChannelPartition, message: Message, sought: _Row) -> None:
         """Check that the first message after a move is the message that was handled last."""
         if message.offset == sought.last:
             del self._misses[key]
             return
+        self._count_miss(key, message, f"byte {message.offset} was received in place of byte {sought.last}")
+        raise self._give_up(key, message, _replaced(key, sought, f"byte {sought.last} begins no message"))
+
+    def _count_miss(self, key: ChannelPartition, message: Message, reason: str) -> None:
+        """Receive a partition again, by raising Requeue; return after ``_MOVES`` misses in succession."""
         self._misses[key] += 1
-        if self._misses[key] >= _MOVES:
-            del self._misses[key]
-            raise self._give_up(key, message, _replaced(key, sought, f"byte {sought.last} begins no message"))
-        message.owner.reset(f"byte {message.offset} was received in place of byte {sought.last}")
-        raise Requeue(0, backoff=False)
+        if self._misses[key] < _MOVES:
+            raise _again(message, reason)
+        del self._misses[key]
 
     async def _row(self, session: SqlConnection, key: ChannelPartition) -> _Row | None:
         found: Any = await execute(session, _SELECT, key._asdict())
@@ -248,8 +246,13 @@ class Positions(HandlerTransaction[S]):
     def _give_up(self, key: ChannelPartition, message: Message, error: DataLoss) -> Requeue:
         """End the consumer with an error, which the next `start_of` raises."""
         self._lost[key] = error
-        message.owner.reset(error.message)
-        return Requeue(0, backoff=False)
+        return _again(message, error.message)
+
+
+def _again(message: Message, reason: str) -> Requeue:
+    """End the connection of a message, so that its partition is delivered again; return what ends the handler."""
+    message.owner.reset(reason)
+    return Requeue(0, backoff=False)
 
 
 def _probe(name: str) -> ChannelPartition:

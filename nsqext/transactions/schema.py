@@ -116,6 +116,12 @@ def schema_sql(dialect: Dialect) -> str:
     return _SCHEMA.format(**DIALECTS[dialect], shards=shards).lstrip()
 
 
+def columns_of(table: str) -> list[str]:
+    """Return the columns of a table."""
+    definition = _SCHEMA.partition(f"CREATE TABLE IF NOT EXISTS {table} (\n")[2].partition("\n);")[0]
+    return [word for word, *_ in map(str.split, definition.splitlines()) if word != "PRIMARY"]
+
+
 def missing_table(user: str, table: str, error: Exception) -> InvalidSetting:
     """Return the error of a class whose table cannot be read.
 

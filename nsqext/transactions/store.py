@@ -17,7 +17,7 @@ from nsqext.app.relay import Cancellation
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
-from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, prepared, statements_of
+from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, columns_of, prepared, statements_of
 
 _BUSY = 30.0  # seconds that a transaction of SQLite waits for other processes
 _FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
@@ -26,11 +26,7 @@ MOST_BYTES = 16 << 20
 _READ_ONLY = "25006"  # SQLSTATE of a read-only server
 _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
-_TABLES = {
-    "nsqext_outbox": f"{_COLUMNS}, shard, added, error",
-    "nsqext_outbox_shard": "shard, owner, until",
-    "nsqext_outbox_relay": "owner, until, publishing",
-}
+_TABLES = ("nsqext_outbox", "nsqext_outbox_shard", "nsqext_outbox_relay")
 _NO_COLUMN = "42703"  # SQLSTATE
 
 
@@ -115,9 +111,9 @@ class OutboxStore:
         try:
             if create:
                 self._create()
-            for table, columns in _TABLES.items():
-                with self._transaction():
-                    self._run(f"SELECT {columns} FROM {table} WHERE 1 = 0", {})  # noqa: S608
+            with self._transaction():
+                for table in _TABLES:
+                    self._run(f"SELECT {', '.join(columns_of(table))} FROM {table} WHERE 1 = 0", {})  # noqa: S608
         except Exception as error:
             self._connection.close()
             raise InvalidSetting(f"the outbox cannot be opened: {self.shown(error)}", hint=_hint(error)) from error

@@ -150,7 +150,7 @@ CONSUMER: dict[tuple[str, str, str], str] = {
     (
         "client/consumer/handlers/workers.py",
         "Gt to GtE",
-        "if message.attempts > 1 and self.policy.attempts_exhausted(message):",
+        "if message.attempts > 1 and self.source.policy.attempts_exhausted(message):",
     ): "speed only: a first attempt exhausts nothing",
     (
         "client/consumer/handlers/batches.py",

@@ -172,7 +172,7 @@ class BatchHandler:
 
     async def _without_exhausted(self, workers: Workers, messages: list[Message], queue: MessageQueue) -> list[Message]:
         """Send messages without attempts left to the dead letters; return the others."""
-        policy = workers.policy
+        policy = workers.source.policy
         exhausted: list[Message] = []
         others: list[Message] = []
         for message in messages:
@@ -190,9 +190,9 @@ class BatchHandler:
             if result is not None:
                 workers.note_unused(self, result)
         except Exception as error:
-            await workers.policy.batch_failed(unanswered(batch, queue), error)
+            await workers.source.policy.batch_failed(unanswered(batch, queue), error)
         except BaseException as error:
-            await workers.policy.batch_failed(unanswered(batch, queue), interrupted(slot, error))
+            await workers.source.policy.batch_failed(unanswered(batch, queue), interrupted(slot, error))
         else:
             MessageBatch(unanswered(batch, queue)).finish_now()
 

@@ -253,11 +253,6 @@ class Workers:
     _cancelled: list[Message] = field(factory=list, init=False)
     _unused: UnusedResult | None = field(default=None, init=False)
 
-    @property
-    def policy(self) -> FailurePolicy:
-        """Decides about messages whose handler raised."""
-        return self.source.policy
-
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
         """Start a worker for each queue, shielded from cancellation: only `cancel` ends it early."""
         for queue in queues:
@@ -332,16 +327,16 @@ class Workers:
                 slot.message = None
                 continue
             try:
-                if message.attempts > 1 and self.policy.attempts_exhausted(message):
-                    await self.policy.dead_letter(message, None)
+                if message.attempts > 1 and self.source.policy.attempts_exhausted(message):
+                    await self.source.policy.dead_letter(message, None)
                 else:
                     result = await handle(message)
                     if result is not None:
                         self.note_unused(handler, result)
             except Exception as error:
-                await self.policy.failed(slot.message, error)
+                await self.source.policy.failed(slot.message, error)
             except BaseException as error:
-                await self.policy.failed(slot.message, interrupted(slot, error))
+                await self.source.policy.failed(slot.message, interrupted(slot, error))
             else:
                 message = slot.message  # a burst may have handled others
                 if not message.answered:

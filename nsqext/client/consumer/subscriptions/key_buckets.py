@@ -196,7 +196,8 @@ class KeyBuckets:
         elif self._blocked % _BLOCKED_AGAIN == _BLOCKED:
             self._log(
                 f"no message is delivered, and {found.depth} wait: the next message has no tag of key_tags={count}; "
-                "give all producers of the topic this setting, and consume the messages without it without dispatch"
+                "give all producers of the topic this setting, and consume messages that were published without it by "
+                "a consumer without dispatch"
             )
         others = {count_of_tag(client.tag or "") for client in found.clients} - {0, count} - watch.others
         for other in others:

@@ -327,7 +327,10 @@ class RdyDistributor(Generic[K]):
     def _note_fresh(self, member: _Member, in_flight: int) -> None:
         """Shrink a window that is wider than the backlog, to room for a message of a waiting handler."""
         fits = in_flight + 1 if in_flight < self.concurrency else min(in_flight, member.window, member.share) // 2
-        member.set_window(fits)
+        self._shrink(member, fits)
+
+    def _shrink(self, member: _Member, window: int) -> None:
+        member.set_window(window)
         member.recent, member.fresh = 0, True
         self.exhausted.pop(member, None)
 
@@ -373,15 +376,16 @@ class RdyDistributor(Generic[K]):
         changed, due = False, inf
         for key, member in list(self.wide.items()):
             room = in_flight(key) + 1
+            if room > self.concurrency or room >= member.window:
+                del self.wide[key]
+                continue
             quiet = active_at(key) + member.round_trip + (TOLERANCE if member.excess <= _LATE else _LATE) - now
-            if quiet > 0 and room <= min(self.concurrency, member.window - 1):
+            if quiet > 0:
                 due = min(due, quiet)
                 continue
             del self.wide[key]
-            if quiet <= 0 and room <= self.concurrency:
-                member.set_window(room)
-                member.recent, member.fresh, changed = 0, True, True
-                self.exhausted.pop(member, None)
+            self._shrink(member, room)
+            changed = True
         return changed, due
 
     def widen_window(self, member: K) -> None:
@@ -426,10 +430,9 @@ class RdyDistributor(Generic[K]):
             member.turn = None
             if now - member.received > IDLE:
                 member.window = member.initial
-                idle.append(key)
                 if key in able:
                     able[key] = member.most
-        idle = [key for key in idle if key in able]
+                    idle.append(key)
         if len(idle) == len(able):
             idle = []
         limits = self._within_bytes(able) if self._max_bytes else dict(able)
@@ -505,7 +508,7 @@ class RdyDistributor(Generic[K]):
 
 
 def _grow(member: _Member) -> None:
-    member.window = max(member.window, int(min(2 * member.window, member.limit, max(member.width, 2.0))))
+    member.set_window(max(member.window, int(min(2 * member.window, max(member.width, 2.0)))))
     member.recent = 0
 
 

@@ -310,7 +310,7 @@ class SubscriptionGroup:
             while self.flow.wide:
                 changed, pause = self.flow.narrow(_clock(), _in_flight, _active_at)
                 if changed:
-                    self._shares_due = True
+                    self.rebalance()
                     self.flush()
                 if pause < inf:
                     await anyio.sleep(pause)

@@ -1050,8 +1050,8 @@ MISTAKES = (
         "a message after a gap is handled",
         "transactions/positions.py",
         "        if message.offset > row.last:  # the channel was moved: it has to be moved back\n"
-        "            message.owner.reset(",
-        "        if message.offset < 0:\n            message.owner.reset(",
+        "            raise _again(",
+        "        if message.offset < 0:\n            raise _again(",
     ),
     Mistake(
         "a message of a new log is taken for a handled one",

@@ -373,7 +373,7 @@ async def test_expired_messages_and_those_without_attempts_are_not_handled() -> 
 
     letters = list["Message"]()
     subject, source = workers(max_attempts=1)
-    subject.policy._dead_letters = keep
+    subject.source.policy._dead_letters = keep
     lost, used_up, first = (make_message(owner, number, attempts=attempts) for number, attempts in enumerate((1, 2, 1)))
     owner.horizon, used_up.received, first.received = 1.0, 2.0, 2.0
     await _handled(subject, handle, lost, used_up, first)

@@ -36,21 +36,20 @@ class Connection:
         self.in_flight = self.received = self.requeued = self.timed_out = self.received_bytes = 0
         self.ready = self.flushes = 0
         self.pending: list[bytes] = []
-        self.received_at, self.limited = 0.0, True
+        self.received_at, self.watched = 0.0, True
         self.silence_due = inf
         self.ticks: list[float] = []
         self.unrecorded = (0, 0)
         self.waited, self.excess, self.width = 0.0, inf, inf
-        self.active_at = 0.0
 
     def set_ready(self, count: int) -> None:
         """Record a RDY count."""
         self.ready = count
 
-    def take_unrecorded(self) -> tuple[int, int]:
-        """Return what was received since the last call."""
+    def take_unrecorded(self) -> tuple[int, int, float, float]:
+        """Return what was received since the last call, and what the test says of it."""
         (count, size), self.unrecorded = self.unrecorded, (0, 0)
-        return count, size
+        return count, size, self.excess, self.width
 
     def flush(self) -> None:
         """Count the flushes."""

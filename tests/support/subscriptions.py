@@ -93,6 +93,7 @@ class FakeMonitor:
         self.unpack_budget: UnpackBudget | None = None
         self.early: EarlyMessages | None = None
         self.idle = False
+        self.unrecorded: dict[Subscription, None] = {}
         self.on_time_until = inf
         self.share = 2
         self.receipt = 0.0
@@ -155,7 +156,7 @@ class Subscribed:
                 monitor=self.monitor,
                 backoff=self.backoff,
             )
-        self.subject.limited = False
+        self.subject.watched = False
 
     @contextmanager
     def clock(self) -> Iterator[None]:

@@ -24,13 +24,13 @@ IDLE_TURN = 0.25
 """Seconds after which a connection that receives nothing ends its turn."""
 SETTLED = 0.25
 """Seconds within which a server has read a sent command, such as a lower RDY count or an answer."""
-_LATE = 0.05  # seconds of a wait that shows a backlog, even if the client was late
 _TIMER = 0.005  # seconds without a message after which a server sends what it collects, although RDY is not used up
 _TURNOVER = 0.05  # seconds in which a window counts as exhausted if that many messages were received
 _PROBE = 0.25  # seconds without a message after which a backoff asks further connections
 _PROBES = 8  # factor by which it then asks more connections
 TOLERANCE = 0.002
 """Seconds by which messages may be late without a backlog."""
+_LATE = 0.05  # seconds of a wait that shows a backlog, even if the client was late
 _PERIOD = 5.0  # seconds of a minimum; the latest two are references, so that clocks may drift
 _STALE = 60.0  # seconds after which an earlier period is no reference
 _TREND = 0.1  # seconds between two lags whose difference shows that a backlog shrinks
@@ -85,9 +85,11 @@ class Backlog:
         self._trend = min(self._trend, lag)
         self._reads += 1
         reference = min(self._least, self._least_before)
-        self._least = min(self._least, lag)
         if first:
             self._shrinks = time.time() - published > _OLD
+        elif (TOLERANCE if self._known == inf else _LATE) < reference - lag < inf:
+            self._shrinks = True  # too fast for a trend
+        self._least = min(self._least, lag)
         return inf if self._shrinks else max(0.0, lag - reference)
 
     def width(self, published: float, count: int, excess: float) -> float:
@@ -304,7 +306,7 @@ class RdyDistributor(Generic[K]):
             found.recent, found.recent_since = 0, now
         found.recent += count
         exhausted = in_flight >= found.share or found.recent >= found.share
-        if exhausted and (excess > _LATE or (excess > TOLERANCE and waited < _TIMER)):
+        if exhausted and excess > min(_LATE, max(TOLERANCE, waited)):  # it waited before the server became quiet
             self._note_backlog(found)
         elif waited > (TOLERANCE if exhausted else _TIMER):
             self._note_fresh(found, in_flight)
@@ -334,10 +336,17 @@ class RdyDistributor(Generic[K]):
         member.recent, member.fresh = 0, True
         self.exhausted.pop(member, None)
 
-    def limits(self, member: K) -> bool:
-        """Return whether each read has to be recorded: the backoff asks the connection, or its window adapts."""
+    def watches(self, member: K) -> bool:
+        """Return whether reads have to be recorded at once, and not only before a handler waits.
+
+        The backoff asks the connection, or its window may shrink.
+        """
         found = self._members[member]
-        return self._probing_since is not None or not (self._backoff.level or found.backoff.level or found.sole)
+        if self._probing_since is not None:
+            return True
+        if self._backoff.level or found.backoff.level or found.sole:
+            return False
+        return max(found.window, self.concurrency) > 1
 
     def fit(self, in_flight: Callable[[K], int]) -> bool:
         """Fit windows because a handler or the caller waits; return whether any changed.
@@ -363,12 +372,12 @@ class RdyDistributor(Generic[K]):
                 del self._unanswered[key]
         return changed
 
-    def narrow(self, now: float, in_flight: Callable[[K], int], active_at: Callable[[K], float]) -> tuple[bool, float]:
+    def narrow(self, quiet: float, in_flight: Callable[[K], int]) -> tuple[bool, float]:
         """Shrink windows of servers that send nothing while handlers wait: they collect the next messages.
 
         Args:
+            quiet: seconds for which handlers have waited, and no connection has received a message.
             in_flight: as for `fit`.
-            active_at: returns the time of a connection's last read or answer.
 
         Returns:
             Whether any changed, and in how many seconds to call this again; infinity without `wide` connections.
@@ -379,9 +388,9 @@ class RdyDistributor(Generic[K]):
             if room > self.concurrency or room >= member.window:
                 del self.wide[key]
                 continue
-            quiet = active_at(key) + member.round_trip + (TOLERANCE if member.excess <= _LATE else _LATE) - now
-            if quiet > 0:
-                due = min(due, quiet)
+            rest = member.round_trip + (TOLERANCE if member.excess <= _LATE else _LATE) - quiet
+            if rest > 0:
+                due = min(due, rest)
                 continue
             del self.wide[key]
             self._shrink(member, room)

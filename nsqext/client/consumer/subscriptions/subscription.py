@@ -46,6 +46,7 @@ class SubscriptionMonitor(Protocol):
 
     early: EarlyMessages | None  #: None before the first message that is not due
     idle: bool  #: it needs notice of the next read
+    unrecorded: dict[Subscription, None]  #: subscriptions with reads that were not reported
     on_time_until: float  #: messages read before this time arrived when they were read
 
     def unpacking(self) -> UnpackBudget:
@@ -59,7 +60,7 @@ class SubscriptionMonitor(Protocol):
         """Messages that each connection may have in flight if all receive equally; 2 or more."""
 
     def received(self, subscription: Subscription) -> None:
-        """Record a read whose messages were queued, while this is idle, or the subscription is limited."""
+        """Record a read whose messages were queued, while this is idle, or the subscription is watched."""
 
     def earliest_receipt(self, now: float) -> float:
         """Return since when bytes read at a time may have been in the socket."""
@@ -101,10 +102,9 @@ class Subscription(PartitionReader):
         self._opened_at = self.received_at
         self.waited: float = 0.0  #: seconds without a message or an answer before the last read
         self._backlog = Backlog()
-        self.excess: float = 0.0  #: see `Backlog.excess`
-        self.width: float = inf  #: see `Backlog.width`
-        self.active_at: float = self.received_at  #: time of the last read or answer
-        self.limited: bool = True  #: each read is reported at once, because its RDY count limits the consumer
+        self._published = 0  # when the last message was published, in nanoseconds; 0 if it was delivered before
+        self._active_at: float = self.received_at  #: time of the last read or answer
+        self.watched: bool = True  #: each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0
         self.live: bool = True
@@ -197,14 +197,11 @@ class Subscription(PartitionReader):
         self.received += count
         self.received_bytes += sum(map(len, frames))
         self.received_at = now
-        self.waited, self.active_at = now - self.active_at, now
+        self.waited, self._active_at = now - self._active_at, now
         if messages:
             newest = messages[-1]
-            self.excess = self.width = inf
-            if newest.attempts == 1:  # its timestamp is the time of the publish
-                published = newest.timestamp / 1e9
-                self.excess = self._backlog.excess(published, now)
-                self.width = self._backlog.width(published, count, self.excess)
+            # the timestamp of a message that is delivered again is not the time of its publish
+            self._published = newest.timestamp if newest.attempts == 1 else 0
         if self.start is not None:
             messages = self._skip(self.start, messages)
         if (log := tracing.log) is not None and log.wants(self.topic):
@@ -221,8 +218,10 @@ class Subscription(PartitionReader):
             return
         if self.in_flight > self.most_in_flight:
             self._flooded()
-        if self.limited or monitor.idle:
+        if self.watched or monitor.idle:
             monitor.received(self)
+        else:
+            monitor.unrecorded[self] = None
         if keep and not messages:
             monitor.make_room(self)
 
@@ -236,10 +235,15 @@ class Subscription(PartitionReader):
             )
         )
 
-    def take_unrecorded(self) -> tuple[int, int]:
-        """Return the messages and bytes received since the last call."""
-        (count, size), self._recorded = self._recorded, (self.received, self.received_bytes)
-        return self.received - count, self.received_bytes - size
+    def take_unrecorded(self) -> tuple[int, int, float, float]:
+        """Return messages and bytes received since the last call, and `Backlog.excess` and `Backlog.width` of these."""
+        (before, size), self._recorded = self._recorded, (self.received, self.received_bytes)
+        count, size = self.received - before, self.received_bytes - size
+        if not (count and self._published):
+            return count, size, inf, inf
+        published = self._published / 1e9
+        excess = self._backlog.excess(published, self.received_at)
+        return count, size, excess, self._backlog.width(published, count, excess)
 
     def _skip(self, start: Position, messages: list[Message]) -> list[Message]:
         for number, message in enumerate(messages):
@@ -269,7 +273,7 @@ class Subscription(PartitionReader):
 
     def flush(self) -> None:
         if self.pending:
-            self.active_at = _clock()
+            self._active_at = _clock()
         super().flush()
 
     def _answer(self, message: Message, command: bytes) -> None:

@@ -53,7 +53,6 @@ _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every a
 _clock = time.monotonic
 
 _in_flight: Callable[[Subscription], int] = attrgetter("in_flight")
-_active_at: Callable[[Subscription], float] = attrgetter("active_at")
 
 
 class SubscriptionGroup:
@@ -73,6 +72,7 @@ class SubscriptionGroup:
         self.unpack_budget: UnpackBudget | None = None  #: None before the first compressed message
         self.early: EarlyMessages | None = None  #: None before the first message that is not due
         self.live: dict[Subscription, None] = {}  #: an ordered set
+        self.unrecorded: dict[Subscription, None] = {}  #: with reads since the last distribution
         self.rejected: RejectedCounts = RejectedCounts()
         self.opened: int = 0  #: subscriptions that were opened
         self.reconnects: int = 0  #: of these, after the end of an earlier connection
@@ -95,6 +95,7 @@ class SubscriptionGroup:
         self._all_due = 0.0
         self._longest_pause = _IDLE_TICK
         self._received_at = 0.0
+        self._waiting_since = 0.0  # when a handler waited last, and a window was wide
         self._levels: dict[Backoff, int] = {}
 
     @property
@@ -127,6 +128,7 @@ class SubscriptionGroup:
             lost + subscription.timed_out + (0 if subscription.stopped else subscription.in_flight),
             size + subscription.received_bytes,
         )
+        self.unrecorded.pop(subscription, None)
         self.flow.remove(subscription)
         self.rebalance()
         return added
@@ -179,7 +181,7 @@ class SubscriptionGroup:
         return max(2, self.flow.max_in_flight // max(1, len(self.live)))
 
     def received(self, subscription: Subscription) -> None:
-        """Record a read while the timer rests, or the connection's RDY count limits the consumer."""
+        """Record a read while the timer rests, or the subscription is watched."""
         if self.idle:
             self.idle = False
             self.wake_timer()
@@ -192,19 +194,26 @@ class SubscriptionGroup:
 
     def _record(self, subscription: Subscription) -> bool:
         """Report messages since the last call to the distributor; return whether RDY counts change."""
-        count, size = subscription.take_unrecorded()
+        count, size, excess, width = subscription.take_unrecorded()
         if not count:
             return False
         now = subscription.received_at
         self._received_at = max(self._received_at, now)
-        waited, excess, width = subscription.waited, subscription.excess, subscription.width
-        return self.flow.received(subscription, count, size, subscription.in_flight, now, waited, excess, width)
+        in_flight, waited = subscription.in_flight, subscription.waited
+        return self.flow.received(subscription, count, size, in_flight, now, waited, excess, width)
+
+    def _record_reads(self) -> bool:
+        changed = [self._record(subscription) for subscription in self.unrecorded]
+        self.unrecorded.clear()
+        return any(changed)
 
     def fit_windows(self) -> None:
         """Fit RDY counts to what handlers can take, with the next flush: a handler or the caller waits for messages."""
-        if self.flow.fit(_in_flight):
+        changed = self._record_reads()
+        if self.flow.fit(_in_flight) or changed:
             self._shares_due = True
         if self.flow.wide:
+            self._waiting_since = _clock()
             self._narrow_due.set()
 
     def make_room(self, subscription: Subscription) -> None:
@@ -222,14 +231,12 @@ class SubscriptionGroup:
         """Set the RDY count of every connection."""
         self._shares_due = False
         now = _clock()
-        for subscription in self.live:
-            if not subscription.limited:  # the others have reported each read
-                self._record(subscription)
+        self._record_reads()
         in_flight = {subscription: subscription.in_flight for subscription in self.live}
         for subscription, share in self.flow.shares(now, in_flight).items():
             if share != subscription.ready:
                 subscription.set_ready(share)
-            subscription.limited = self.flow.limits(subscription)
+            subscription.watched = self.flow.watches(subscription)
         if self._note_backoffs() and self._until_probe(now) < _TICK:
             self.wake_timer()
         if self.idle and self.flow.unsettled:
@@ -308,7 +315,8 @@ class SubscriptionGroup:
             await self._narrow_due.wait()
             self._narrow_due = anyio.Event()
             while self.flow.wide:
-                changed, pause = self.flow.narrow(_clock(), _in_flight, _active_at)
+                quiet = _clock() - max(self._received_at, self._waiting_since)
+                changed, pause = self.flow.narrow(quiet, _in_flight)
                 if changed:
                     self.rebalance()
                     self.flush()

@@ -68,7 +68,7 @@ def test_a_bucket_of_keys_never_waits_for_a_turn(now: list[float]) -> None:
         connection.key_sharing = KeySharing.TAGS
     bench.add(*connections)
     assert ready(*connections) == [1, 1, 1]
-    assert [one.limited for one in connections] == [bench.flow.limits(cast("Subscription", one)) for one in connections]
+    assert [one.watched for one in connections] == [False] * 3
 
 
 def test_reads_are_recorded_where_they_change_something(now: list[float]) -> None:

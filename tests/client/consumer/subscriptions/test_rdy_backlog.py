@@ -105,6 +105,21 @@ def test_a_first_message_shows_a_backlog_by_its_age(clock: list[float]) -> None:
     assert Backlog().excess(1900.0, 5.0) == 0.0, "the clock of the server is ahead"
 
 
+def test_a_backlog_that_shrinks_fast_is_noticed_at_once(clock: list[float]) -> None:
+    """A few reads drain what a partition has, too few for a trend."""
+    clock[0] = 1000.5
+    young, old = Backlog(), Backlog()
+    assert [young.excess(1000.0 + lead, 0.03 * read) for read, lead in enumerate((0.0, 0.031, 0.063))] == [
+        0.0,
+        0.0,
+        inf,
+    ]
+    for read in range(30):
+        old.excess(1000.0 + 0.05 * read, 0.05 * read)
+    assert old.excess(1001.5 + 0.049, 1.5) == 0.0, "a delay that ended"
+    assert old.excess(1001.55 + 0.101, 1.55) == inf
+
+
 def test_a_clock_that_is_set_is_believed_within_ten_seconds(clock: list[float]) -> None:
     backlog = Backlog()
     found = [backlog.excess(now - (3.0 if now >= 5.5 else 0.0), now) for now in (0.5 * step for step in range(50))]

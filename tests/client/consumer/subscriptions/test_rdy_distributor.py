@@ -141,7 +141,7 @@ def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> N
     assert flow.shares(2.0) == {0: 0, 1: 1, 2: 0}, "it received a message last"
     assert flow.shares(2.2) == {0: 0, 1: 1, 2: 0}
     assert flow.shares(2.3) == {0: 1, 1: 1, 2: 1}, "it receives nothing"
-    assert all(map(flow.limits, range(3)))
+    assert all(map(flow.watches, range(3)))
     assert receive(flow, 2, 2.4)
     for now in (2.4, 3.0, 5.0):
         assert flow.shares(now, {2: 1}) == {0: 0, 1: 0, 2: 1}, "its message is tried"
@@ -348,14 +348,14 @@ def test_messages_that_were_sent_at_once_do_not_widen_a_window() -> None:
     [
         (0.0, 0.0021, True),
         (0.0, 0.0019, False),
-        (0.0049, 0.0021, True),
-        (0.0051, 0.0021, False),
-        (0.0051, 0.051, True),
+        (0.02, 0.021, True),
+        (0.02, 0.019, False),
+        (0.2, 0.051, True),
         (30.0, inf, True),
     ],
 )
 def test_messages_that_waited_at_the_server_widen_a_window(waited: float, excess: float, widens: bool) -> None:
-    """A client that is late itself, on a busy machine, needs more to be sure."""
+    """They waited for an answer if they were published before the server became quiet."""
     flow = one_connection(4)
     read(flow, 4, count=4, waited=waited, excess=excess)
     flow.fit(lambda _: 0)
@@ -399,33 +399,26 @@ def test_a_window_shrinks_while_nothing_is_sent_to_a_handler_that_waits(
 ) -> None:
     """The server may hold a message back; an answer of the client takes a round trip to bring the next."""
     flow = after_burst(round_trip=round_trip, excess=excess)
-    changed, due = flow.narrow(1.0, lambda _: 0, lambda _: 1.0)
+    changed, due = flow.narrow(0.0, lambda _: 0)
     assert (changed, flow.shares(1.0)) == (False, {0: 64})
     assert due == pytest.approx(quiet)
-    assert flow.narrow(1.0 + quiet + 1e-6, lambda _: 0, lambda _: 1.0) == (True, inf)
+    assert flow.narrow(quiet + 1e-6, lambda _: 0) == (True, inf)
     assert (flow.shares(2.0), flow.wide) == ({0: 1}, {})
-
-
-def test_a_window_keeps_room_while_messages_or_answers_pass() -> None:
-    flow = after_burst()
-    for now in (1.001, 1.0025, 1.004):
-        assert not flow.narrow(now, lambda _: 0, lambda _, now=now: now - 0.001)[0]  # type: ignore[misc]
-    assert flow.shares(1.004) == {0: 64}
 
 
 def test_a_window_does_not_shrink_while_no_handler_waits() -> None:
     flow = after_burst(concurrency=2)
-    assert flow.narrow(9.0, lambda _: 2, lambda _: 1.0) == (False, inf)
+    assert flow.narrow(8.0, lambda _: 2) == (False, inf)
     assert (flow.shares(9.0), flow.wide) == ({0: 64}, {})
     flow = after_burst(concurrency=2)
-    assert flow.narrow(9.0, lambda _: 1, lambda _: 1.0) == (True, inf)
+    assert flow.narrow(8.0, lambda _: 1) == (True, inf)
     assert flow.shares(9.0) == {0: 2}
 
 
 def test_a_removed_connection_is_not_narrowed() -> None:
     flow = after_burst()
     flow.remove(0)
-    assert flow.narrow(9.0, lambda _: 0, lambda _: 1.0) == (False, inf)
+    assert flow.narrow(8.0, lambda _: 0) == (False, inf)
 
 
 def test_a_window_grows_to_what_the_server_has_and_shrinks_to_it() -> None:

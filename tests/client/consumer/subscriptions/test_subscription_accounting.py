@@ -54,9 +54,9 @@ def test_what_was_received_is_counted_until_it_is_answered_or_times_out() -> Non
         assert [message.internal_id for message in made.messages] == [1, 2, 3, 4]
         assert (subject.received, subject.in_flight, subject.received_at, subject.busy) == (4, 4, 101.0, True)
         assert subject.received_bytes == 4 * (26 + 4)
-        assert subject.take_unrecorded() == (4, 120)
+        assert subject.take_unrecorded()[:2] == (4, 120)
         made.receive(5)
-        assert [subject.take_unrecorded(), subject.take_unrecorded()] == [(1, 30), (0, 0)]
+        assert [subject.take_unrecorded()[:2], subject.take_unrecorded()] == [(1, 30), (0, 0, inf, inf)]
         subject.finish(one)
         subject.defer(two, 1.5)
         assert (subject.in_flight, subject.requeued) == (3, 1)
@@ -123,11 +123,11 @@ def test_no_message_is_older_than_its_connection() -> None:
         assert made.receive(1)[0].received == 100.0
 
 
-def test_the_monitor_hears_of_a_read_while_it_is_idle_or_the_subscription_limits_it() -> None:
+def test_the_monitor_hears_of_a_read_while_it_is_idle_or_when_messages_waited_at_the_server() -> None:
     with subscribed() as made:
         made.receive(1)
-        assert made.monitor.calls == []
-        for made.subject.limited, made.monitor.idle in ((True, False), (False, True)):
+        assert (made.monitor.calls, list(made.monitor.unrecorded)) == ([], [made.subject])
+        for made.subject.watched, made.monitor.idle in ((True, False), (False, True)):
             made.receive(2)
             assert made.monitor.calls == ["received"]
             made.monitor.calls.clear()

@@ -262,7 +262,7 @@ async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
     bench.group.rebalance()
     assert ready(connection) == [100]
     connection.unrecorded, connection.excess, connection.in_flight = (1, 10), 0.0, 1
-    connection.active_at = connection.received_at = time.monotonic()
+    connection.received_at = time.monotonic()
     bench.group.received(cast("Subscription", connection))
     connection.in_flight = 0
     async with anyio.create_task_group() as tasks:

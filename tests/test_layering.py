@@ -564,16 +564,3 @@ def test_a_class_name_stands_for_one_class() -> None:
     mirrored = {name for name, files in twice.items() if len(files) == 2 and "sync" in map(room_of, files)}
     assert {name: sorted(map(str, files)) for name, files in twice.items() if name not in mirrored} == {}
     assert mirrored == MIRRORS
-
-
-def test_each_class_name_stands_once() -> None:
-    """Mirrors of clients in `nsqext.sync` have the names of their originals."""
-    homes: dict[str, set[str]] = {}
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, set()).add(path.relative_to(PACKAGE).as_posix())
-    twice = {name: sorted(found) for name, found in homes.items() if len(found) > 1}
-    mirrors = {name for name, found in twice.items() if len(found) == 2 and found[1].startswith("sync/")}
-    assert mirrors == {"Admin", "Batcher", "Consumer", "Message", "MessageBatch", "Producer"}
-    assert {name: found for name, found in twice.items() if name not in mirrors} == {}

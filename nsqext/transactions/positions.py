@@ -74,7 +74,7 @@ class Positions(HandlerTransaction[S]):
 
     The handler takes the session of the transaction from `session`, and must neither commit it nor finish the message;
     the middleware commits before the message is finished. A message whose handler raises is delivered again before
-    later ones. A message that was published twice has its effect twice: see `Inbox`.
+    later messages. A message that was published twice has its effect twice: see `Inbox`.
 
     Messages that the log does not contain any more, and a topic that was created again, end the consumer with
     `DataLoss`; after `forget` it begins where the channel is. To compare the log, the channel was moved to the last

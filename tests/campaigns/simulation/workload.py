@@ -352,7 +352,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note a record."""
-        if str(record.msg).endswith("later ones are handled first: %r"):
+        if str(record.msg).endswith("later messages are handled first: %r"):
             place = str(getattr(record, "topic", "")), int(getattr(record, "partition", -1))
             self._schedule.history.order_given_up.append((*place, self._schedule.world.now))
 

@@ -261,7 +261,7 @@ class KeyLanes:
         for message in lost:
             owner_of(message).order.unfinished.pop(message.id, None)
         logger.warning(
-            "%d messages of a key were not redelivered within %g s, later ones are handled first: %r",
+            "%d messages of a key were not redelivered within %g s, later messages are handled first: %r",
             len(lost),
             self._redelivery_wait,
             wait.message,
@@ -294,7 +294,7 @@ class KeyLanes:
         if not all(message.lost for message in wait.behind):
             owner = owner_of(wait.message).order.owner
             if owner is not None:
-                owner.reset("a message timed out and was not redelivered, but later ones of its key were received")
+                owner.reset("a message timed out and was not redelivered, but later messages of its key were received")
 
     def _watch(self, order: PartitionOrder, now: float) -> None:
         """End the wait for unseen messages; make room if waiting messages use up RDY."""
@@ -321,7 +321,7 @@ class KeyLanes:
         """Stop waiting for the lost messages of a partition."""
         owner = order.owner
         logger.warning(
-            "%d messages of %s wait for a redelivery of earlier ones of their keys: that order is given up",
+            "%d messages of %s wait for the redelivery of earlier messages with their keys: that order is given up",
             len(order.returned),
             "" if owner is None else owner.topic,
             extra={} if owner is None else {"topic": owner.topic, "partition": owner.partition},
@@ -340,7 +340,7 @@ class KeyLanes:
         messages = order.end_gap()
         if messages and not settling:
             logger.warning(
-                "messages before this one were not received within %g s, later ones are handled first: %r",
+                "messages before this message were not received within %g s, later messages are handled first: %r",
                 self._gap_wait,
                 messages[0],
                 extra={"topic": messages[0].topic, "partition": messages[0].partition},

@@ -51,7 +51,7 @@ def check_tags(
     key = options.key
     if isinstance(key, str) and key != KEY_HEADER:
         raise InvalidSetting(
-            f"{lacks}, and tags cannot share the keys of the header {key!r}: they are those of publish(key=...)",
+            f"{lacks}, and tags share the keys of publish(key=...), not keys of the header {key!r}",
             topic=topic,
             hint=f"leave out key={key!r} and publish with key=, or {_ALONE}",
         )

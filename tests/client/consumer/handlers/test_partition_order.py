@@ -279,7 +279,7 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
     assert not caplog.text
     bench.put("a4", owner=again)
     bench.wait(0.1)
-    assert "3 messages of t wait for a redelivery of earlier ones" in caplog.text
+    assert "3 messages of t wait for the redelivery of earlier messages" in caplog.text
     bench.put("a3", "a1", owner=again)
     assert bench.rows() == {"b": ["b1"], "a": ["a3", "a1"]}
 

@@ -84,7 +84,9 @@ def test_servers_and_topics_without_tags_are_refused(settings: dict[str, Any]) -
         _request(None, TopicMeta(), **settings).supported_by(RELEASED)
     with pytest.raises(InvalidSetting, match="does not support extend headers, which key_tags needs"):
         _request(0, TopicMeta(1), **settings).supported_by(RELEASED)
-    with pytest.raises(InvalidSetting, match="tags cannot share the keys of the header 'order'"):
+    with pytest.raises(
+        InvalidSetting, match=r"tags share the keys of publish\(key=...\), not keys of the header 'order'"
+    ):
         _request(0, EXTEND, key="order", **settings).supported_by(RELEASED)
 
 

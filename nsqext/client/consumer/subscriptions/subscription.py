@@ -103,7 +103,7 @@ class Subscription(PartitionReader):
         self.waited: float = 0.0  #: seconds without a message or an answer before the last read
         self._backlog = Backlog()
         self._published = 0  # when the last message was published, in nanoseconds; 0 if it was delivered before
-        self._active_at: float = self.received_at  #: time of the last read or answer
+        self._active_at: float = self.received_at  # time of the last read or answer
         self.watched: bool = True  #: each read is reported at once
         self.requeued: int = 0
         self.timed_out: int = 0

@@ -10,15 +10,12 @@ import json
 import math
 import os
 import sys
-import tempfile
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack
 
 import anyio
-import msgspec
 from attrs import define, field, frozen
 
 from nsqext.arguments import is_number
@@ -34,8 +31,6 @@ from nsqext.errors import (
     TopicNotFound,
     escaped,
 )
-from nsqext.http.client import load_httpx
-from nsqext.waits import Doubling
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,6 +72,8 @@ def contexts_file() -> Path:
 
 def load_contexts() -> Contexts:
     """Read the file; a missing file counts as empty."""
+    import tomllib
+
     path = contexts_file()
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -93,6 +90,8 @@ def load_contexts() -> Contexts:
 
 def save_contexts(contexts: Contexts) -> None:
     """Replace the file atomically."""
+    import tempfile
+
     # strings of JSON are strings of TOML
     lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
     lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
@@ -110,6 +109,8 @@ def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:
     if not json:
         print("\n".join(map(escaped, text.split("\n"))), flush=True)
         return
+    import msgspec
+
     line = msgspec.json.encode(record, enc_hook=str).decode()  # numbers of headers may have more than 64 bits
     if sys.stdout.isatty() and not line.isprintable():
         line = "".join(one if one.isprintable() else _json_escape(one) for one in line)
@@ -228,6 +229,8 @@ class ServerAccess:
                 "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
             )
         if found.lookupd:
+            from nsqext.http.client import load_httpx
+
             load_httpx(only_asyncio=True)  # before the event loop runs, without a thread
         return found
 
@@ -328,6 +331,8 @@ class ServerAccess:
 
         The redesigned NSQ moves a new channel to the start position after its response, so the lag is read twice.
         """
+        from nsqext.waits import Doubling
+
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
         async with self._new_admin() as admin:
             while looks < 2:

@@ -17,7 +17,6 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import msgspec
 from attrs import frozen
 
 from nsqext import OutgoingMessage
@@ -151,6 +150,8 @@ class MessageFiles:
         self.path: Path | None = None
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
+        import msgspec
+
         file = self._file or self._open()
         data = gzip.compress(
             b"".join(msgspec.json.encode(record, enc_hook=str) + b"\n" for record in records), compresslevel=6
@@ -204,6 +205,8 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 def read_entries(path: Path, skip: int = 0) -> Iterator[Entry]:
     """Yield the messages of a file, compressed or not, without an incomplete last member."""
+    import msgspec
+
     for number, line in enumerate(_lines(path), 1):
         if number <= skip:
             continue

@@ -72,7 +72,7 @@ class SubscriptionGroup:
         self.unpack_budget: UnpackBudget | None = None  #: None before the first compressed message
         self.early: EarlyMessages | None = None  #: None before the first message that is not due
         self.live: dict[Subscription, None] = {}  #: an ordered set
-        self.unrecorded: dict[Subscription, None] = {}  #: with reads since the last distribution
+        self.unrecorded: dict[Subscription, None] = {}  #: with reads that are not recorded yet
         self.rejected: RejectedCounts = RejectedCounts()
         self.opened: int = 0  #: subscriptions that were opened
         self.reconnects: int = 0  #: of these, after the end of an earlier connection

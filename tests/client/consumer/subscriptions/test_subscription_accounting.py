@@ -123,7 +123,7 @@ def test_no_message_is_older_than_its_connection() -> None:
         assert made.receive(1)[0].received == 100.0
 
 
-def test_the_monitor_hears_of_a_read_while_it_is_idle_or_when_messages_waited_at_the_server() -> None:
+def test_the_monitor_hears_of_a_read_while_it_is_idle_or_the_subscription_is_watched() -> None:
     with subscribed() as made:
         made.receive(1)
         assert (made.monitor.calls, list(made.monitor.unrecorded)) == ([], [made.subject])

@@ -273,6 +273,37 @@ async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_a_window_keeps_its_room_while_messages_of_any_connection_or_answers_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that is busy with other connections does not hold messages back."""
+    clock = [100.0]
+    monkeypatch.setattr(module, "_clock", lambda: clock[0])
+    bench, (wide, other) = Bench(100), (Connection(partition=1), Connection(partition=2))
+    bench.flow._initial = 1
+    bench.add(wide, other)
+    group = bench.group
+    bench.flow._members[cast("Subscription", wide)].window = 50
+    group.rebalance()
+    wide.unrecorded, wide.excess, wide.received_at, wide.in_flight = (1, 10), 0.0, clock[0], 1
+    group.received(cast("Subscription", wide))
+    wide.in_flight = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(group.run_narrow)
+        for step in range(20):
+            clock[0] += 0.0025
+            if step % 2:
+                other.unrecorded, other.received_at = (1, 10), clock[0]
+                group.received(cast("Subscription", other))
+            else:
+                group.flush_before_wait([])
+            await anyio.sleep(0.005)
+            assert ready(wide) == [50]
+        clock[0] += 1.0
+        await eventually(lambda: ready(wide) == [1])
+        tasks.cancel_scope.cancel()
+
+
 async def test_pending_commands_of_a_turn_are_sent_together() -> None:
     bench, (one, two) = Bench(), (Connection(partition=1), Connection(partition=2))
     bench.add(one, two)

@@ -57,7 +57,7 @@ class Pace:
         size = sum(len(row.body) for row in rows)
         slow = seconds > timeout / 2
         if slow:
-            self._size = max(1, min(size, self._size) // 2)
+            self._size = min(size, self._size) // 2
         elif not failed and seconds < timeout / 8:
             self._size = min(MOST_BYTES, max(2 * self._size, size))
         return slow

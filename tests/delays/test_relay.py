@@ -401,15 +401,17 @@ async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_make
 ) -> None:
     monkeypatch.setattr(relay, "_AT_ONCE", 2)
     monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
-    looks = 0
+    looks, recorded, forgets = 0, list[str](), list[float]()
     take = DelayStore.take
 
-    def counted(store: DelayStore, *arguments: Any) -> Any:
+    def counted(store: DelayStore, published: list[str], *arguments: Any) -> Any:
         nonlocal looks
         looks += 1
-        return take(store, *arguments)
+        recorded.extend(published)
+        return take(store, published, *arguments)
 
     monkeypatch.setattr(DelayStore, "take", counted)
+    monkeypatch.setattr(DelayStore, "forget", lambda _, before: forgets.append(before))
     producer = Scripted()
     with DelayStore(tmp_path / "store") as store:
         store.add([(DelayedMessage(identity=str(one), topic="t", due=1), b"%d" % one) for one in range(6)])
@@ -420,6 +422,8 @@ async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_make
             producer.may_end.set()
             await eventually(lambda: len(producer.published) == 6 and not store.count(), DEADLINE)
     assert producer.most == 2
+    assert sorted(recorded) == [str(one) for one in range(6)], "each is recorded once"
+    assert len(forgets) == 1, "old identities are not looked for all the time"
 
 
 async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ class Bank:
             times as large.
         padding: bytes that each transfer is longer.
         address_map: addresses of nodes, and where the relays connect in their place: to a slow link.
+        redesigned: whether messages have keys and headers; otherwise the inbox knows a transfer by its number.
     """
 
     lookupd: list[str]
@@ -67,6 +68,7 @@ class Bank:
     death: float = 0.02
     padding: int = 0
     address_map: dict[str, str] = Factory(dict)
+    redesigned: bool = True
 
     def words(self, role: str) -> tuple[str, str, str]:
         """Return the program of a process and its arguments: ``work`` or ``relay``."""
@@ -99,7 +101,7 @@ async def transfer(session: AsyncSession, bank: Bank, number: int, accounts: tup
     await _record(session, number, amount, times=0)
     content = {"number": number, "account": target, "amount": amount, "padding": "x" * bank.padding}
     body = orjson.dumps(content)
-    await Outbox().add_async(session, bank.transfers, body, key=source)
+    await Outbox().add_async(session, bank.transfers, body, key=source if bank.redesigned else None)
 
 
 async def _change(session: AsyncSession, account: int, amount: int) -> None:
@@ -154,10 +156,16 @@ def _die(chance: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _number(message: Message) -> str:
+    return str(orjson.loads(message.body)["number"])
+
+
 async def work(bank: Bank) -> None:
     """Credit transfers in the second database, and count confirmations in the first one, until killed."""
     debits, credits = (async_sessionmaker(engine_of(database)) for database in (bank.first, bank.second))
-    crediting, confirming, outbox = _Inbox(credits.begin), _Inbox(debits.begin), Outbox()
+    identity = None if bank.redesigned else _number
+    crediting, confirming = _Inbox(credits.begin, identity=identity), _Inbox(debits.begin, identity=identity)
+    outbox = Outbox()
     app = App(bank.lookupd, max_in_flight=20, msg_timeout=3.0, requeue_delay=0.2, backoff="off")
 
     @app.handler(bank.transfers, "bank", middleware=[_Dies(bank.death), crediting])
@@ -165,7 +173,8 @@ async def work(bank: Bank) -> None:
         found = orjson.loads(message.body)
         await _change(session, found["account"], found["amount"])
         await _record(session, found["number"], found["amount"], times=1)
-        await outbox.add_async(session, bank.confirmations, message.body, key=found["account"])
+        key = found["account"] if bank.redesigned else None
+        await outbox.add_async(session, bank.confirmations, message.body, key=key)
 
     @app.handler(bank.confirmations, "bank", middleware=[_Dies(bank.death), confirming])
     async def confirm(message: Message, session: Annotated[AsyncSession, Depends(confirming.session)]) -> None:

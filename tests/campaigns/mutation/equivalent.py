@@ -53,6 +53,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         'await execute(session, _INSERT, {**_probe(name)._asdict(), **_Row(0, 0, "", 0)._asdict()})',
     ): "nothing reads the numbers of a probe",
+    ("delays/relay.py", "number + 1", "_WAITING, _PUBLISHING, _ENDING = 0, 1, 2"): "the numbers only have to differ",
+    ("delays/relay.py", "number + 1", "self._store.take(published, 0, 0.0, 0.0)"): "no message was due in 1970",
+    ("delays/relay.py", "left out", "self._database.executescript(_INDEXES)"): "speed only",
+    (
+        "delays/relay.py",
+        "Is to IsNot",
+        "if refused and kind is DelayedMessage:  # both channels receive each record",
+    ): "the other channel sets it aside",
     ("lookup/client.py", "number + 1", "self._lists = 0"): "the number only has to differ",
     (
         "lookup/client.py",

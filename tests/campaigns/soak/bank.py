@@ -2,7 +2,8 @@
 
 Workers and relays, leaders of partitions, and connections of PostgreSQL are killed at random. Now and then,
 PostgreSQL only reads or accepts no connection. Two relays share each outbox, and reach the nodes over a slow link. The
-nodes of a real cluster are killed if the environment says how; otherwise its leaders are moved.
+nodes of a real cluster are killed if the environment says how; otherwise its leaders are moved. Nodes of the original
+NSQ are killed and stopped; an inbox knows its transfers by their numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from nsqext import Admin, NsqError
 from nsqext.testing.simulation import Fault
 from nsqext.transactions import OutboxStore
 from tests.campaigns.soak.__main__ import say
-from tests.campaigns.soak.clusters import EmbeddedProcess, RealCluster, new_cluster, targets
+from tests.campaigns.soak.clusters import EmbeddedProcess, OriginalProcesses, RealCluster, new_cluster, targets
 from tests.support.tcp_relay import relaying
 from tests.transactions.bank import ACCOUNTS, OPENING, Bank, create_accounts
 from tests.transactions.bank_run import BankRun, two_databases
 
 __all__ = ("BankResult", "run_bank")
 
+_Cluster = EmbeddedProcess | OriginalProcesses | RealCluster
+_NAMES = ("embedded", "original", "real")
 _PARTITIONS = 2
 _REPLICAS = 3
 _DOWN = (1.0, 6.0)
@@ -91,9 +94,7 @@ class _Disaster:
         chance: draws times and targets.
     """
 
-    def __init__(
-        self, run: BankRun, cluster: EmbeddedProcess | RealCluster, postgres: str, every: float, chance: random.Random
-    ) -> None:
+    def __init__(self, run: BankRun, cluster: _Cluster, postgres: str, every: float, chance: random.Random) -> None:
         self._run = run
         self._cluster = cluster
         self._postgres = postgres
@@ -115,7 +116,11 @@ class _Disaster:
             }
             for kind, kill in kinds.items():
                 tasks.start_soon(self._repeat, kind, kill)
-            tasks.start_soon(self._kill_leaders if "kill" in self._cluster.kinds else self._move_leaders)
+            if isinstance(self._cluster, OriginalProcesses):
+                tasks.start_soon(self._stop_nodes, self._cluster)
+            else:
+                kills = "kill" in self._cluster.kinds
+                tasks.start_soon(self._kill_leaders if kills else self._move_leaders, self._cluster)
 
     async def _rest(self) -> None:
         await anyio.sleep(self._chance.uniform(0.5, 1.5) * self._every)
@@ -163,16 +168,27 @@ class _Disaster:
                     await connection.close()
         return 1
 
-    async def _move_leaders(self) -> None:
+    async def _stop_nodes(self, cluster: OriginalProcesses) -> None:
+        """Kill, end or freeze nodes that have a part of each topic."""
+        kinds = sorted({"kill", "terminate", "freeze"} - ({"kill"} if cluster.forgets else set()))
+        while not self.over:
+            await self._rest()
+            kind, node = self._chance.choice(kinds), self._chance.choice(("n1", "n2", "n3"))
+            end = await run_sync(cluster.begin, Fault(kind, 0.0, 0.0, node, 0.0), ())
+            self.kills[f"node ({kind})"] += 1
+            await anyio.sleep(self._chance.uniform(*_DOWN))
+            await run_sync(end)
+
+    async def _move_leaders(self, cluster: EmbeddedProcess | RealCluster) -> None:
         bank = self._run.bank
         topics = (bank.transfers, bank.confirmations)
         while not self.over:
             await self._rest()
             fault = Fault("move", 0.0, 0.0, "", self._chance.random())
-            await run_sync(self._cluster.begin, fault, topics)
+            await run_sync(cluster.begin, fault, topics)
             self.kills["leader moved"] += 1
 
-    async def _kill_leaders(self) -> None:
+    async def _kill_leaders(self, cluster: EmbeddedProcess | RealCluster) -> None:
         bank = self._run.bank
         topics = (bank.transfers, bank.confirmations)
         async with Admin(bank.lookupd) as admin:
@@ -180,9 +196,9 @@ class _Disaster:
                 await self._rest()
                 await _until_in_sync(admin, topics)
                 topic, partition = self._chance.choice(topics), self._chance.randrange(_PARTITIONS)
-                seconds = self._cluster.shortest + self._chance.uniform(*_DOWN)
-                leader = await run_sync(self._cluster.leader, topic, partition)
-                end = await run_sync(self._cluster.begin, Fault("kill", 0.0, seconds, leader, 0.0), topics)
+                seconds = cluster.shortest + self._chance.uniform(*_DOWN)
+                leader = await run_sync(cluster.leader, topic, partition)
+                end = await run_sync(cluster.begin, Fault("kill", 0.0, seconds, leader, 0.0), topics)
                 self.kills["leader"] += 1
                 await anyio.sleep(seconds)
                 await run_sync(end)
@@ -201,17 +217,27 @@ async def _until_in_sync(admin: Admin, topics: tuple[str, ...]) -> None:
 
 
 async def _run_bank(
-    cluster: EmbeddedProcess | RealCluster, postgres: str, folder: Path, seconds: float, every: float, seed: int
+    cluster: _Cluster, postgres: str, folder: Path, seconds: float, every: float, seed: int
 ) -> BankResult:
     chance, token = random.Random(seed), token_hex(4)
+    original = isinstance(cluster, OriginalProcesses)
     bank = Bank(
-        cluster.lookupd, *two_databases(postgres), f"transfers_{token}", f"confirmations_{token}", 0.001, _PADDING
+        cluster.lookupd,
+        *two_databases(postgres),
+        f"transfers_{token}",
+        f"confirmations_{token}",
+        death=0.001,
+        padding=_PADDING,
+        redesigned=not original,
     )
     for database, opening in ((bank.first, OPENING), (bank.second, 0)):
         OutboxStore(database, create=True).close()
         await create_accounts(database, opening)
     async with Admin(bank.lookupd) as admin:
         for topic in (bank.transfers, bank.confirmations):
+            if original:
+                await admin.create_topic(topic, channels=["bank"])
+                continue
             await admin.create_topic(
                 topic,
                 partitions=_PARTITIONS,
@@ -230,7 +256,7 @@ async def _run_bank(
 
 async def _run_processes(
     bank: Bank,
-    cluster: EmbeddedProcess | RealCluster,
+    cluster: _Cluster,
     postgres: str,
     folder: Path,
     seconds: float,
@@ -269,14 +295,14 @@ def run_bank(target: str, seconds: float, every: float, seed: int, folder: Path)
     """Run a bank on a kind of cluster.
 
     Args:
-        target: the kind of cluster, ``embedded`` or ``real``.
+        target: the kind of cluster, ``embedded``, ``original`` or ``real``.
         seconds: how long transfers are made and processes killed.
         every: seconds between two kills of a kind, on average.
         seed: of times and targets.
         folder: for what processes print.
     """
     cluster = new_cluster(target, seed, folder)
-    assert isinstance(cluster, EmbeddedProcess | RealCluster)
+    assert isinstance(cluster, _Cluster)
     cluster.start()
     try:
         with postgres_server() as postgres:
@@ -289,12 +315,12 @@ def main() -> int:
     """Run a bank on each cluster; 1 when a transfer was lost or applied twice."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.soak.bank", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--target", action="append", choices=("embedded", "real"), help="all by default")
+    parser.add_argument("--target", action="append", choices=_NAMES, help="all by default")
     parser.add_argument("--every", type=float, default=6.0, help="seconds between two kills of a kind")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1_000_000, help="random without it")
     given = parser.parse_args()
     failed = False
-    for target in given.target or [name for name in targets() if name in ("embedded", "real")]:
+    for target in given.target or [name for name in targets() if name in _NAMES]:
         folder = Path(tempfile.mkdtemp(prefix=f"bank-{target}-"))
         say(f"seed {given.seed} on {target} ...")
         result = run_bank(target, 60 * given.minutes, given.every, given.seed, folder)

@@ -303,6 +303,8 @@ class OriginalProcesses:
     traced: bool = False
     settle: float = 30.0
     shortest: float = 0.1
+    forgets: bool = bool(_PROGRAMS)
+    """Whether a nsqd that is killed loses messages."""
 
     def __init__(self, folder: Path) -> None:
         tcp, http, *ports = free_ports(8)

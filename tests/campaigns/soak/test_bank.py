@@ -17,6 +17,7 @@ from nsqext import Admin
 from nsqext.broker import Cluster
 from tests.campaigns.soak import bank
 from tests.campaigns.soak.bank import BankResult, main
+from tests.campaigns.soak.clusters import OriginalProcesses
 from tests.transactions.bank import Bank
 
 if TYPE_CHECKING:
@@ -86,6 +87,38 @@ async def test_every_kind_of_kill_happens_until_it_is_over(monkeypatch: pytest.M
         with anyio.fail_after(60):
             async with Admin(cluster.lookupd) as admin:
                 await bank._until_in_sync(admin, _TOPICS)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+async def test_nodes_of_the_original_nsq_are_stopped_in_each_way_that_loses_nothing(
+    forgets: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node runs again before another one is stopped, and at the end."""
+    begun, stopped = Counter[str](), list[str]()
+
+    def begin(servers: OriginalProcesses, fault: Fault, topics: Sequence[str]) -> Callable[[], None]:
+        assert not stopped
+        begun[fault.kind] += 1
+        stopped.append(fault.target)
+        return stopped.clear
+
+    monkeypatch.setattr(OriginalProcesses, "begin", begin)
+    monkeypatch.setattr(bank, "_DOWN", (0.0, 0.01))
+    servers, run = OriginalProcesses(tmp_path), _Run([])
+    servers.forgets = forgets
+    disaster = bank._Disaster(cast("Any", run), servers, "", 0.001, random.Random(3))
+    kinds = {"terminate", "freeze", *([] if forgets else ["kill"])}
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(disaster._stop_nodes, servers)
+            while any(begun[kind] < 3 for kind in kinds):  # noqa: ASYNC110 - the disaster changes it
+                await anyio.sleep(0.001)
+            disaster.over = True
+    assert set(begun) == kinds
+    assert disaster.kills == {f"node ({kind})": count for kind, count in begun.items()}
+    assert not stopped
 
 
 @pytest.mark.parametrize("faults", [[], ["1 transfers are not applied once: {7: 0}"]])

@@ -168,7 +168,7 @@ MISTAKES = (
     Mistake(
         "a batch that takes too long does not get smaller",
         "transactions/relay.py",
-        "            self._size = max(1, min(size, self._size) // 2)\n",
+        "            self._size = min(size, self._size) // 2\n",
         "            pass\n",
     ),
     Mistake(

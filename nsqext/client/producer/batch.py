@@ -18,7 +18,7 @@ from nsqext.client.producer.request import (
     with_columns,
 )
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_trace
+from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_packed, multi_trace
 from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import encode_header_columns, encode_headers
@@ -26,9 +26,11 @@ from nsqext.types import Receipt
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
+    from nsqext.client.producer.packed import PackedMessages
     from nsqext.client.producer.route import Route, Target
     from nsqext.protocol.client.commands import Command
     from nsqext.protocol.hashing import KeyHash
+    from nsqext.types import TopicMeta
 
 _COUNT_WORD = 4  # bytes before the first message of a batch
 _ITEM_WORD = 4  # bytes before each message
@@ -156,6 +158,51 @@ class Batch(PublishRequest):
         return receipts
 
 
+class PackedBatch(Batch):
+    """See `nsqext.client.producer.packed.PackedMessages`."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, topic: str, partition: int | None, messages: PackedMessages) -> None:
+        super().__init__(topic, partition)
+        self._messages = messages
+        self.breaks: bool = messages.verb == "MPUB_EXT"
+        self.indexes: Sequence[int] = range(len(messages))
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    @property
+    def trace_ids(self) -> Sequence[int | None]:
+        return [None] * self.count
+
+    @property
+    def largest(self) -> int:
+        return self._messages.largest
+
+    def command(self, target: Target) -> Command:
+        messages = self._messages
+        if messages.verb != "MPUB":
+            check_supported(target, header=messages.verb == "MPUB_EXT")
+        return multi_packed(target.line(messages.verb), messages.items, len(messages))
+
+    def receipts(self, target: Target, response: bytes) -> list[Receipt]:
+        if response != b"OK":
+            if self._messages.verb != "MPUB_TRACE":
+                raise ProtocolError(f"received {response[:80]!r} in response to a batch")
+            decode_trace_reply(response, 0)
+        return [target.receipt] * self.count
+
+
+def _most_bytes(options: ProducerOptions, meta: TopicMeta, overhead: int) -> int:
+    """Return the size of body and header up to which a message of a batch needs no check and no compression."""
+    largest = options.max_message_size - (overhead or meta.extend_support) - (overhead == HEADER_LENGTH)
+    if options.compression != "none" and meta.extend_support:
+        largest = min(largest, options.compression_min - 1)
+    return largest
+
+
 def plain_batches(
     route: Route,
     partition: int | None,
@@ -170,6 +217,12 @@ def plain_batches(
     """
     overhead = 0
     headers: list[bytes] = []
+    if type(messages) is not list:
+        from nsqext.client.producer.packed import PackedMessages
+
+        if isinstance(messages, PackedMessages):
+            packed = _packed_batch(route, partition, messages, options)
+            return None if packed is None else [packed]
     if list(map(type, messages)).count(bytes) != len(messages):
         return None
     if columns:
@@ -190,9 +243,7 @@ def plain_batches(
     elif default_trace_id(options, route.topic, route.meta) is not None:
         return None
     listed: list[bytes] = list(messages)  # type: ignore[arg-type]
-    largest = options.max_message_size - (overhead or route.meta.extend_support) - bool(headers)
-    if options.compression != "none" and route.meta.extend_support:
-        largest = min(largest, options.compression_min - 1)
+    largest = _most_bytes(options, route.meta, overhead)
     batches: list[Batch] = []
     left: list[tuple[int, list[bytes]]] = [(0, listed)]
     while left:
@@ -221,6 +272,23 @@ def plain_batches(
         else:
             return None
     return batches
+
+
+def _packed_batch(
+    route: Route, partition: int | None, messages: PackedMessages, options: ProducerOptions
+) -> PackedBatch | None:
+    """Return messages as one batch; None if they must be decoded, checked or divided."""
+    meta, verb = route.meta, messages.verb
+    if options.transport == "http" or default_trace_id(options, route.topic, meta) is not None:
+        return None
+    if not {"MPUB": True, "MPUB_TRACE": meta.partition_num, "MPUB_EXT": meta.extend_support}[verb]:
+        return None
+    overhead = {"MPUB": 0, "MPUB_TRACE": TRACE_SIZE, "MPUB_EXT": HEADER_LENGTH}[verb]
+    if messages.largest > _most_bytes(options, meta, overhead) or len(messages) > options.max_batch_count:
+        return None
+    if _COUNT_WORD + messages.size > options.max_batch_size:
+        return None
+    return PackedBatch(route.topic, partition, messages)
 
 
 Rows = list[list[Batch]]

@@ -9,7 +9,7 @@ from struct import Struct
 
 from nsqext.protocol.client.commands import LARGE, Command, LargeCommand
 
-__all__ = ("multi", "multi_ext", "multi_trace")
+__all__ = ("multi", "multi_ext", "multi_packed", "multi_trace")
 
 _SMALL = 4096
 _U16 = Struct(">H")
@@ -50,6 +50,11 @@ def multi_ext(line: bytes, headers: Sequence[bytes], bodies: Sequence[bytes]) ->
     lengths = list(map(len, headers))
     sizes = [_U16.size + length + len(body) for length, body in zip(lengths, bodies, strict=True)]
     return _multi(line, sizes, map(add, map(_SIZE_AND_LENGTH.pack, sizes, lengths), headers), bodies)
+
+
+def multi_packed(line: bytes, items: Sequence[bytes | memoryview], count: int) -> bytes:
+    """Return a command of encoded items, each with its size."""
+    return b"".join((line, _U32.pack(4 + sum(map(len, items))), _U32.pack(count), *items))
 
 
 def _multi(line: bytes, sizes: Sequence[int], heads: Iterable[bytes], bodies: Sequence[bytes]) -> Command:

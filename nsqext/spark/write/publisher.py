@@ -72,10 +72,7 @@ class RowPublisher:
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
         topic, partition = target
         try:
-            receipts = await self.producer.publish_many(
-                topic, group.messages, partition=partition, trace_ids=group.trace_ids, headers=group.headers
-            )
-            self._count(topic, receipts)
+            self._count(topic, await self.producer.publish_many(topic, group.messages, partition=partition))
         except BatchFailed as error:
             self._count(topic, [outcome for outcome in error.outcomes if not isinstance(outcome, NsqError)])
             for index, outcome in enumerate(error.outcomes):
@@ -101,7 +98,7 @@ class RowPublisher:
         self, target: Target, group: Group, index: int, error: NsqError, failures: dict[int, NsqError]
     ) -> bool:
         """Publish the description of an unpublishable row; return whether that is possible."""
-        row, message = group.rows[index], group.outgoing()[index]
+        row, message = group.rows[index], group.messages[index]
         if self._describe is not None and isinstance(error, InvalidInput):
             fields = asdict(message) if isinstance(message, OutgoingMessage) else {"body": message}
             fields = {"value": fields.pop("body"), "topic": target[0], "partition": target[1], **fields}

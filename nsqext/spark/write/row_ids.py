@@ -49,30 +49,30 @@ TASK_SUFFIX = "_task"
 class BatchIds:
     """Ids of consecutive rows, made when a topic needs texts or trace ids."""
 
-    _texts: Callable[[], list[str]]
+    prefix: str  #: begin of each text
+    _ends: Callable[[], pa.Array]
     _seeds: Hashes  # of the trace ids
     task: str | None = None  #: run and task, where an id may occur in several tasks
     ambiguous: bool = False  #: whether equal rows exist, and other tasks may have them as well
 
     @cached_property
-    def texts(self) -> list[str]:
-        return self._texts()
+    def ends(self) -> pa.Array:
+        """The rest of each text, in ASCII without characters that JSON escapes."""
+        return self._ends()
 
     @cached_property
-    def traces(self) -> list[int]:
+    def texts(self) -> list[str]:
+        return list(map(self.prefix.__add__, self.ends.to_pylist()))
+
+    @cached_property
+    def trace_ids(self) -> Hashes:
         """The ids for other topics; never 0, which means no trace id."""
         found = mixed(self._seeds)
         found[found == 0] = 1
-        traces: list[int] = found.tolist()
-        return traces
-
-    def headers(self, name: str) -> dict[str, list[str]]:
-        """Return the headers that identify the rows: by name, a text per row."""
-        if self.task is None:
-            return {name: self.texts}
-        return {name: self.texts, f"{name}{TASK_SUFFIX}": [self.task] * len(self._seeds)}
+        return found
 
     def headers_of(self, name: str, index: int) -> dict[str, str]:
+        """Return the headers that identify a row."""
         if self.task is None:
             return {name: self.texts[index]}
         return {name: self.texts[index], f"{name}{TASK_SUFFIX}": self.task}
@@ -125,9 +125,8 @@ class NumberedIds:
     def _of(self, first: int, count: int) -> BatchIds:
         prefix = f"{self.job}/0/{self.partition or 0}"
         numbers = np.arange(first + 1, first + count + 1, dtype=np.uint64)
-        return BatchIds(
-            lambda: [f"{prefix}/{row}" for row in range(first, first + count)], scope_hash(prefix) + numbers * _GAMMA
-        )
+        rows = pa.array(np.arange(first, first + count))
+        return BatchIds(f"{prefix}/", lambda: rows.cast(pa.string()), scope_hash(prefix) + numbers * _GAMMA)
 
 
 @define(eq=False)
@@ -180,14 +179,21 @@ class ContentIds:
         if numbers:
             seeds[list(numbers)] += np.array(list(numbers.values()), np.uint64) * _GAMMA
         task = f"{self.run}/{self.partition}" if shared else None
-        return BatchIds(lambda: self._texts(hashes, numbers), seeds, task, ambiguous=shared and bool(numbers))
+        return BatchIds(
+            f"{self.scope}/", lambda: _ends(hashes, numbers), seeds, task, ambiguous=shared and bool(numbers)
+        )
 
-    def _texts(self, hashes: Hashes, numbers: Mapping[int, int]) -> list[str]:
-        texts = hashes.astype(">u8").tobytes().hex("/", -_DIGITS // 2).split("/")
-        texts = list(map(f"{self.scope}/".__add__, texts))
-        for index, number in numbers.items():
-            texts[index] += f"-{number}"
-        return texts
+
+def _ends(hashes: Hashes, numbers: Mapping[int, int]) -> pa.Array:
+    digits = hashes.astype(">u8").tobytes().hex()
+    edges = np.arange(0, len(digits) + 1, _DIGITS, dtype=np.int32)
+    found = pa.StringArray.from_buffers(len(hashes), pa.py_buffer(edges), pa.py_buffer(digits.encode()))
+    if not numbers:
+        return found
+    texts = found.to_pylist()
+    for index, number in numbers.items():
+        texts[index] += f"-{number}"
+    return pa.array(texts, pa.string())
 
 
 class Repeats:

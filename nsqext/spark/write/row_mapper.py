@@ -5,28 +5,30 @@ from __future__ import annotations
 import logging
 import sys
 from base64 import b64encode
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from attrs import define, field
 
 from nsqext import OutgoingMessage
-from nsqext.client.producer.request import with_columns
+from nsqext.client.producer.packed import PackedMessages
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidPartition, NsqError
 from nsqext.protocol.client.commands import TRACE_SIZE
 from nsqext.protocol.names import check_partition, check_topic
 from nsqext.spark.columns import ONLY_READ, WRITABLE
 from nsqext.spark.write.header_column import Pair, as_stored
+from nsqext.spark.write.packing import PackedRows
 from nsqext.spark.write.row_ids import TASK_SUFFIX, row_name
 
 if TYPE_CHECKING:
     from nsqext.errors import NsqError
     from nsqext.spark.options import SinkOptions
+    from nsqext.spark.write.packing import Sizes
     from nsqext.spark.write.row_ids import BatchIds, RowIds
     from nsqext.types import TopicMeta
 
@@ -34,6 +36,7 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _U64 = (1 << 64) - 1
 _MESSAGE = 64
+_UNIFORM = {"value", "key", "topic", *ONLY_READ}
 
 Target = tuple[str, int | None]
 """Topic and partition; without partition, the producer chooses it."""
@@ -42,37 +45,24 @@ Target = tuple[str, int | None]
 @define(eq=False)
 class Group:
     rows: list[int] = field(factory=list)
-    messages: list[bytes | OutgoingMessage] = field(factory=list)
-    trace_ids: list[int] = field(factory=list)  #: if all messages are bodies, which costs less than objects
-    headers: dict[str, list[str]] = field(factory=dict)  #: likewise, by name
-
-    def outgoing(self) -> Sequence[bytes | OutgoingMessage]:
-        return with_columns(self.messages, self.trace_ids, self.headers)
+    messages: PackedMessages | list[bytes | OutgoingMessage] = field(factory=list)
 
     def without(self, index: int) -> Group:
-        rows, messages = list(self.rows), self.outgoing()
-        return Group(rows[:index] + rows[index + 1 :], [*messages[:index], *messages[index + 1 :]])
+        rows, messages = list(self.rows), list(self.messages)
+        return Group(rows[:index] + rows[index + 1 :], messages[:index] + messages[index + 1 :])
 
-    def extend(self, other: Group) -> None:
-        if not self.messages:
-            self.trace_ids, self.headers = other.trace_ids, other.headers
-        elif bool(self.trace_ids) == bool(other.trace_ids) and self.headers.keys() == other.headers.keys():
-            self.trace_ids += other.trace_ids
-            for name, values in self.headers.items():
-                values += other.headers[name]
+    def extend(self, rows: Iterable[int], messages: PackedMessages | list[bytes | OutgoingMessage]) -> None:
+        self.rows += rows
+        mine = self.messages
+        if not mine:
+            self.messages = messages
+        elif isinstance(mine, PackedMessages):
+            if isinstance(messages, PackedMessages) and messages.verb == mine.verb:
+                self.messages = mine + messages
+            else:
+                self.messages = [*mine, *messages]
         else:
-            self.messages = list(self.outgoing())
-            self.trace_ids, self.headers, other = [], {}, Group(other.rows, list(other.outgoing()))
-        self.rows += other.rows
-        self.messages += other.messages
-
-    def part(self, start: int, stop: int) -> Group:
-        return Group(
-            self.rows[start:stop],
-            self.messages[start:stop],
-            self.trace_ids[start:stop],
-            {name: values[start:stop] for name, values in self.headers.items()},
-        )
+            mine += messages
 
 
 @define(eq=False)
@@ -82,15 +72,17 @@ class Chunk:
     count: int = 0
 
     def add(self, target: Target, row: int, message: bytes | OutgoingMessage, size: int) -> None:
-        self.extend(target, Group([row], [message]), size + _MESSAGE)
+        self.extend(target, range(row, row + 1), [message], size + _MESSAGE)
 
-    def extend(self, target: Target, added: Group, size: int) -> None:
+    def extend(
+        self, target: Target, rows: range, messages: PackedMessages | list[bytes | OutgoingMessage], size: int
+    ) -> None:
         group = self.groups.get(target)
         if group is None:
             group = self.groups[target] = Group()
-        group.extend(added)
+        group.extend(rows, messages)
         self.size += size
-        self.count += len(added.messages)
+        self.count += len(rows)
 
 
 class RowMapper:
@@ -118,6 +110,8 @@ class RowMapper:
         chunk = Chunk()
         limit, most = self._options.ack_batch_bytes, self._most_rows
         for batch in batches:
+            if not batch.num_rows:
+                continue
             columns = dict(zip(self._names, batch.columns, strict=True))
             self._columns, self._first, self._made = columns, self._row, None
             uniform = self._uniform(columns)
@@ -130,50 +124,53 @@ class RowMapper:
                     chunk.add(target, self._row, message, size)
                     self._row += 1
                 continue
-            target, group, ends = uniform
-            start, count = 0, len(group.messages)
+            target, messages, ends = uniform
+            start, count = 0, len(ends)
             while start < count:
-                before = ends[start - 1] if start else 0
-                stop = min(start + most - chunk.count, bisect_right(ends, limit - chunk.size + before, start, count))
+                before = int(ends[start - 1]) if start else 0
+                fitting = int(np.searchsorted(ends, limit - chunk.size + before, "right"))
+                stop = min(start + most - chunk.count, fitting)
                 if stop <= start and chunk.count:
                     yield chunk
                     chunk = Chunk()
                     continue
                 stop = max(stop, start + 1)
-                chunk.extend(target, group.part(start, stop), ends[stop - 1] - before)
-                self._row += stop - start
+                rows = range(self._row, self._row + stop - start)
+                chunk.extend(target, rows, messages[start:stop], int(ends[stop - 1]) - before)
+                self._row = rows.stop
                 start = stop
         if chunk.count:
             yield chunk
 
-    def _uniform(self, found: Mapping[str, pa.Array]) -> tuple[Target, Group, list[int]] | None:
-        """Return messages and sums of sizes of a batch whose rows differ only in value and key, at half the cost."""
-        topic, values = self._options.topic, found["value"]
-        if topic is None or values.null_count or not found.keys() <= {"value", "key", "topic", *ONLY_READ}:
+    def _uniform(
+        self, found: Mapping[str, pa.Array]
+    ) -> tuple[Target, PackedRows | list[bytes | OutgoingMessage], Sizes] | None:
+        """Return messages and sums of sizes of a batch whose rows differ only in value and key, for less CPU."""
+        topic, values = self._options.topic or _only(found.get("topic")), found["value"]
+        if topic is None or values.null_count:
+            return None
+        if any(found[name].null_count < len(values) for name in found.keys() - _UNIFORM):
             return None
         try:
             meta = self._metas.get(topic) or self._resolve(topic)[1]
         except InvalidInput as error:
             raise self._located(error, topic) from error.__cause__
-        bodies, keys = _bytes(values), _bytes(found.get("key"))
-        overhead = _MESSAGE
-        group = Group(list(range(self._first, self._first + len(values))), bodies)
+        sizes = pc.min_max(pc.binary_length(values)).as_py()
+        if not sizes["min"]:
+            return None
         if meta.extend_support:
-            name, ids = self._options.idempotence_header, self._of_batch()
-            group.headers = ids.headers(name)
-            overhead += _size_of(ids.headers_of(name, -1)) if bodies else 0
+            packed = PackedRows.with_headers(values, self._of_batch(), self._options.idempotence_header)
         elif meta.partition_num:
-            if (pc.max(pc.binary_length(values)).as_py() or 0) > self._most_traced:
+            if sizes["max"] > self._most_traced:
                 return None
             self._warn_of_equal_rows(topic)
-            group.trace_ids = self._of_batch().traces
-        elif "key" in found:
-            return None
-        if "key" in found:
-            group = Group(group.rows, list(with_columns(bodies, group.trace_ids, group.headers, keys)))
-        sizes = pc.add(pc.cast(pc.binary_length(values), pa.int64()), overhead)
-        ends: list[int] = pc.cumulative_sum(sizes).to_pylist()
-        return (topic, None), group, ends
+            packed = PackedRows.with_traces(values, self._of_batch())
+        else:
+            packed = PackedRows.of_bodies(values)
+        if packed is None or "key" not in found:
+            return None if packed is None else ((topic, None), packed, packed.ends)
+        keyed = list(map(_with_key, packed[:], _bytes(found["key"])))
+        return (topic, None), keyed, packed.ends + np.arange(1, len(keyed) + 1) * _MESSAGE
 
     def _message_or_description(self, row: Sequence[Any]) -> tuple[Target, bytes | OutgoingMessage, int]:
         try:
@@ -251,7 +248,7 @@ class RowMapper:
         elif trace is None and meta.partition_num and len(value) <= self._most_traced:
             self._warn_of_equal_rows(topic)
             ids, index = self._ids_of(described)
-            trace = ids.traces[index]
+            trace = int(ids.trace_ids[index])
         target = (topic, partition)
         if headers is None and trace is None and key is None and tag is None:
             return target, value, len(value)
@@ -283,6 +280,21 @@ class RowMapper:
             raise InvalidName("the row has no topic", hint="fill the column topic, or use the option topic")
         meta = self._metas[topic] = self._ask(check_topic(topic))
         return topic, meta
+
+
+def _only(topics: pa.Array | None) -> str | None:
+    """Return the topic of all rows; None for several, and for null."""
+    if topics is None or topics.null_count or len(found := pc.unique(topics)) > 1:
+        return None
+    return str(found[0])
+
+
+def _with_key(message: bytes | OutgoingMessage, key: bytes | None) -> bytes | OutgoingMessage:
+    if key is None:
+        return message
+    if isinstance(message, bytes):
+        return OutgoingMessage(message, key=key)
+    return OutgoingMessage(message.body, message.headers, None, message.trace_id, key)
 
 
 def _size_of(headers: Mapping[str, str]) -> int:

@@ -79,14 +79,13 @@ def test_ids_are_stable() -> None:
     """Readers compare them with ids that are stored already."""
     numbered = NumberedIds("q").of_batch(columns({"value": b"a"}, {"value": b"b"}), 5)
     assert numbered.texts == ["q/0/0/5", "q/0/0/6"]
-    assert numbered.traces == [8848000727024582487, 3723406903710705843]
+    assert numbered.trace_ids.tolist() == [8848000727024582487, 3723406903710705843]
     rows = columns(*({"value": value, "key": "k", "partition": None} for value in (b"a", b"b", b"a")))
     found = ContentIds("q/4", 2, "run").of_batch(rows, 0)
     texts = ["q/4/73377c7530273cc6", "q/4/15d8dbeda5cc3c90", "q/4/73377c7530273cc6-1"]
     traces = [7557593146676476467, 6363098872632672782, 482152632241817171]
-    assert (found.texts, found.traces) == (texts, traces)
+    assert (found.texts, found.trace_ids.tolist()) == (texts, traces)
     assert (found.task, found.ambiguous) == ("run/2", True)
-    assert found.headers("n") == {"n": texts, "n_task": ["run/2"] * 3}
     assert found.headers_of("n", 2) == {"n": texts[2], "n_task": "run/2"}
 
 
@@ -96,7 +95,7 @@ def test_many_rows_have_different_ids() -> None:
     for batch in range(2):
         ids = ContentIds(f"q/{batch}", 0).of_batch({"value": values}, 0)
         texts |= set(ids.texts)
-        traces |= set(ids.traces)
+        traces |= set(ids.trace_ids.tolist())
     assert len(texts) == len(traces) == 200_000
     assert all(0 < trace < 2**64 for trace in traces)
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from nsqext import OutgoingMessage
+from nsqext.client.producer.packed import PackedMessages
 from nsqext.errors import InvalidHeader, InvalidInput
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SinkOptions
-from nsqext.spark.write.row_ids import NumberedIds
-from nsqext.spark.write.row_mapper import Chunk, Group, RowMapper
+from nsqext.spark.write.row_ids import ContentIds, NumberedIds
+from nsqext.spark.write.row_mapper import Chunk, RowMapper
 from nsqext.types import TopicMeta
 
 IDS = NumberedIds("q", 2)
-TRACES = IDS.of_batch({"value": pa.array([b""] * 4)}, 0).traces
+TRACES = IDS.of_batch({"value": pa.array([b""] * 4)}, 0).trace_ids.tolist()
 METAS = {"plain": TopicMeta(2), "extend": TopicMeta(2, extend_support=True), "original": TopicMeta()}
 TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
@@ -54,7 +55,7 @@ class Rows:
         (chunk,) = self.chunks([row])
         ((_, group),) = chunk.groups.items()
         assert group.rows == [0]
-        return group.outgoing()[0]
+        return group.messages[0]
 
 
 def test_a_row_of_an_extend_topic_has_its_id_in_a_header() -> None:
@@ -157,12 +158,14 @@ def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
 
 @pytest.mark.parametrize("topic", ["plain", "extend", "original"])
 @pytest.mark.parametrize("limits", [(1000, 10), (1 << 20, 7), (100, 1000), (1 << 20, 1000)])
-def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[int, int]) -> None:
+@pytest.mark.parametrize("others", [["key"], []])
+def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[int, int], others: list[str]) -> None:
     """The fast path for them gives the messages that single rows give."""
     rows: list[dict[str, Any]] = [
-        {"value": b"x" * (number * 37 % 400 + 1), "key": "k" if number % 3 else None} for number in range(50)
+        {"value": b"x" * (number * 37 % 400 + 1), "key": "k" if number % 3 and others else None} for number in range(50)
     ]
-    slow = Rows(topic, *limits).chunks([{**row, "tag": None} for row in rows])
+    slow = Rows(topic, *limits).chunks([{**row, "trace_id": 0} for row in rows])
+    rows = [{name: row[name] for name in ("value", *others)} for row in rows]
     fast = Rows(topic, *limits).chunks(rows[:20], rows[20:])
 
     def messages(chunks: list[Chunk]) -> list[tuple[int, Any]]:
@@ -170,7 +173,7 @@ def test_rows_of_values_and_keys_are_mapped_together(topic: str, limits: tuple[i
             pair
             for chunk in chunks
             for group in chunk.groups.values()
-            for pair in zip(group.rows, group.outgoing(), strict=True)
+            for pair in zip(group.rows, group.messages, strict=True)
         ]
 
     assert messages(fast) == messages(slow)
@@ -224,33 +227,52 @@ def test_an_error_names_the_row(row: dict[str, Any], expected: str) -> None:
     assert expected in str(caught.value)
 
 
-def test_bodies_and_headers_of_an_extend_topic_stay_columns_until_other_messages_follow() -> None:
-    rows = [{"value": b"%d" % number} for number in range(3)]
-    (chunk,) = Rows("extend").chunks(rows[:1], rows[1:])
+@pytest.mark.parametrize("topic", ["plain", "extend", "original"])
+def test_bodies_and_ids_stay_packed_until_other_messages_follow(topic: str) -> None:
+    values = [b"%d" % number for number in range(3)]
+    (chunk,) = Rows(topic).chunks([{"value": values[0]}], [{"value": value} for value in values[1:]])
     (group,) = chunk.groups.values()
-    texts = [f"q/0/2/{number}" for number in range(3)]
-    assert (group.messages, group.headers) == ([b"0", b"1", b"2"], {"nsqext_id": texts})
-    assert group.without(1).messages == [OutgoingMessage(b"%d" % n, {"nsqext_id": texts[n]}) for n in (0, 2)]
-    other = OutgoingMessage(b"other", {"nsqext_id": "mine"})
-    chunk.add(("extend", None), 3, other, 5)
-    assert (group.messages[3], group.messages[2], group.headers) == (
-        other,
-        OutgoingMessage(b"2", {"nsqext_id": texts[2]}),
-        {},
-    )
-
-
-def test_bodies_and_trace_ids_of_a_plain_topic_stay_columns_until_other_messages_follow() -> None:
-    traces = TRACES
-    expected = [OutgoingMessage(b"%d" % number, trace_id=trace) for number, trace in enumerate(traces)]
-    rows = [{"value": b"%d" % number} for number in range(3)]
-    (chunk,) = Rows("plain").chunks(rows[:1], rows[1:])
-    (group,) = chunk.groups.values()
-    assert (group.messages, group.trace_ids) == ([b"0", b"1", b"2"], traces[:3])
-    assert (group.rows, chunk.count) == ([0, 1, 2], 3)
+    by_topic: dict[str, list[Any]] = {
+        "plain": [OutgoingMessage(value, trace_id=trace) for value, trace in zip(values, TRACES, strict=False)],
+        "extend": [OutgoingMessage(value, {"nsqext_id": f"q/0/2/{row}"}) for row, value in enumerate(values)],
+        "original": values,
+    }
+    expected = by_topic[topic]
+    packed = group.messages
+    assert isinstance(packed, PackedMessages)
+    assert (list(packed), group.rows, chunk.count) == (expected, [0, 1, 2], 3)
     assert group.without(1).messages == [expected[0], expected[2]]
     other = OutgoingMessage(b"other", trace_id=7)
-    chunk.add(("plain", None), 3, other, 5)
-    chunk.extend(("plain", None), Group([4], [b"3"], traces[3:]), 1)
-    assert (group.messages, group.trace_ids) == ([*expected[:3], other, expected[3]], [])
-    assert group.rows == [0, 1, 2, 3, 4]
+    chunk.add((topic, None), 3, other, 5)
+    chunk.extend((topic, None), range(4, 7), packed, 1)
+    assert (group.messages, group.rows) == ([*expected, other, *expected], [*range(7)])
+
+
+JOB = 'a "\\\x01ü'
+
+
+@pytest.mark.parametrize("make", [lambda: NumberedIds(JOB, 2), lambda: ContentIds(JOB, 2, "run")])
+def test_an_id_that_json_escapes_is_packed(make: Callable[[], NumberedIds | ContentIds]) -> None:
+    batch = pa.RecordBatch.from_pydict({"value": [b"x", b"x", b"y"]})
+    ids = make().of_batch(dict(zip(batch.schema.names, batch.columns, strict=True)), 0)
+    (chunk,) = RowMapper(SinkOptions(ClientConfig(("a:1",)), "extend"), ("value",), make()).chunks(
+        [batch], METAS.__getitem__
+    )
+    (group,) = chunk.groups.values()
+    assert isinstance(group.messages, PackedMessages)
+    assert [message.headers for message in group.messages if isinstance(message, OutgoingMessage)] == [
+        ids.headers_of("nsqext_id", index) for index in range(3)
+    ]
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend"])
+def test_a_column_of_one_topic_and_columns_of_nulls_cost_no_object_for_each_row(topic: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"value": b"%d" % row, "topic": topic, "tag": None, "headers": None} for row in range(3)
+    ]
+    (chunk,) = Rows().chunks(rows)
+    assert isinstance(chunk.groups[topic, None].messages, PackedMessages)
+    (chunk,) = Rows().chunks([*rows[:2], {**rows[2], "topic": "original"}])
+    assert chunk.groups[topic, None].rows == [0, 1]
+    (chunk,) = Rows().chunks([*rows[:2], {**rows[2], "trace_id": 7}])
+    assert len(chunk.groups[topic, None].messages) == 3

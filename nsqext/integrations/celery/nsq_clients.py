@@ -324,7 +324,6 @@ class Deliveries(virtual.QoS):  # type: ignore[misc]
         for delivery_tag in tuple(self._answers):
             self.reject(delivery_tag, requeue=True)
         self._flush()
-        self._delivered.clear()
         return []
 
     def restore_unacked_once(self, stderr: object = None) -> None:

@@ -179,7 +179,6 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         """Consume a queue; `Transport.drain_events` delivers messages."""
         self._callbacks[consumer_tag] = (queue, callback, no_ack)
         self._consumers.add(consumer_tag)
-        self._tag_to_queue[consumer_tag] = queue
         source = self._sources.get(queue)
         if source is not None:
             source.consumer.resume()
@@ -201,7 +200,6 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         A transient queue ends with its last consumer, as in AMQP, unless it has such messages.
         """
         self._consumers.discard(consumer_tag)
-        self._tag_to_queue.pop(consumer_tag, None)
         queue, *_ = self._callbacks.pop(consumer_tag, ("",))
         source = self._sources.get(queue)
         if source is None or any(one == queue for one, *_ in self._callbacks.values()):
@@ -389,8 +387,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def _deliver_all(self, connection: object) -> None:
         if self._wake is not None:
+            reading, _ = self._wake
             with suppress(BlockingIOError):
-                os.read(self._wake[0], 65536)
+                os.read(reading, 65536)
         for _ in range(self._inbox.qsize()):
             with suppress(TimeoutError):
                 self.drain_events(connection, timeout=0)

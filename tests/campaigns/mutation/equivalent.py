@@ -61,6 +61,28 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Is to IsNot",
         "if refused and kind is DelayedMessage:  # both channels receive each record",
     ): "the other channel sets it aside",
+    (
+        "integrations/celery/nsq_clients.py",
+        "Gt to GtE",
+        "return (kept_delay(meta, wait) or None) if wait > 0 else None",
+    ): "no delay either way",
+    (
+        "integrations/celery/nsq_clients.py",
+        "Gt to GtE",
+        "if lifetime is not None and time.time() > message.timestamp / 1e9 + lifetime:",
+    ): "the moment itself",
+    ("integrations/celery/nsq_clients.py", "left out", "self._flush()"): "the next message does it; counts regard it",
+    (
+        "integrations/celery/nsq_clients.py",
+        "left out",
+        "self._on_collect.cancel()",
+    ): "what would be called at the end of the process does nothing else",
+    (
+        "integrations/celery/transport.py",
+        "left out",
+        "self._consumers.discard(consumer_tag)",
+    ): "it is cancelled again when the channel closes, without effect",
+    ("integrations/celery/transport.py", "number + 1", "os.read(reading, 65536)"): "the size of a read is chosen",
     ("lookup/client.py", "number + 1", "self._lists = 0"): "the number only has to differ",
     (
         "lookup/client.py",

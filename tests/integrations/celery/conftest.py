@@ -11,7 +11,9 @@ import pytest
 
 import nsqext.integrations.celery  # noqa: F401 - registers the URLs
 from nsqext.broker import Cluster
+from nsqext.integrations.celery.nsq_clients import NsqClients
 from nsqext.sync.loop import shared_loop
+from tests.integrations.celery.scripted import ScriptedServers
 
 Connect = Callable[..., kombu.Connection]
 
@@ -50,3 +52,13 @@ def connect(cluster: Cluster) -> Iterator[Connect]:
 def name() -> str:
     """A name that no other test uses."""
     return f"q_{token_hex(4)}"
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> ScriptedServers:
+    """Stand in for the servers of all clients."""
+    found = ScriptedServers()
+    monkeypatch.setattr(NsqClients, "producer", found)
+    monkeypatch.setattr(NsqClients, "admin", found)
+    monkeypatch.setattr(NsqClients, "consumer", found.consumer)
+    return found

@@ -37,7 +37,7 @@ def message(body: str | bytes, headers: dict[str, Any] | None = None, **properti
 def test_body_headers_and_properties_are_kept(body: str | bytes, headers: dict[str, Any], extend: bool) -> None:
     sent = message(body, headers, correlation_id="c", priority=0)
     stored, extended = encode_message({**sent, "properties": {**sent["properties"], "signal": object()}}, extend=extend)
-    assert stored
+    assert stored.startswith(b'{"kombu":1,') or extended, "the format that workers of other versions read"
     received = decode_message(stored, extended or {})
     assert received is not None
     del sent["properties"]["delivery_tag"], sent["properties"]["body_encoding"]

@@ -26,6 +26,12 @@ def test_different_names_stay_different(names: list[str]) -> None:
     assert len({nsq_name(name) for name in names}) == len(names)
 
 
+def test_a_name_is_kept_if_an_ephemeral_channel_may_have_it() -> None:
+    longest = 54 * "a"
+    assert (nsq_name(longest), len(channel_name(longest, transient=True))) == (longest, 64)
+    assert nsq_name(longest + "a") != longest + "a"
+
+
 @table(
     ("exchange", "routing_key", "topic"),
     [

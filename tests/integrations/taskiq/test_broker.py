@@ -7,19 +7,22 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
-from taskiq import AckableMessage, TaskiqMessage, TaskiqScheduler
+from taskiq import AckableMessage, BrokerMessage, TaskiqEvents, TaskiqMessage, TaskiqScheduler
 from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
 from taskiq.schedule_sources import LabelScheduleSource
 
 from nsqext import Admin, Consumer, Lookup, Producer
 from nsqext.broker import Cluster
+from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.integrations.taskiq import NsqBroker
+from nsqext.types import TopicMeta
 
 Opened = Callable[..., AbstractAsyncContextManager[NsqBroker]]
 pytestmark = pytest.mark.anyio
@@ -112,6 +115,125 @@ async def test_a_task_without_a_due_time_at_the_server_waits_for_its_delay(clust
         assert time.time() - receipt >= 0.5
         with pytest.raises(InvalidState, match="listens already"):
             await take(broker, 1)
+
+
+class ScriptedConsumer:
+    """Fetches scripted messages one by one."""
+
+    def __init__(self, *messages: SimpleNamespace) -> None:
+        self.messages = list(messages)
+        self.calls: list[str] = []
+
+    async def start(self) -> None:
+        self.calls.append("start")
+
+    async def fetch(self, count: int) -> list[SimpleNamespace]:
+        assert count == 1
+        return [self.messages.pop(0)]
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+
+def scripted(*, age: float = 0.0, at_server: bool = False, body: bytes | None = None, **labels: Any) -> SimpleNamespace:
+    """Return a message with a task of an age in seconds, and its answers."""
+    task = TaskiqMessage(task_id="1", task_name="delay", labels=labels, args=["delay"], kwargs={})
+    answers: list[Any] = []
+
+    async def requeue(delay: float) -> None:
+        answers.append(delay)
+
+    async def finish() -> None:
+        answers.append("finish")
+
+    return SimpleNamespace(
+        body=NsqBroker("127.0.0.1:1").formatter.dumps(task).message if body is None else body,
+        timestamp=round((time.time() - age) * 1e9),
+        header_value=lambda name: "1" if at_server else None,
+        requeue=requeue,
+        finish=finish,
+        answers=answers,
+    )
+
+
+async def test_a_task_goes_back_for_the_rest_of_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = [scripted(delay=0.9), scripted(age=60.0, delay=100.0), scripted(delay=100_000.0)]
+    due = [
+        scripted(),
+        scripted(age=60.0, delay=50.0),
+        scripted(at_server=True, delay=100.0),
+        scripted(body=b"no task, and no delay"),
+        scripted(body=b"other"),
+    ]
+    consumer = ScriptedConsumer(*early, *due)
+    monkeypatch.setattr("nsqext.integrations.taskiq.Consumer", lambda *_, **__: consumer)
+    broker, found = NsqBroker("127.0.0.1:1"), list[bytes]()
+    listening = broker.listen()
+    while len(found) < len(due):
+        message = await anext(listening)
+        assert isinstance(message, AckableMessage)
+        found.append(message.data)
+        if answer := message.ack():
+            await answer
+    assert consumer.calls == ["start"]
+    await listening.aclose()
+    assert consumer.calls == ["start", "pause"]
+    assert found == [message.body for message in due]
+    assert [message.answers for message in due] == [["finish"]] * len(due)
+    (first,), (second,), (third,) = (message.answers for message in early)
+    assert 0 < first <= 0.9
+    assert 20 < second <= 40
+    assert third == ACCEPTED_DELAY
+
+
+@pytest.mark.parametrize(
+    ("labels", "meta", "delay"),
+    [
+        ({}, TopicMeta(partition_num=1, extend_support=True), None),
+        ({"delay": 0}, TopicMeta(partition_num=1, extend_support=True), None),
+        ({"delay": "0.5"}, TopicMeta(partition_num=1, extend_support=True), 0.5),
+        ({"delay": 100_000}, TopicMeta(partition_num=1, extend_support=True), 100_000.0),
+        ({"delay": 100_000}, TopicMeta(partition_num=1), None),
+        ({"delay": 100_000}, TopicMeta(), ACCEPTED_DELAY),
+    ],
+)
+async def test_servers_keep_a_task_for_as_long_as_they_can(
+    labels: dict[str, Any], meta: TopicMeta, delay: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, bytes, dict[str, Any]]] = []
+
+    class ScriptedProducer:
+        async def meta(self, topic: str) -> TopicMeta:
+            return meta
+
+        async def publish(self, topic: str, body: bytes, **options: Any) -> None:
+            sent.append((topic, body, options))
+
+    monkeypatch.setattr("nsqext.integrations.taskiq.Producer", lambda **_: ScriptedProducer())
+    broker = NsqBroker("127.0.0.1:1", queues=("first", "second"))
+    await broker.kick(BrokerMessage(task_id="1", task_name="note", message=b"x", labels=labels))
+    assert sent == [("first", b"x", {"key": None, "tag": None, "delay": delay})]
+
+
+@pytest.mark.parametrize("create", [True, False])
+async def test_a_receiver_that_starts_its_broker_again_creates_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, create: bool
+) -> None:
+    events: list[str] = []
+
+    class RecordedAdmin(Admin):
+        async def create_topic(self, topic: str, **arguments: Any) -> None:
+            events.append("create")
+            await super().create_topic(topic, **arguments)
+
+    monkeypatch.setattr("nsqext.integrations.taskiq.Admin", RecordedAdmin)
+    broker = NsqBroker(cluster.lookupd, queues=(f"q_{token_hex(4)}",), topic_create=create)
+    broker.add_event_handler(TaskiqEvents.CLIENT_STARTUP, lambda state: events.append("startup"))
+    broker.add_event_handler(TaskiqEvents.CLIENT_SHUTDOWN, lambda state: events.append("shutdown"))
+    for _ in range(2):
+        await broker.startup()
+    await broker.shutdown()
+    assert events == ["create"] * create + ["startup", "startup", "shutdown"]
 
 
 async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:

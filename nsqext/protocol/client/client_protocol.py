@@ -81,22 +81,24 @@ class FrameParser:
                 return frames
             data = b"".join((*self._pieces, data))
             self._forget()
-        end = len(data)
-        while end - position >= 8:
-            size, kind = FRAME_HEAD.unpack_from(data, position)
-            if not (4 <= size <= self._max and _RESPONSE <= kind <= _MESSAGE):
-                self._fail(data[position : position + 16], size, kind)
-                return frames
+        end, most, single = len(data), self._max, self.single
+        last, unpack = end - 8, FRAME_HEAD.unpack_from
+        take = None if messages is None else messages.append
+        while position <= last:
+            size, kind = unpack(data, position)
             stop = position + 4 + size
-            if stop > end:
-                need = stop - position
-                break
-            if kind == _MESSAGE and messages is not None:
-                messages.append(data[position + 8 : stop])
+            if kind == _MESSAGE and take is not None and 4 <= size <= most and stop <= end:
+                take(data[position + 8 : stop])
             else:
+                if not (4 <= size <= most and _RESPONSE <= kind <= _MESSAGE):
+                    self._fail(data[position : position + 16], size, kind)
+                    return frames
+                if stop > end:
+                    need = stop - position
+                    break
                 frames.append((kind, data[position + 8 : stop]))
             position = stop
-            if self.single:
+            if single:
                 break
         if position < end:
             self._need = need

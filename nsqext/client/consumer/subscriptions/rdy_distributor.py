@@ -21,7 +21,7 @@ IDLE = 10.0
 TURN = 5.0
 """Seconds after which a connection that receives messages ends its turn while others wait."""
 IDLE_TURN = 0.25
-"""Seconds after which a connection that receives nothing ends its turn."""
+"""Seconds after which a connection that receives nothing, and has nothing in flight, ends its turn."""
 SETTLED = 0.25
 """Seconds within which a server has read a sent command, such as a lower RDY count or an answer."""
 _TIMER = 0.005  # seconds without a message after which a server sends what it collects, although RDY is not used up
@@ -129,6 +129,7 @@ class _Member:
     width: float = inf  #: widest window that is filled soon
     round_trip: float = 0.0  #: shortest time from an answer to the next message; 0 before RDY was 1
     turn: float | None = None  #: begin of its turn; None without a turn
+    idle_since: float | None = None  #: when its turn was first known to be idle; None after a message
     order: int = 0  #: number of its last turn; the lowest has waited longest
     paused: bool = False
     retired: bool = False  #: it will be closed
@@ -291,7 +292,7 @@ class RdyDistributor(Generic[K]):
         if found is None:
             return False
         changed = now - found.received > IDLE or self._probing_since is not None
-        found.received = now
+        found.received, found.idle_since = now, None
         mean = size / count
         found.size = max(mean, found.size + (mean - found.size) / 16)
         found.excess = excess
@@ -405,23 +406,30 @@ class RdyDistributor(Generic[K]):
 
     def shares(self, now: float, in_flight: Mapping[K, int] = _NOTHING) -> Mapping[K, int]:
         """Return the RDY count of each connection, by its unanswered messages."""
+        free = self._bound
         for key, member in self._members.items():
             if member.claim != member.share or in_flight.get(key, 0) > member.share:
                 member.settle(in_flight.get(key, 0), now)
-        self._grant(self._wanted(in_flight, now), now)
+            free -= member.claim
+        self._grant(self._wanted(in_flight, now), free, now)
         return {key: member.share for key, member in self._members.items()}
 
-    def _grant(self, wanted: Mapping[K, int], now: float) -> None:
-        """Lower RDY counts at once; raise them by what no claim covers."""
-        free = self._bound
+    def _grant(self, wanted: Mapping[K, int], free: int, now: float) -> None:
+        """Lower RDY counts at once; raise them within their claims, and by what no claim covers.
+
+        If claims exceed the bound, because it was lowered, no count is raised: a claim that is used again never settles.
+
+        Args:
+            free: what no claim covers, negative if they exceed the bound.
+        """
         missing: dict[K, int] = {}
         for key, member in self._members.items():
-            count, claim = wanted.get(key, 0), member.claim
-            free -= claim
+            count = wanted.get(key, 0)
+            most = member.claim if free >= 0 else max(member.share, int(member.sole))
             if count != member.share:
-                member.set_share(min(count, claim), now)
-            if count > claim:
-                missing[key] = count - claim
+                member.set_share(min(count, most), now)
+            if count > member.claim and free >= 0:
+                missing[key] = count - member.claim
         granted = _share_out(max(0, free), missing, dict.fromkeys(missing, 0))
         for key in missing:
             member = self._members[key]
@@ -432,7 +440,7 @@ class RdyDistributor(Generic[K]):
         most = self._most(in_flight, now)
         able = {key: count for key, member in self._members.items() if (count := member.most)} if most else {}
         if len(able) > most:
-            self._take_turns(able, most, now)
+            self._take_turns(able, most, in_flight, now)
             return {key: 1 for key in able if self._members[key].turn is not None}
         idle: list[K] = []
         for key, member in self._members.items():
@@ -491,13 +499,16 @@ class RdyDistributor(Generic[K]):
         answered = self._probing_since is not None and member.received >= self._probing_since
         return member.order if member.order > self._asked and not answered else -member.received
 
-    def _take_turns(self, able: Iterable[K], most: int, now: float) -> None:
+    def _take_turns(self, able: Iterable[K], most: int, in_flight: Mapping[K, int], now: float) -> None:
         """Give ``most`` connections a turn, longest waiting first; for the backoff, the last that received."""
-        for member in self._members.values():
+        for key, member in self._members.items():
             if member.turn is not None:
-                quiet = now - max(member.received, member.turn)
-                over = now - member.turn > TURN or quiet > IDLE_TURN
-                if over or not member.most:
+                if in_flight.get(key, 0):
+                    member.idle_since = None
+                elif member.idle_since is None:
+                    member.idle_since = now
+                idle = member.idle_since is not None and now - member.idle_since > IDLE_TURN
+                if idle or now - member.turn > TURN or not member.most:
                     member.turn = None
         probing = self._probing_since is not None
         members = [self._members[key] for key in able]
@@ -509,11 +520,12 @@ class RdyDistributor(Generic[K]):
             waiting.sort(key=self._order_of_probes)
         free = self._bound - sum(max(member.claim, member.turn is not None) for member in self._members.values())
         for member in waiting[: max(0, most - len(having))]:
-            if not member.claim and free <= 0:
+            if (free <= 0 and not member.claim) or (free < 0 and not member.share):
                 break  # what it waits for is not given to connections behind it
             free -= not member.claim
             self._turns += 1
-            member.turn, member.order = now, self._turns
+            member.turn = member.idle_since = now
+            member.order = self._turns
 
 
 def _grow(member: _Member) -> None:

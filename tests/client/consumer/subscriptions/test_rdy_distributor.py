@@ -591,6 +591,18 @@ def test_a_turn_ends_after_a_while_and_earlier_without_messages() -> None:
     assert [flow.shares(begun + now)[first] for now in (0.9, 1.0, 1.3)] == [0, 0, 1]
 
 
+def test_a_turn_with_slow_handlers_is_not_idle() -> None:
+    flow = make(1, 2500, 2500)
+    (first,) = [key for key, share in flow.shares(1000.0).items() if share]
+    for number in range(8):
+        now = 1000.0 + number * 0.5
+        flow.received(first, 1, 1, 1, now)
+        assert flow.shares(now + 0.3, {first: 1})[first] == 1
+        assert flow.shares(now + 0.4)[first] == 1, "it was answered, and its server has not sent the next"
+    assert flow.shares(1003.8)[first] == 1
+    assert flow.shares(1004.2)[first] == 0
+
+
 def test_no_share_is_above_its_limit() -> None:
     assert _share_out(7, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 4}
     assert _share_out(6, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 3}
@@ -683,8 +695,14 @@ def test_the_messages_in_flight_by_the_count_of_the_servers_are_never_more(
     flow = RdyDistributor[int](total, backoff)
     servers = Servers(flow, chance, set(), handling)
 
+    allowed, lowered_at = total, 0.0
+
     def check() -> None:
-        assert sum(servers.in_flight.values()) <= total
+        nonlocal allowed
+        in_flight = sum(servers.in_flight.values())
+        if servers.now > lowered_at + 3 * SETTLED:
+            allowed = max(flow.max_in_flight, min(allowed, in_flight))
+        assert in_flight <= allowed
 
     for number in range(count):
         flow.add(number, 2500, backoff, servers.now)
@@ -694,11 +712,14 @@ def test_the_messages_in_flight_by_the_count_of_the_servers_are_never_more(
             servers.run(2.0, check)
     for _ in range(6):
         chosen = chance.randrange(count)
-        what = chance.choice(["pause", "busy", "backoff", "retire"])
+        what = chance.choice(["pause", "busy", "backoff", "retire", "change"])
         if what == "pause":
             flow.pause(chosen, paused=chance.random() < 0.5)
         elif what == "busy":
             servers.busy ^= {chosen}
+        elif what == "change":
+            flow.max_in_flight, lowered_at = chance.randint(1, total), servers.now
+            allowed = max(allowed, flow.max_in_flight)
         elif what == "retire" and chance.random() < 0.2:
             flow.retire(chosen)
         else:
@@ -708,6 +729,20 @@ def test_the_messages_in_flight_by_the_count_of_the_servers_are_never_more(
         backoff.tick(servers.now)
         if chance.random() < 0.5:
             backoff.level, backoff.until = 0, 0.0
+
+
+def test_a_lower_bound_holds_while_connections_take_turns() -> None:
+    flow = make(200, 10, 10, 10)
+    flow.shares(1000.0)
+    flow.max_in_flight = 2
+    before: set[int] = set()
+    for number in range(40):
+        now = 1000.0 + number * 0.26
+        receive(flow, 0, now)
+        ready = {key for key, share in flow.shares(now).items() if share}
+        if now > 1000.0 + 4 * SETTLED:
+            assert len(before | ready) <= 2, "a server that has not read RDY 0 may send a message"
+        before = ready
 
 
 @settings(max_examples=25)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
+from contextvars import Context
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import anyio
+from anyio.lowlevel import checkpoint, current_token
 from attrs import define
 
 from nsqext.arguments import is_number
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+
+_get_ident = threading.get_ident
 
 chance: Random = Random()
 """Source of jitter. Clients in a background thread leave the state of the module ``random`` to the application."""
@@ -88,35 +93,187 @@ class Doubling:
         self._count = 0
 
 
+@runtime_checkable
+class AsyncioLoop(Protocol):
+    """An event loop of asyncio."""
+
+    def create_task(self, coro: Coroutine[Any, Any, None], *, name: str) -> object: ...
+
+    def is_running(self) -> bool: ...
+
+    def add_reader(self, fd: int, callback: Callable[..., Any], *args: Any) -> None: ...
+
+    def remove_reader(self, fd: int) -> bool: ...
+
+    def add_writer(self, fd: int, callback: Callable[..., Any], *args: Any) -> None: ...
+
+    def remove_writer(self, fd: int) -> bool: ...
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+
+class Turns:
+    """The turns of an event loop of asyncio, in which waiting tasks continue."""
+
+    __slots__ = ("call_soon", "cancelled", "loop", "woken")
+
+    def __init__(self, loop: AsyncioLoop) -> None:
+        self.loop: AsyncioLoop = loop
+        self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
+        self.cancelled: type[BaseException] = anyio.get_cancelled_exc_class()  #: exception that cancels a task
+        #: waiters that were set within a callback that continues them itself; None outside of such a callback
+        self.woken: list[Waiter] | None = None
+
+
+class Waiter:
+    """A future that a single task awaits, with the interface that asyncio's tasks expect."""
+
+    __slots__ = ("_asyncio_future_blocking", "_callback", "_cancel_args", "_context", "_done", "_turns")
+
+    def __init__(self, turns: Turns) -> None:
+        self._asyncio_future_blocking = False
+        self._turns = turns
+        self._done = False
+        self._cancel_args: tuple[str, ...] | None = None
+        self._callback: Callable[[Waiter], object] | None = None
+        self._context: Context | None = None
+
+    def set(self) -> None:
+        """Wake the task, unless woken or cancelled before."""
+        if self._done:
+            return
+        self._done = True
+        woken = self._turns.woken
+        if woken is None:
+            # called from a task, before which no other task can run
+            self._turns.call_soon(self.resume)
+        else:
+            woken.append(self)
+
+    def resume(self) -> None:
+        """Run the task until it waits again."""
+        if self._callback is not None and self._context is not None:
+            self._context.run(self._callback, self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if not self._done:
+            self._asyncio_future_blocking = True
+            yield self
+
+    # What asyncio's tasks and debuggers call
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancelled(self) -> bool:
+        return self._cancel_args is not None
+
+    def get_loop(self) -> object:
+        return self._turns.loop
+
+    def add_done_callback(self, callback: Callable[[Waiter], object], *, context: Context) -> None:
+        self._callback = callback
+        self._context = context
+
+    def cancel(self, msg: str | None = None) -> bool:
+        """Cancel the task in the next turn; return whether it was waiting."""
+        if self._done:
+            return False
+        self._done = True
+        self._cancel_args = () if msg is None else (msg,)
+        self._turns.call_soon(self.resume)
+        return True
+
+    def result(self) -> None:
+        if self._cancel_args is not None:
+            raise self._turns.cancelled(*self._cancel_args)
+
+
+class EventWaiter:
+    """As `Waiter`, for trio."""
+
+    __slots__ = ("_event", "set")
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self.set: Callable[[], None] = self._event.set
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._event.wait().__await__()
+
+
+class WaitingTasks:
+    """Tasks of an event loop that wait.
+
+    On asyncio, `anyio.Event` costs three times as much for each wait: it looks for the event loop.
+    """
+
+    __slots__ = ("_thread", "_turns")
+
+    def __init__(self) -> None:
+        self._turns: Turns | None = None  # of the loop of the last wait, on asyncio
+        self._thread = 0
+
+    def new(self) -> Waiter | EventWaiter:
+        """Return what the current task can wait for."""
+        turns = self._turns
+        if turns is not None and self._thread == _get_ident() and turns.loop.is_running():
+            return Waiter(turns)
+        loop = current_token().native_token
+        if not isinstance(loop, AsyncioLoop):
+            return EventWaiter()
+        self._turns, self._thread = Turns(loop), _get_ident()
+        return Waiter(self._turns)
+
+
 class Waiters:
     """Wakes all waiting tasks, repeatedly."""
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._tasks = WaitingTasks()
+        self._waiting: dict[Waiter | EventWaiter, None] = {}  # an ordered set
 
     def wake(self) -> None:
         """Wake the waiting tasks; later tasks wait for the next call."""
-        self._event.set()
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            waiter.set()
 
     async def wait(self) -> None:
-        if self._event.is_set():
-            self._event = anyio.Event()
-        await self._event.wait()
+        waiter = self._tasks.new()
+        self._waiting[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiting.pop(waiter, None)
 
 
 class Wakeup:
     """Wakes a task, at once or as soon as it waits: no call of `wake` is missed."""
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._tasks = WaitingTasks()
+        self._waiter: Waiter | EventWaiter | None = None
+        self._woken = False
 
     def wake(self) -> None:
-        self._event.set()
+        self._woken = True
+        if self._waiter is not None:
+            self._waiter.set()
 
     async def wait(self) -> None:
-        """Wait until `wake` was called after the last wait."""
-        await self._event.wait()
-        self._event = anyio.Event()
+        """Wait until `wake` was called after the last wait; other tasks run at least once."""
+        if self._woken:
+            await checkpoint()
+        else:
+            self._waiter = self._tasks.new()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._woken = False
 
 
 async def gather(keys: Iterable[K], function: Callable[[K], Awaitable[T]], *, at_once: int = 8) -> dict[K, T]:

@@ -24,7 +24,7 @@ ROOT = "nsqext"  # the package itself: its public names
 
 BASE = {"arguments", "errors", "types"}
 PROTOCOL = BASE | {"protocol"}
-TRANSPORT = PROTOCOL | {"transport"}
+TRANSPORT = PROTOCOL | {"transport", "waits"}
 LOOKUP = TRANSPORT | {"http", "lookup", "settings", "settings_text"}
 CLIENT = LOOKUP | {"client", "key_ranges", "waits"}
 PUBLIC = CLIENT | {"admin", ROOT}
@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         "protocol",
     },  # one hash for partitions and key ranges: nsqext.protocol.hashing, see below
     "protocol": BASE,
-    "transport": PROTOCOL,
+    "transport": PROTOCOL | {"waits"},
     "arguments": {"errors"},
     "waits": BASE,
     "lookup": TRANSPORT | {"http", "settings", "settings_text", "waits"},

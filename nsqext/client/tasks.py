@@ -16,8 +16,9 @@ import anyio
 from anyio.lowlevel import current_token
 
 from nsqext.errors import InvalidState
-from nsqext.transport.event_loop import AsyncioLoop, call_soon, current_loop
+from nsqext.transport.event_loop import call_soon, current_loop
 from nsqext.types import ProcessBound
+from nsqext.waits import AsyncioLoop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

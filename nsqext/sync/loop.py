@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, S
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from nsqext.errors import InvalidState
-from nsqext.transport.event_loop import AsyncioLoop, current_loop
+from nsqext.transport.event_loop import current_loop
 from nsqext.types import ProcessBound
+from nsqext.waits import AsyncioLoop
 
 logger: logging.Logger = logging.getLogger("nsqext.sync")
 

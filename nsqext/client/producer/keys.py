@@ -19,6 +19,7 @@ from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.request import OutgoingMessage, key_bytes
 from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
+from nsqext.waits import WaitingTasks
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
     from nsqext.types import Receipt
+    from nsqext.waits import EventWaiter, Waiter
 
 
 class KeyLock:
@@ -36,6 +38,7 @@ class KeyLock:
     """
 
     def __init__(self) -> None:
+        self.tasks: WaitingTasks = WaitingTasks()  #: that wait for their places
         self._rows: dict[TopicKey, deque[Place] | tuple[()]] = {}
 
     def __len__(self) -> int:
@@ -93,14 +96,14 @@ class KeyLock:
 class Place:
     """A place in the queues of its keys, see `KeyLock.queue`."""
 
-    __slots__ = ("_lock", "_woken", "held", "missing", "request")
+    __slots__ = ("_lock", "_waiter", "held", "missing", "request")
 
     def __init__(self, lock: KeyLock, request: MessageRequest | None = None) -> None:
         self.request: MessageRequest | None = request  #: what is published with its only key
         self.held: set[TopicKey] = set()  #: keys whose lock it has
         self.missing: set[TopicKey] = set()  #: keys that it waits for
         self._lock = lock
-        self._woken: anyio.Event | None = None
+        self._waiter: Waiter | EventWaiter | None = None
 
     async def enter(self, timeout: float) -> None:
         """Wait for all keys; an error or cancellation keeps the place. Raises PublishFailed."""
@@ -120,12 +123,12 @@ class Place:
 
     async def sleep(self) -> None:
         """Wait until `wake` is called."""
-        self._woken = anyio.Event()
-        await self._woken.wait()
+        self._waiter = self._lock.tasks.new()
+        await self._waiter
 
     def wake(self) -> None:
-        if self._woken is not None:
-            self._woken.set()
+        if self._waiter is not None:
+            self._waiter.set()
 
     def grant(self, key: TopicKey) -> None:
         """Receive a key's lock."""

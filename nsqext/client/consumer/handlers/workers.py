@@ -42,18 +42,18 @@ _MOST_NAMED = 3  # messages named in a report of a blocked event loop
 class MessageQueue:
     """A queue for any number of tasks."""
 
-    __slots__ = ("_wake", "messages", "stopped")
+    __slots__ = ("_waiting", "messages", "stopped")
 
     def __init__(self) -> None:
         self.messages: deque[Message] = deque()  #: oldest first
         self.stopped: bool = False
-        self._wake = anyio.Event()
+        self._waiting = Waiters()
 
     def put(self, messages: list[Message]) -> None:
         """Append messages; after `stop` discard them: the server redelivers them."""
         if not self.stopped:
             self.messages.extend(messages)
-            self._wake.set()
+            self._waiting.wake()
 
     def take_ready(self) -> Message | None:
         """Remove and return the next message, for any thread.
@@ -96,16 +96,14 @@ class MessageQueue:
         """Hand out no further messages; wake all waiting tasks."""
         self.stopped = True
         self.messages.clear()
-        self._wake.set()
+        self._waiting.wake()
 
     def wake(self) -> None:
-        self._wake.set()
+        self._waiting.wake()
 
     async def wait(self) -> None:
-        """Wait for `put`, `wake` or `stop`; return immediately after a call since the last wait."""
-        if self._wake.is_set():
-            self._wake = anyio.Event()
-        await self._wake.wait()
+        """Wait for `put`, `wake` or `stop`."""
+        await self._waiting.wait()
 
 
 @define(eq=False)

@@ -417,7 +417,7 @@ class RdyDistributor(Generic[K]):
     def _grant(self, wanted: Mapping[K, int], free: int, now: float) -> None:
         """Lower RDY counts at once; raise them within their claims, and by what no claim covers.
 
-        If claims exceed the bound, because it was lowered, no count is raised: a claim that is used again never settles.
+        If claims exceed the bound, because it was lowered, no count is raised: claims that are used again never settle.
 
         Args:
             free: what no claim covers, negative if they exceed the bound.

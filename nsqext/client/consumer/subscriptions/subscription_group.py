@@ -15,7 +15,7 @@ from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
-from nsqext.waits import Waiters
+from nsqext.waits import Waiters, Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sized
@@ -86,8 +86,8 @@ class SubscriptionGroup:
         self._shares_due = False  # whether the next flush distributes RDY
         self._collects_until = -inf  # until when answers are sent together
         self._blocked_at = -inf  # when the event loop was last found blocked
-        self._flush_due = anyio.Event()
-        self._narrow_due = anyio.Event()
+        self._flush_due = Wakeup()
+        self._narrow_due = Wakeup()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
         self._due_at = inf
@@ -190,7 +190,7 @@ class SubscriptionGroup:
 
     def _distribute_soon(self) -> None:
         self._shares_due = True
-        self._flush_due.set()
+        self._flush_due.wake()
 
     def _record(self, subscription: Subscription) -> bool:
         """Report messages since the last call to the distributor; return whether RDY counts change."""
@@ -214,7 +214,7 @@ class SubscriptionGroup:
             self._shares_due = True
         if self.flow.wide:
             self._waiting_since = _clock()
-            self._narrow_due.set()
+            self._narrow_due.wake()
 
     def make_room(self, subscription: Subscription) -> None:
         """Raise the RDY count of a subscription: its messages wait in flight until they are due."""
@@ -282,7 +282,7 @@ class SubscriptionGroup:
         """
         self.tasks.check_event_loop()
         if not self._unsent:
-            self._flush_due.set()
+            self._flush_due.wake()
         self._unsent.append(subscription)
         if not answer:
             return False
@@ -306,14 +306,12 @@ class SubscriptionGroup:
         """Send pending commands until cancelled, many with one write."""
         while True:
             await self._flush_due.wait()
-            self._flush_due = anyio.Event()
             self.flush()
 
     async def run_narrow(self) -> None:
         """Shrink windows until cancelled, after which servers send at once what they collect."""
         while True:
             await self._narrow_due.wait()
-            self._narrow_due = anyio.Event()
             while self.flow.wide:
                 quiet = _clock() - max(self._received_at, self._waiting_since)
                 changed, pause = self.flow.narrow(quiet, _in_flight)

@@ -22,8 +22,8 @@ WAYS = {
     "receive": "## A message from the socket to the handler",
     "finish": "## The handler's return to the socket",
 }
-_TIMERS = {"client/tasks.py"}
-"""Files of tasks that run beside the message."""
+_BESIDE = {"client/tasks.py", "waits.py"}
+"""Files of tasks that run beside the message, and of how a task waits."""
 _WARM = 2000
 """Messages before the traced ones: RDY does not limit the consumer any more, as in one that has run for a while."""
 _TRACED = 5
@@ -93,7 +93,7 @@ async def traced() -> dict[str, list[str]]:
                 finally:
                     sys.setprofile(None)
     return {
-        stage: min(([name for name in one.files[stage] if name not in _TIMERS] for one in traces), key=len)
+        stage: min(([name for name in one.files[stage] if name not in _BESIDE] for one in traces), key=len)
         for stage in WAYS
     }
 

@@ -295,10 +295,10 @@ async def _always_new(right: Any, self: Any, *args: Any) -> Any:
     return await right(self, *args) or ("SELECT 1", {})
 
 
-def _give_turns_to_the_first(right: Any, self: Any, able: Any, most: int, now: float) -> None:
+def _give_turns_to_the_first(right: Any, self: Any, able: Any, most: int, in_flight: Any, now: float) -> None:
     for key in able:
         self._members[key].order = 0
-    right(self, able, most, now)
+    right(self, able, most, in_flight, now)
 
 
 def _later_is_sooner(right: Any, self: Any, delivery: Any, delay: float) -> Any:

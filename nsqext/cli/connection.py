@@ -260,14 +260,15 @@ class ServerAccess:
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[Admin]:
         with waits.waiting(f"a response of lookup at {self._lookup_text()}, or of its nodes"):
-            async with self._new_admin() as admin:
+            async with self.new_admin() as admin:
                 yield admin
 
     def _lookup_text(self) -> str:
         found = self.lookup()
         return found if isinstance(found, str) else ", ".join(map(str, found))
 
-    def _new_admin(self) -> Admin:
+    def new_admin(self) -> Admin:
+        """Return an administration client that reports no waits."""
         from nsqext import Admin
         from nsqext.admin.options import admin_settings
         from nsqext.client.settings import settings_for
@@ -334,7 +335,7 @@ class ServerAccess:
         from nsqext.waits import Doubling
 
         pauses, looks = Doubling(_FIRST_POLL, _LONGEST_POLL), 0
-        async with self._new_admin() as admin:
+        async with self.new_admin() as admin:
             while looks < 2:
                 await anyio.sleep(_FIRST_POLL if looks else pauses.next())
                 drained = False

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
+
+from attrs import frozen
 
 from nsqext.client.consumer.message import HandlerSignal
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
@@ -23,9 +26,29 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import Publishing
     from nsqext.types import Receipt
 
-__all__ = ("LogObserver", "Observer")
+__all__ = ("LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
 
 logger: logging.Logger = logging.getLogger("nsqext.observability")
+
+
+@frozen
+class TopicRelayStatistics:
+    """The progress of a relay of a topic (`nsqext relay`)."""
+
+    topic: str
+    channel: str  #: of the relay
+    target: str  #: topic or URL that receives the messages
+    relayed: int  #: messages sent since the start
+    lag: int | None  #: unfinished messages of the channel; None if unknown
+    in_flight: int  #: messages received and not yet finished
+
+
+class TopicRelay(ABC):
+    """Sends the messages of a topic to a topic or URL, and reports its progress."""
+
+    @abstractmethod
+    def statistics(self) -> TopicRelayStatistics:
+        """Return the progress."""
 
 
 class Observer(Middleware):

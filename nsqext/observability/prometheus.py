@@ -22,7 +22,7 @@ except ModuleNotFoundError as _error:
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.observability import Observer, failure
+from nsqext.observability import Observer, TopicRelay, failure
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
@@ -110,6 +110,12 @@ _CONSUMER = (
     _highest("consumer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
 _CONSUMER_LABELS = ("topic", "channel")
+_MIRROR_LABELS = ("topic", "channel", "target")
+_MIRROR = (
+    _count("relay_messages", "Messages that `nsqext relay` sent.", lambda found: found.relayed),
+    _highest("relay_lag_messages", "Unfinished messages of the channel of `nsqext relay`.", lambda found: found.lag),
+    _sum("relay_in_flight_messages", "Messages that `nsqext relay` has received.", lambda found: found.in_flight),
+)
 _RELAY = (
     _count("outbox_published_messages", "Messages that relays published.", lambda found: found.published),
     _count("outbox_failed_publishes", "Attempts of relays that failed.", lambda found: found.failed),
@@ -129,6 +135,7 @@ class _ClientCollector:
         self.producers: WeakSet[Producer] = WeakSet()
         self.consumers: WeakSet[Consumer] = WeakSet()
         self.relays: WeakSet[OutboxRelay] = WeakSet()
+        self.mirrors: WeakSet[TopicRelay] = WeakSet()
         self._namespace = namespace
 
     def collect(self) -> Iterator[Metric]:
@@ -145,11 +152,17 @@ class _ClientCollector:
         relays = tuple(self.relays)
         yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
         yield from self._families(_OUTBOX, (), list(_summaries(relays)))
+        mirrors = [one.statistics() for one in tuple(self.mirrors)]
+        yield from self._families(
+            _MIRROR, _MIRROR_LABELS, [((one.topic, one.channel, one.target), one) for one in mirrors]
+        )
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values."""
         rest = (*_PRODUCER, *_RELAY, *_OUTBOX)
-        return [*self._families(rest, (), ()), *self._families(_CONSUMER, _CONSUMER_LABELS, ())]
+        labelled = ((_CONSUMER, _CONSUMER_LABELS), (_MIRROR, _MIRROR_LABELS))
+        found = list(self._families(rest, (), ()))
+        return found + [one for table, labels in labelled for one in self._families(table, labels, ())]
 
     def _families(
         self, table: Sequence[_Series], labels: tuple[str, ...], clients: Sequence[tuple[tuple[str, ...], Any]]
@@ -240,7 +253,7 @@ class Prometheus(Observer):
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
-    def attach(self, client: Client | OutboxRelay) -> None:
+    def attach(self, client: Client | OutboxRelay | TopicRelay) -> None:
         """Report the statistics and events of a client; clients attach their own middleware.
 
         For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
@@ -248,6 +261,9 @@ class Prometheus(Observer):
         """
         if isinstance(client, OutboxRelay):
             self._clients.relays.add(client)
+            return
+        if isinstance(client, TopicRelay):
+            self._clients.mirrors.add(client)
             return
         if client in self._clients.producers or client in self._clients.consumers:
             return

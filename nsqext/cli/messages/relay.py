@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import httpx
 from attrs import frozen
 
-from nsqext.cli.command import UntilEnd, command, examples
+from nsqext.cli.command import command, examples, parse_position
 from nsqext.cli.connection import ServerAccess, counted
+from nsqext.cli.messages.mirror import Kept, Mirror, prepare
+from nsqext.cli.messages.relay_run import RelayRun, Running
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
-from nsqext.client.consumer.handlers.republish import republish
-from nsqext.errors import InvalidSetting, PublishFailed, TopicNotReady
-from nsqext.protocol.messages import KEY_HEADER
+from nsqext.errors import InvalidSetting, PublishFailed
 
 if TYPE_CHECKING:
-    from nsqext import Consumer, Message, Producer
+    from nsqext import Consumer, Message
 
 _KEPT = 32  # idle connections
 _LONGEST_ANSWER = 1 << 16
-
-Send = Callable[["Message"], Awaitable[None]]
 
 
 @frozen
@@ -56,6 +54,7 @@ class Hook:
 @examples(
     "nsqext relay orders --to orders_copy",
     "nsqext relay orders --to orders --to-lookupd other:4161 --channel mirror",
+    "nsqext relay orders --to orders --to-lookupd other:4161 --start earliest",
     "nsqext relay orders --to-http https://example.com/hook --concurrency 8",
 )
 @command
@@ -63,40 +62,51 @@ async def run(
     connection: ServerAccess,
     topic: Annotated[str, Argument(help="The topic to consume.")],
     channel: Annotated[str, Option(help="The channel to consume.")] = "relay",
-    to: Annotated[str | None, Option(help="The topic to publish to.")] = None,
+    to: Annotated[str | None, Option(help="The topic to publish to; a missing topic is created as TOPIC is.")] = None,
     cluster: TargetCluster = TargetCluster(),
     hook: Hook = Hook(),
-    without_headers: Annotated[
-        bool, Option("--without-headers", help="Send no headers, tags, keys and trace ids.")
-    ] = False,
-    concurrency: Annotated[int, Option(min=1, help="Messages sent concurrently.")] = 16,
-    until_end: UntilEnd = False,
+    kept: Kept = Kept(),
+    concurrency: Annotated[int, Option(min=1, help="Messages or batches sent concurrently.")] = 16,
+    running: Running = Running(),
 ) -> None:
-    """Publish the messages of a topic to another topic, or send them to a URL, at least once.
+    """Publish the messages of a topic to another topic, or send them to a URL, at least once, until ^C or SIGTERM.
 
-    A message is finished after it was stored, or after a response of the URL with status 200 to 299; otherwise it is
-    requeued, and the relay slows down until sending succeeds again. Messages of one key keep their order. Extend header
-    and body stay byte for byte. The other topic must support extend headers, if messages have them, or use
-    --without-headers.
+    A message is finished after it was stored, or after a response of the URL with status 200 to 299; until then it is
+    sent again. The relay waits for nodes of both clusters; it ends with an error if the target can never store a
+    message. Extend header and body stay byte for byte. Messages of one key keep their order; so do messages of a
+    partition, on an ordered topic, and on a topic without keys (extend). A missing target topic gets the partitions,
+    flags and other channels of the source. Relays that share a channel do not keep the order.
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")
-    settings: dict[str, Any] = {"concurrency": concurrency, "max_in_flight": max(200, 2 * concurrency)}
-    if not without_headers:
-        settings["key"] = KEY_HEADER
+    settings: dict[str, Any] = {"concurrency": concurrency}
+    if running.start is not None:
+        settings["start"] = parse_position(running.start)
+    relay = RelayRun(connection, topic, channel, to or str(hook.to_http), running)
     if to is None:
         if cluster != TargetCluster():
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
-        _check_url(str(hook.to_http))
-        consumer = connection.consumer(topic, channel, **settings)
-        await _to_http(connection, consumer, hook, until_end=until_end)
+        _check_url(relay.target)
+        key = kept.key if not kept.without_headers else None
+        await _to_http(
+            relay, partial(connection.consumer, topic, channel, key=key, **relay.settings(), **settings), hook
+        )
         return
     target = cluster.connection() or connection
     if target is connection and to == topic:
         raise InvalidSetting("the topic would be relayed to itself", hint="give another topic or cluster")
-    settings["decompress"] = without_headers  # otherwise body and headers are published as stored
-    consumer, producer = connection.consumer(topic, channel, **settings), target.producer()
-    await _to_topic(connection, consumer, producer, to, with_headers=not without_headers, until_end=until_end)
+    placement = await prepare(relay, target, kept)
+    mirror = Mirror(relay, target.producer(), placement)
+
+    def consumer() -> Consumer:
+        # without headers, bodies are unpacked; otherwise body and headers are published as stored
+        own = {"key": placement.lane, "decompress": kept.without_headers, **relay.settings(), **settings}
+        opened = connection.consumer(topic, channel, **own)
+        opened.batch_handler(max_wait=0.0)(mirror.copy)
+        return opened
+
+    async with mirror.producer:
+        await relay.serve(consumer, mirror.producer)
 
 
 def _check_url(text: str) -> None:
@@ -108,24 +118,8 @@ def _check_url(text: str) -> None:
         raise InvalidSetting(f"--to-http {text!r} is not an HTTP URL", hint="write https://example.com/hook")
 
 
-async def _to_topic(
-    connection: ServerAccess, consumer: Consumer, producer: Producer, topic: str, *, with_headers: bool, until_end: bool
-) -> None:
-    async def send(message: Message) -> None:
-        if with_headers:
-            await republish(producer, topic, message)
-        else:
-            await producer.publish(topic, message.body)
-
-    async with producer:
-        # the first publishes wait for its channel
-        with suppress(TopicNotReady), waits.waiting(f"a leader of {topic}"):
-            await producer.meta(topic)  # raises for an unknown topic
-        await _relay(connection, consumer, send, until_end=until_end)
-
-
-async def _to_http(connection: ServerAccess, consumer: Consumer, hook: Hook, *, until_end: bool) -> None:
-    url = str(hook.to_http)
+async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: Hook) -> None:
+    url = relay.target
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT)
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
@@ -152,22 +146,14 @@ async def _to_http(connection: ServerAccess, consumer: Consumer, hook: Hook, *, 
                 raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s: {error!r}") from error
             if not 200 <= status < 300:
                 raise PublishFailed(f"{url} responded with status {status}")
+            relay.relayed += 1
 
-        await _relay(connection, consumer, send, until_end=until_end)
+        def consumer() -> Consumer:
+            opened = new_consumer()
+            opened.handler(send)
+            return opened
 
-
-async def _relay(connection: ServerAccess, consumer: Consumer, send: Send, *, until_end: bool) -> None:
-    count = 0
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        nonlocal count
-        await send(message)
-        count += 1
-
-    await connection.serve(consumer, until_end=until_end)
-    text = f"{counted(count, 'message')} of {consumer.topics[0]} relayed"
-    connection.show({"topic": consumer.topics[0], "relayed": count}, text)
+        await relay.serve(consumer)
 
 
 deadletters: CommandGroup = CommandGroup()

@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import orjson
-from attrs import frozen
 
-from nsqext.app.health import Health, HealthEndpoint, respond
 from nsqext.cli.command import examples
 from nsqext.cli.parameters import Argument, Option
+from nsqext.cli.status_page import StatusPage, WorkerStatus, listen_for_status
 from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
 from nsqext.client.signals import REPEATED
-from nsqext.errors import InvalidSetting
-from nsqext.types import Address
 from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from anyio.abc import Process
 
@@ -38,72 +35,6 @@ _LONGEST_PAUSE = 30.0  # seconds before a dead worker restarts; the pause double
 _STABLE = 60.0  # seconds of running after which a worker restarts after the first pause
 _STATUS_TIMEOUT = 2.0  # seconds for reports of workers
 _SCAN = 0.5  # seconds between checks of the source files
-_LABEL = "worker"
-
-
-@frozen
-class WorkerStatus(Health):
-    """Health of a worker's app; not live if the worker does not run or respond."""
-
-    metrics: str = ""
-
-
-def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
-    """Return the health of a program: live and ready if all workers are."""
-    reasons = [f"worker {number}: {reason}" for number, one in sorted(workers.items()) for reason in one.reasons]
-    return Health(
-        live=all(one.live for one in workers.values()),
-        ready=all(one.ready for one in workers.values()),
-        reasons=tuple(reasons),
-    )
-
-
-def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
-    """Return all workers' metrics as text, with their numbers in the label ``worker``."""
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import Metric
-    from prometheus_client.parser import text_string_to_metric_families
-
-    families: dict[str, Any] = {}
-    for number, one in sorted(workers.items()):
-        for family in text_string_to_metric_families(one.metrics):
-            known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                known.samples.append(sample._replace(labels={**sample.labels, _LABEL: str(number)}))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(families))
-    return generate_latest(registry)
-
-
-class _Collected:
-    def __init__(self, families: Mapping[str, Any]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Any]:
-        return iter(self._families.values())
-
-
-class StatusPage:
-    """An ASGI application with the routes ``/healthz``, ``/readyz`` and ``/metrics``."""
-
-    def __init__(self, ask: Callable[[], Awaitable[Mapping[int, WorkerStatus]]]) -> None:
-        self._ask = ask
-
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
-        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
-    ) -> None:
-        workers = await self._ask() if scope["type"] == "http" else {}
-        if scope["type"] != "http" or scope["path"] != "/metrics":
-            await HealthEndpoint(lambda: combined_health(workers))(scope, receive, send)
-            return
-        try:
-            status, body = 200, combined_metrics(workers)
-        except ModuleNotFoundError as error:
-            status, body = 501, f"{error}: pip install 'nsqext[prometheus]'\n".encode()
-        await respond(scope, send, status, body, "text/plain; version=0.0.4; charset=utf-8")
 
 
 class Supervisor:
@@ -313,21 +244,6 @@ def _modified(folder: Path) -> Mapping[Path, int]:
     return found
 
 
-def _listen(text: str) -> socket.socket:
-    try:
-        from nsqext.http.uvicorn_server import listen
-    except ModuleNotFoundError as error:
-        raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[web]'") from error
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidSetting(
-            f"--http {text!r} is not HOST:PORT", hint="write 127.0.0.1:8080; port 0 chooses a free port"
-        )
-    listener = listen(Address(host.strip("[]"), int(port)))
-    logger.info("health and metrics on http://%s", Address(*listener.getsockname()[:2]))
-    return listener
-
-
 @examples("nsqext run shop:app --workers 4", "nsqext run shop:app --reload")
 def run(
     app: Annotated[str, Argument(help="MODULE:APP, found from the current folder.")],
@@ -346,7 +262,7 @@ def run(
     of the first are ignored.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
-    listener = None if http is None else _listen(http)
+    listener = None if http is None else listen_for_status(http)
     command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend, str(workers)]
     supervisor = Supervisor(command, workers, close_timeout=close_timeout, ready_file=ready_file)
 

@@ -126,10 +126,11 @@ class DeliveryOptions:
     block_warning: float = 1.0
     redelivery_wait: float = 60.0
     gap_wait: float = 5.0
+    settle_wait: float = 0.2
 
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
-        check_times(self, "block_warning", "redelivery_wait", "gap_wait")
+        check_times(self, "block_warning", "redelivery_wait", "gap_wait", "settle_wait")
         check_number("max_unpacked_bytes", self.max_unpacked_bytes)
 
 

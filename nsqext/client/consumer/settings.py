@@ -130,6 +130,10 @@ class HandlerSettings(TypedDict, total=False):
     server may have sent and that were never received. Lasting gaps, for example because of a filter or tag, delay a
     partition by this time after each lost connection.
     """
+    settle_wait: float
+    """With ``key``, how long the first messages of a partition are collected and sorted. The server redelivers what a
+    killed consumer had in flight in any order, mixed with new messages, as far as RDY allows (``initial_ready``).
+    """
     requeue_delay: float
     """Delay of a requeued message, times its attempts."""
     max_requeue_delay: float

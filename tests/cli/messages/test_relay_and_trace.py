@@ -100,11 +100,6 @@ def test_mistakes_of_relay(words: tuple[str, ...], reason: str) -> None:
     assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
 
 
-def test_a_relay_to_an_unknown_topic_ends(cluster: Cluster) -> None:
-    done = run("relay", make_topic(cluster, "relay"), "--to", "absent", "--lookupd", cluster.lookupd[0])
-    assert (done.returncode, b"does not know the topic" in done.stderr) == (2, True), done.stderr
-
-
 def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:
     dead, origin, where = make_topic(cluster, "replay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
     lines("pub", dead, "one", "--header", f"dead-letter-topic={origin}", *where)

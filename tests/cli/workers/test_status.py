@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import sync
-from nsqext.cli.workers.run import StatusPage, WorkerStatus, combined_health, combined_metrics
+from nsqext.cli.status_page import StatusPage, WorkerStatus, combined_health, combined_metrics
 from tests.cli.workers.test_run import Program, program
 from tests.support import plain_http
 from tests.support.blocking_client import eventually

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _FULL = 1.0  # seconds for which waiting messages may use up RDY before some are requeued
-_SETTLE = 0.2  # seconds for which the first messages of a partition are collected and sorted
-_SETTLE_OWNED = 0.8  # the same for a key bucket, which another consumer may have left with many messages in flight
+# least seconds of `settle_wait` for a key bucket, which another consumer may have left with many messages in flight
+_SETTLE_OWNED = 0.8
 _RETURN = 0.5  # seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only
 _MOST_RETURNED = 10_000
 # most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up
@@ -56,6 +56,7 @@ class KeyLanes:
         self.clock: Callable[[], float] = clock
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
+        self._settle_wait = delivery.settle_wait
         self._orders: dict[tuple[str, int | str] | Owner, PartitionOrder] = {}
         self._owners: dict[PartitionOrder, KeyLaneOwner] = {}
         self._delayed: dict[bytes, Wait] = {}  # keys whose first message was requeued
@@ -98,7 +99,9 @@ class KeyLanes:
             self._unstarted += received
             raise
         if order.early and order.gap_due is None:
-            settle = _SETTLE_OWNED if order.key_sharing is KeySharing.TAGS else _SETTLE
+            settle = self._settle_wait
+            if order.key_sharing is KeySharing.TAGS:
+                settle = max(settle, _SETTLE_OWNED)
             order.gap_due = self.clock() + (settle if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()

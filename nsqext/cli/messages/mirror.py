@@ -1,0 +1,287 @@
+"""Copy a topic to another topic or cluster, in order, through restarts of both."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, TypeVar
+from zlib import crc32
+
+import anyio
+from attrs import define, frozen
+
+from nsqext.cli.connection import ServerAccess
+from nsqext.cli.parameters import Option
+from nsqext.cli.waiting import waits
+from nsqext.client.consumer.handlers.republish import as_stored
+from nsqext.client.consumer.message import Requeue
+from nsqext.client.producer.request import OutgoingMessage
+from nsqext.errors import (
+    BatchFailed,
+    InvalidInput,
+    InvalidSetting,
+    LookupUnreachable,
+    MessageNotInFlight,
+    NsqError,
+    ServerError,
+    TopicNotFound,
+)
+from nsqext.protocol.messages import KEY_HEADER
+from nsqext.protocol.names import DEFAULT_CHANNEL, is_ephemeral
+from nsqext.types import TopicMeta
+from nsqext.waits import Doubling
+
+if TYPE_CHECKING:
+    from nsqext import Message, MessageBatch, Producer
+    from nsqext.admin import Admin, TopicInfo
+    from nsqext.cli.messages.relay_run import RelayRun
+    from nsqext.types import Receipt
+
+logger: logging.Logger = logging.getLogger("nsqext.relay")
+
+T = TypeVar("T")
+
+_RETRY = 1.0  # seconds until messages are sent again that the target did not store
+_FIRST_LOOK, _LONGEST_LOOK = 0.2, 5.0  # seconds between two requests to a cluster that does not respond
+
+
+@frozen
+class Kept:
+    """What the messages keep."""
+
+    without_headers: Annotated[bool, Option("--without-headers", help="Send no headers, tags, keys and trace ids.")] = (
+        False
+    )
+    without_order: Annotated[
+        bool, Option("--without-order", help="Keep the order of keys alone, not of messages without key.")
+    ] = False
+    key_member: Annotated[
+        str | None, Option(help="Member of JSON bodies that is the key of messages without key: customer.id.")
+    ] = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.without_headers and self.key_member is not None:
+            raise InvalidSetting("--key-member sends keys, and --without-headers does not", hint="give one of them")
+
+    def key(self, message: Message) -> str | None:
+        """Return the key of a message, from its header or body."""
+        found = message.header_value(KEY_HEADER)
+        if found is None and self.key_member is not None:
+            import orjson
+
+            with suppress(ValueError, LookupError, TypeError):
+                value = orjson.loads(message.body)
+                for name in self.key_member.split("."):
+                    value = value[name]
+                return value if isinstance(value, str) else orjson.dumps(value).decode()
+        return found
+
+
+@frozen
+class Placement:
+    """Chooses partitions: what is in order at the source is in order at the target."""
+
+    source: TopicMeta
+    target: TopicMeta
+    kept: Kept
+
+    def __attrs_post_init__(self) -> None:
+        if self.target.partition_num == 0 and self.kept.key_member is not None:
+            raise InvalidSetting("--key-member needs a target of the redesigned NSQ: the original NSQ has no keys")
+
+    def check(self, target: str) -> None:
+        """Raise InvalidSetting if the target cannot store what the source has."""
+        generation = "" if self.target.partition_num else ": the original NSQ has no such topics"
+        if self.source.extend_support and not self.target.extend_support and not self.kept.without_headers:
+            raise InvalidSetting(
+                f"messages have headers, tags and keys, which {target} cannot store{generation}",
+                hint="upgrade it (nsqext topic upgrade), or give --without-headers",
+            )
+        if self.source.ordered and not self.target.ordered and not self.kept.without_order:
+            raise InvalidSetting(
+                f"the topic is consumed in order, and {target} is not an ordered topic{generation}",
+                hint="create it with --ordered, or give --without-order",
+            )
+
+    def lane(self, message: Message) -> str | None:
+        """Return what a message shares with the messages whose order it keeps; None for no order."""
+        key = self.kept.key(message)
+        if key is not None or self.kept.without_order:
+            return key
+        if self.source.extend_support and not self.source.ordered:
+            return None  # its publisher asked for no order
+        return message.node if message.partition is None else str(message.partition)
+
+    def partition(self, message: Message, key: str | None) -> int | None:
+        """Return the target's partition; None for the partition of the key, or any node of the original NSQ."""
+        count, kept = self.target.partition_num, self.kept
+        moved = count != self.source.partition_num or kept.key_member is not None
+        if not count or (key is not None and moved and not kept.without_headers):
+            return None
+        if message.partition is not None:
+            return message.partition % count
+        return None if kept.without_order else crc32(message.node.encode()) % count
+
+
+@define(eq=False)
+class Mirror:
+    """Publishes batches of a consumer to a topic, and finishes what the topic has stored."""
+
+    run: RelayRun
+    producer: Producer
+    placement: Placement
+    _failing: bool = False
+
+    async def copy(self, batch: MessageBatch) -> None:
+        """Publish a batch of one lane; raise Requeue if the target did not store all of it."""
+        groups: dict[int | None, list[tuple[Message, OutgoingMessage]]] = defaultdict(list)
+        try:
+            for message in batch:
+                key = self.placement.kept.key(message)
+                partition = self.placement.partition(message, key)
+                outgoing = self._outgoing(message, key if partition is None else None)
+                groups[partition].append((message, outgoing))
+        except InvalidInput as error:
+            self.run.give_up(error)
+            raise Requeue from error
+        failures: list[NsqError] = []
+
+        async def store(partition: int | None, pairs: Sequence[tuple[Message, OutgoingMessage]]) -> None:
+            outcomes = await self._publish(partition, [outgoing for _, outgoing in pairs])
+            for (message, _), outcome in zip(pairs, outcomes, strict=True):
+                if isinstance(outcome, NsqError):
+                    failures.append(outcome)
+                else:
+                    self.run.relayed += 1
+                    await _finish(message)
+
+        async with anyio.create_task_group() as tasks:
+            for partition, pairs in groups.items():
+                tasks.start_soon(store, partition, pairs)
+        self._note(failures)
+        if failures:
+            raise Requeue(_RETRY)
+
+    def _outgoing(self, message: Message, key: str | None) -> OutgoingMessage:
+        """Return what is published for a message; raises InvalidHeader."""
+        if self.placement.kept.without_headers:
+            return OutgoingMessage(message.body)
+        stored = as_stored(message)
+        trace_id = stored.trace_id if self.placement.target.partition_num else None
+        return OutgoingMessage(stored.body, trace_id=trace_id, key=key, header=stored.header or None)
+
+    async def _publish(
+        self, partition: int | None, messages: Sequence[OutgoingMessage]
+    ) -> Sequence[Receipt | NsqError]:
+        try:
+            return await self.producer.publish_many(self.run.target, messages, partition=partition)
+        except BatchFailed as error:
+            return error.outcomes
+        except NsqError as error:
+            return [error] * len(messages)
+
+    def _note(self, failures: Sequence[NsqError]) -> None:
+        """Give up after an error that remains; log the first failure of an outage."""
+        for error in failures:
+            if isinstance(error, (InvalidInput, ServerError)) and not (error.retryable or error.maybe_stored):
+                self.run.give_up(error)
+                return
+        if failures and not self._failing:
+            logger.warning("%s stores no messages, they wait in the source: %s", self.run.target, failures[0])
+        self._failing = bool(failures)
+
+
+async def _finish(message: Message) -> None:
+    try:
+        await message.finish()
+    except MessageNotInFlight:
+        message.mark_answered()  # its redelivery is finished without the handler
+
+
+# The target topic
+
+
+async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
+    """Create the target topic as the source topic is, unless it exists; wait for clusters that do not respond.
+
+    Raises:
+        InvalidSetting: the target cannot store what the source has.
+        NsqError: the cluster of the source or target refuses.
+    """
+    source = await _known(run.connection, lambda admin: _topic(admin, run.topic))
+    origin = source.meta if source is not None and source.meta is not None else TopicMeta()
+    run.sorts = origin.partition_num > 0 and not origin.ordered
+    existing = await _known(target, lambda admin: _topic(admin, run.target))
+    if existing is not None:
+        placement = Placement(origin, existing.meta or TopicMeta(), kept)
+        placement.check(run.target)
+        return placement
+    if not target.load().lookupd:
+        return Placement(origin, TopicMeta(), kept)
+    redesigned = await _known(target, _is_redesigned)
+    placement = Placement(origin, _shape(origin) if redesigned else TopicMeta(), kept)
+    placement.check(run.target)
+    channels = [name for name in (source.channels if source is not None else ()) if name != run.channel]
+    channels = [name for name in channels if not is_ephemeral(name)] or ([DEFAULT_CHANNEL] if redesigned else [])
+    await _known(target, lambda admin: _create(admin, run.target, placement.target, channels))
+    meta = placement.target
+    record = {
+        **{"topic": run.target, "created": True, "partitions": meta.partition_num, "extend": meta.extend_support},
+        **{"ordered": meta.ordered, "channels": channels},
+    }
+    run.connection.show(record, f"{run.target} is created, with channels {', '.join(channels) or 'of its consumers'}")
+    return placement
+
+
+def _shape(origin: TopicMeta) -> TopicMeta:
+    """Return what a new topic is like; a topic of the original NSQ has one partition."""
+    return origin if origin.partition_num else TopicMeta(partition_num=1, replica=1)
+
+
+async def _known(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]]) -> T | None:
+    """Return the answer of a cluster, for which it waits; None for a cluster that is known by its nodes alone."""
+    if not access.load().lookupd:
+        return None
+    pauses = Doubling(_FIRST_LOOK, _LONGEST_LOOK)
+    while True:
+        try:
+            async with access.admin() as admin:
+                return await ask(admin)
+        except NsqError as error:
+            if not error.retryable:
+                raise
+            logger.info("%s", error)
+        await anyio.sleep(pauses.next())
+
+
+async def _topic(admin: Admin, name: str) -> TopicInfo | None:
+    try:
+        return await admin.topic(name)
+    except TopicNotFound:
+        return None
+
+
+async def _is_redesigned(admin: Admin) -> bool:
+    nodes = await admin.nodes()
+    if not nodes:
+        raise LookupUnreachable("lookup knows no node yet")
+    return any(node.generation == "redesigned" for node in nodes)
+
+
+async def _create(admin: Admin, name: str, meta: TopicMeta, channels: Sequence[str]) -> None:
+    nodes = len(await admin.nodes())
+    replicas = max(1, min(meta.replica, nodes))
+    with waits.waiting(f"all partitions of {name} to accept publishes"):
+        await admin.create_topic(
+            name,
+            partitions=max(1, meta.partition_num),
+            replicas=replicas,
+            extend=meta.extend_support,
+            ordered=meta.ordered,
+            multipart=not meta.ordered and (meta.multi_part or meta.partition_num * replicas > nodes),
+            registered_channels_only=meta.disable_channel_auto_create,
+            channels=channels,
+            exist_ok=True,
+        )

@@ -1,0 +1,254 @@
+"""`nsqext relay --to`: a standing mirror of a topic, through restarts of both clusters and of itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from secrets import token_hex
+from threading import Thread
+
+import pytest
+
+from nsqext import sync
+from nsqext.broker import Cluster
+from tests.support import plain_http
+from tests.support.command_line import Process, Terminal, lines, run, started
+
+KEYS = 5
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
+
+
+def where(cluster: Cluster) -> tuple[str, str]:
+    return "--lookupd", cluster.lookupd[0]
+
+
+def to(cluster: Cluster) -> tuple[str, str]:
+    return "--to-lookupd", cluster.lookupd[0]
+
+
+def body(key: int, number: int) -> bytes:
+    return json.dumps({"customer": {"id": f"c{key}"}, "number": number}).encode()
+
+
+class Publisher:
+    """Publishes numbered messages of some keys until it is stopped."""
+
+    def __init__(self, cluster: Cluster, topic: str, *, keyed: bool) -> None:
+        self.published = 0
+        self._stopped = False
+        self._thread = Thread(target=self._run, args=(cluster.lookupd, topic, keyed))
+        self._thread.start()
+
+    def _run(self, lookupd: list[str], topic: str, keyed: bool) -> None:
+        with sync.Producer(lookupd) as producer:
+            while not self._stopped:
+                for key in range(KEYS):
+                    producer.publish(topic, body(key, self.published), key=f"c{key}" if keyed else None)
+                self.published += 1
+                time.sleep(0.001)  # the mirror keeps up on a busy machine
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+
+def received(cluster: Cluster, topic: str, count: int) -> dict[str, list[int]]:
+    """Return the numbers of each key as delivered, once each key has a count of them or nothing arrives for 10 s."""
+    found: dict[str, list[int]] = {}
+    last = time.monotonic()
+    with sync.Consumer(topic, "ch", cluster.lookupd) as consumer:
+        while len(found) < KEYS or min(len({*numbers}) for numbers in found.values()) < count:
+            batch = consumer.fetch(200, timeout=0.1)
+            for message in batch:
+                content = json.loads(message.body)
+                found.setdefault(content["customer"]["id"], []).append(content["number"])
+                last = time.monotonic()
+            batch.finish()
+            if time.monotonic() - last > 10.0:
+                break
+    return found
+
+
+def lost(found: dict[str, list[int]], published: int) -> dict[str, list[int]]:
+    """Return the numbers of each key that were not delivered."""
+    missing = {f"c{key}": sorted({*range(published)} - {*found.get(f"c{key}", ())}) for key in range(KEYS)}
+    return {key: numbers for key, numbers in missing.items() if numbers}
+
+
+def disordered(found: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return the numbers of each key that were delivered for the first time after a later number."""
+    late: dict[str, list[int]] = {}
+    for key, numbers in found.items():
+        highest = -1
+        for number in dict.fromkeys(numbers):
+            if number < highest:
+                late.setdefault(key, []).append(number)
+            highest = max(highest, number)
+    return late
+
+
+@contextmanager
+def relay(*words: str) -> Iterator[Process]:
+    with started("relay", *words, "--report", "0.1") as process:
+        yield process
+
+
+def mirrors(process: Process, count: int = 100) -> None:
+    """Wait until a relay has relayed further messages, by its reports."""
+    assert process.stdout is not None
+    first = None
+    for line in process.stdout:
+        report = json.loads(line)
+        if "relayed" in report:
+            first = report["relayed"] if first is None else first
+            if report["relayed"] >= first + count:
+                return
+    pytest.fail("the relay has ended")
+
+
+def moved(generation: str, restarts: str, end: int) -> tuple[dict[str, list[int]], int]:
+    """Mirror a topic under load, while clusters restart and the relay ends; return numbers by key, and how many."""
+    topic, redesigned = "orders", generation == "redesigned"
+    with Cluster(nodes=1, generation=generation) as source, Cluster(nodes=1) as target:
+        clusters = {"source": source, "target": target}
+        source.create_topic(topic, 2 if redesigned else 1, extend=redesigned, channels=["ch", "relay"])
+        words = [topic, "--to", topic, *to(target)]
+        if redesigned:
+            words += where(source)
+        else:  # its keys are in the bodies
+            target.create_topic(topic, partitions=2, extend=True, channels=["ch"])
+            url = f"nsq://{source.lookupd[0]}?msg_timeout=2&redelivery_wait=2"
+            words += ["--url", url, "--key-member", "customer.id"]
+        with relay(*words) as process:
+            publisher = Publisher(source, topic, keyed=redesigned)
+            try:
+                mirrors(process)
+                for name in restarts.split():
+                    clusters[name].restart(*clusters[name].nodes)
+                    mirrors(process)
+                process.send_signal(end)
+                process.wait(20.0)
+                with relay(*words) as again:
+                    mirrors(again)
+                    publisher.stop()
+                    return received(target, topic, publisher.published), publisher.published
+            finally:
+                publisher.stop()
+
+
+@pytest.mark.parametrize(
+    ("generation", "restarts", "end"),
+    [("redesigned", "source target", KILL), ("original", "target", TERM)],
+)
+def test_a_mirror_loses_nothing_and_keeps_the_order_of_keys(generation: str, restarts: str, end: int) -> None:
+    found, published = moved(generation, restarts, end)
+    assert (lost(found, published), disordered(found)) == ({}, {})
+    repeated = sum(map(len, found.values())) - KEYS * published
+    assert repeated <= 5000 * (len(restarts.split()) + 1), "only what was in flight is repeated"
+
+
+def test_a_mirror_of_the_original_generation_loses_nothing_when_its_source_restarts_and_it_is_killed() -> None:
+    """Without order: the server redelivers behind later messages what was in flight, and the relay may not know it."""
+    found, published = moved("original", "source", KILL)
+    assert lost(found, published) == {}
+
+
+def test_a_missing_target_is_created_as_the_source_is() -> None:
+    with Cluster(nodes=2) as source, Cluster(nodes=1) as target:
+        source.create_topic("keyed", partitions=2, replicas=2, extend=True, channels=["relay", "ch", "x#ephemeral"])
+        source.create_topic("ordered", partitions=2, ordered=True, channels=["relay"])
+        with sync.Producer(source.lookupd) as producer:
+            producer.publish("keyed", b"one", key="k", headers={"user": "42"}, tag="t", trace_id=7)
+            producer.publish("ordered", b"one", partition=1)
+        for topic in ("keyed", "ordered"):
+            assert lines("relay", topic, "--to", topic, "--until-end", *where(source), *to(target))[-1]["relayed"] == 1
+        shown = {one["topic"]: one for one in lines("topic", "list", *where(target))}
+        (message,) = lines("tail", "keyed", "--channel", "ch", "--until-end", *where(target))
+        (other,) = lines("tail", "ordered", "--start", "earliest", "--until-end", *where(target))
+        (first,) = lines("tail", "keyed", "--start", "earliest", "--until-end", *where(source))
+    assert [shown[name][word] for name in shown for word in ("partitions", "replicas", "extend", "ordered")] == [
+        *(2, 1, True, False),
+        *(2, 1, False, True),
+    ]
+    assert (shown["keyed"]["channels"], shown["ordered"]["channels"][0]) == (["ch"], "default")
+    kept = ("body", "partition", "key", "headers", "tag", "trace_id")
+    assert [message[name] for name in kept] == [first[name] for name in kept]
+    assert (message["tag"], message["trace_id"], other["partition"]) == ("t", 7, 1)
+
+
+def test_a_topic_of_the_original_generation_is_created_in_both() -> None:
+    with Cluster(nodes=1, generation="original") as source, Cluster(nodes=1) as redesigned:
+        source.create_topic("orders", channels=["relay", "ch"])
+        for target, topic in ((source, "copy"), (redesigned, "orders")):
+            with sync.Producer(source.lookupd) as producer:
+                producer.publish("orders", b"one")
+            done = lines("relay", "orders", "--to", topic, "--until-end", *where(source), *to(target))
+            assert (done[0]["created"], done[0]["channels"], done[-1]["relayed"]) == (True, ["ch"], 1)
+            assert lines("tail", topic, "--channel", "ch", "--until-end", *where(target))[0]["body"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("topic", "words", "reason"),
+    [
+        ("keyed", (), "which plain cannot store"),
+        ("ordered", (), "plain is not an ordered topic"),
+        ("plain", ("--key-member", "id", "--without-headers"), "--without-headers does not"),
+    ],
+)
+def test_what_the_target_cannot_store_is_refused(
+    cluster: Cluster, topic: str, words: tuple[str, ...], reason: str
+) -> None:
+    if "plain" not in cluster.topics:
+        cluster.create_topic("plain", channels=["ch"])
+        cluster.create_topic("keyed", extend=True, channels=["relay"])
+        cluster.create_topic("ordered", ordered=True, channels=["relay"])
+    done = run("relay", topic, "--to", "plain", *words, *where(cluster))
+    assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
+    if words == ():
+        option = {"keyed": "--without-headers", "ordered": "--without-order"}[topic]
+        assert lines("relay", topic, "--to", "plain", option, "--until-end", *where(cluster))[-1]["relayed"] == 0
+
+
+def test_the_original_generation_has_no_keys_and_no_order(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, extend=True, channels=["relay"])
+    with Cluster(nodes=1, generation="original") as original:
+        done = run("relay", topic, "--to", "copy", *where(cluster), *to(original))
+        keyed = run("relay", topic, "--to", "copy", "--key-member", "id", *where(cluster), *to(original))
+    assert (done.returncode, b"the original NSQ has no such topics" in done.stderr) == (2, True), done.stderr
+    assert (keyed.returncode, b"the original NSQ has no keys" in keyed.stderr) == (2, True), keyed.stderr
+
+
+def test_a_message_that_the_target_can_never_store_ends_the_relay_and_stays(cluster: Cluster) -> None:
+    source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    cluster.create_topic(source, channels=["relay"])
+    cluster.create_topic(target, channels=["ch"])
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(source, b"x" * 2000)
+    url = f"nsq://{cluster.lookupd[0]}?max_message_size=1000"
+    done = run("relay", source, "--to", target, "--to-url", url, *where(cluster))
+    assert (done.returncode, b"bytes" in done.stderr) == (2, True), done.stderr
+    assert lines("lag", source, "relay", *where(cluster))[0]["lag"] == 1
+
+
+def test_a_relay_shows_its_lag_and_serves_it(cluster: Cluster) -> None:
+    source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    cluster.create_topic(source, channels=["relay"])
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(source, b"one")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "{}:{}".format(*free.getsockname())
+    words = ("relay", source, "--to", target, "--report", "0.1", "--http", address, *where(cluster))
+    with Terminal(*words) as terminal:
+        terminal.wait_for("1 message relayed, lag 0, 0 in flight")
+        text = plain_http.get(f"http://{address}/metrics").text
+        assert plain_http.get(f"http://{address}/readyz").status_code == 200
+        terminal.type("\x03")
+        assert terminal.end(20) == 0
+    labels = f'channel="relay",target="{target}",topic="{source}",worker="1"'
+    assert f"nsqext_relay_messages_total{{{labels}}} 1.0" in text
+    assert f"nsqext_relay_lag_messages{{{labels}}} 0.0" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import anyio
@@ -30,6 +30,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _clock = time.monotonic
+
+KnownLeaders = Mapping[tuple[str, int], "tuple[Leader, TopicMeta]"]
+"""Leader and topic's meta by topic and partition."""
 
 FIRST_CONTACT = 5.0
 """Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
@@ -131,6 +134,15 @@ class LeaderLocator:
                 f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
             )
         return leader_of(view, partition), view.meta
+
+    def known(self, keys: Iterable[tuple[str, int]]) -> KnownLeaders:
+        """Return last known leaders without a request; partitions whose leader is not known are missing."""
+        found: dict[tuple[str, int], tuple[Leader, TopicMeta]] = {}
+        for topic, partition in keys:
+            view = self._metadata.cached(topic, "r")
+            if view is not None and partition in view.leaders and (topic, partition) not in self._failed:
+                found[topic, partition] = leader_of(view, partition), view.meta
+        return found
 
     def distrust(self, topic: str, partition: int, leader: Leader) -> None:
         """Ask lookup again before the next use of a partition: its leader failed a request."""

@@ -14,6 +14,7 @@ from nsqext.spark.cluster.admin import SourceAdmin
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.read.offsets import Key
 
 __all__ = ("FakeAdmin", "Log")
@@ -87,6 +88,9 @@ class FakeAdmin:
         if not found:
             raise TopicNotFound("it does not exist", topic=topic)
         return found
+
+    def known(self, keys: Iterable[Key]) -> KnownLeaders:
+        return {}
 
     async def partitions_to_read(self, topic: str, wanted: Iterable[int] | None) -> list[int]:
         return await SourceAdmin.partitions_to_read(self.admin, topic, wanted)

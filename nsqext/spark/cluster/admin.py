@@ -80,6 +80,7 @@ _MOVE = 2.0  # seconds until a missing move is requested again
 _SETTLE = 8.0
 _MANY_TOPICS = 4  # topics of a query at a node from which on one request gets all topics of the node
 _LED = 1.0  # seconds for which a node's first retained messages are not requested again
+_MISSING = 5.0  # seconds for which a channel that did not exist is not looked for again before it is created
 _SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the server flush its write buffer
 
 
@@ -101,6 +102,7 @@ class SourceAdmin:
         )
         self._starts: dict[tuple[str, int, int], int] = {}
         self._set_up: set[tuple[str, int, str]] = set()
+        self._missing: dict[tuple[str, int, str], float] = {}  # when `anchor_count` found no channel
         # statistics for `first_retained`, with the time of the request
         self._led: dict[tuple[Leader, str], tuple[float, dict[tuple[str, int], PartitionStats]]] = {}
         self._led_lock = anyio.Lock()
@@ -268,6 +270,7 @@ class SourceAdmin:
         key = topic, partition, channel
         if position is None:
             self._set_up.discard(key)
+            self._missing[key] = anyio.current_time()
             return None
         if key not in self._set_up:
             if await self.position(topic, partition, setup_mark(channel)) is not None:
@@ -281,7 +284,8 @@ class SourceAdmin:
         A second channel marks an incomplete creation: `anchor_count` returns None, and the next call completes it.
         """
         mark = setup_mark(channel)
-        if await self.anchor_count(topic, partition, channel) is not None:
+        missing = self._missing.pop((topic, partition, channel), float("-inf"))
+        if anyio.current_time() - missing > _MISSING and await self.anchor_count(topic, partition, channel) is not None:
             return
         nodes = self.leaders.nodes
         for name in (mark, channel):

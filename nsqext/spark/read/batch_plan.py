@@ -21,6 +21,7 @@ from nsqext.waits import gather
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.cluster.admin import Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
@@ -90,10 +91,12 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin
     return Range(topic, partition, min(start, end), end)
 
 
-def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[RecordBatch]:
+def read_ranges(
+    options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None
+) -> Iterator[RecordBatch]:
     """Read a task's ranges completely; without ``failOnDataLoss``, except lost messages and deleted topics."""
     rows = RowFormat.of(options)
-    reader = TaskReader(options, ranges)
+    reader = TaskReader(options, ranges, leaders)
     for found, block in portal.iterate(reader, reader.next_block):
         yield from to_batches(block.columns, block.first, found.topic, found.partition, rows)
 

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from nsqext.partitions import Leader, PartitionReader
+    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.options import SourceOptions
+    from nsqext.types import TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -56,8 +58,15 @@ class RangeReader:
     ephemeral channel.
     """
 
-    def __init__(self, admin: SourceAdmin, found: Range, options: SourceOptions) -> None:
+    def __init__(
+        self,
+        admin: SourceAdmin,
+        found: Range,
+        options: SourceOptions,
+        planned: tuple[Leader, TopicMeta] | None = None,
+    ) -> None:
         self.range: Range = found
+        self._planned = planned  # the leader that just had the range, for the first attempt
         self._admin = admin
         self._options = options
         self._timeout = options.read_timeout
@@ -122,13 +131,14 @@ class RangeReader:
     async def _read_until_disconnected(self) -> None:
         """Read on one connection until it ends or the range is complete."""
         topic, partition = self.range.topic, self.range.partition
-        leader, meta = await self._admin.leaders.leader(topic, partition)
+        planned, self._planned = self._planned, None
+        leader, meta = planned or await self._admin.leaders.leader(topic, partition)
         channel = ephemeral_name(self._options.channel)
         try:
             options = self._admin.connection
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
-                await self._move(reader, leader)
+                await self._move(reader, leader, check=planned is None)
                 self._admin.leaders.exists(topic)
                 self._reader = reader
                 await self._read(reader)
@@ -140,10 +150,11 @@ class RangeReader:
                 self._admin.leaders.distrust(topic, partition, leader)
                 raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
 
-    async def _move(self, reader: PartitionReader, leader: Leader) -> None:
+    async def _move(self, reader: PartitionReader, leader: Leader, *, check: bool) -> None:
         """Move the ephemeral channel to the first missing message; get that message's byte offset."""
         topic, partition, count = self.range.topic, self.range.partition, self._reassembler.count
-        await self._check_retained(leader)
+        if check:
+            await self._check_retained(leader)
         await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, count)
         timeout = min(_MOVE, self._timeout)
         try:
@@ -234,8 +245,9 @@ class RangeReader:
 class TaskReader:
     """Reads a task's ranges in order, the next of which are opened ahead; an async context manager."""
 
-    def __init__(self, options: SourceOptions, ranges: Iterable[Range]) -> None:
+    def __init__(self, options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> None:
         self._options = options
+        self._leaders = leaders or {}
         self._admin = SourceAdmin(options.client)
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
@@ -261,10 +273,11 @@ class TaskReader:
 
     def _open_next(self) -> None:
         if self._waiting:
-            self._open.append(self._start(self._waiting.popleft()))
+            found = self._waiting.popleft()
+            self._open.append(self._start(found, self._leaders.get((found.topic, found.partition))))
 
-    def _start(self, found: Range) -> RangeReader:
-        reader = RangeReader(self._admin, found, self._options)
+    def _start(self, found: Range, planned: tuple[Leader, TopicMeta] | None = None) -> RangeReader:
+        reader = RangeReader(self._admin, found, self._options, planned)
         self._tasks.start_soon(reader.run)
         return reader
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import RecordBatch
 
+    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets
 
@@ -52,12 +53,14 @@ _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # never nul
 
 
 class TaskRanges(InputPartition):
-    def __init__(self, ranges: Iterable[Range]) -> None:
+    def __init__(self, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> None:
         self.ranges: tuple[Range, ...] = tuple(ranges)
+        self.leaders: KnownLeaders = {} if leaders is None else leaders
         super().__init__(", ".join(map(str, self.ranges)))
 
 
-def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges]:
+def tasks_of(options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> list[TaskRanges]:
+    """Divide the ranges of a batch into tasks; ``leaders`` were asked about them just before."""
     planned = plan_tasks(
         ranges,
         min_messages=options.min_messages_per_task,
@@ -65,7 +68,12 @@ def tasks_of(options: SourceOptions, ranges: Iterable[Range]) -> list[TaskRanges
         min_tasks=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
-    return [TaskRanges(task) for task in planned]
+    known = leaders or {}
+    made: list[TaskRanges] = []
+    for task in planned:
+        keys = {(found.topic, found.partition) for found in task}
+        made.append(TaskRanges(task, {key: known[key] for key in keys & known.keys()}))
+    return made
 
 
 @define
@@ -230,13 +238,18 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = load(start), load(end)
         self._planned = dict(end)
         known, last = load_last(start, begin), load_last(end, until)
-        return tasks_of(self._options, self._call(lambda planner: planner.ranges(begin, until, known, last)))
+
+        async def planned(planner: StreamPlanner) -> list[TaskRanges]:
+            ranges = await planner.ranges(begin, until, known, last)
+            return tasks_of(self._options, ranges, planner.leaders_of(ranges))
+
+        return self._call(planned)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """Read the ranges of a task, in the process that runs it."""
         if not isinstance(partition, TaskRanges):
             raise InvalidState(f"{partition!r} was not planned by this source")
-        return read_ranges(self._options, partition.ranges)
+        return read_ranges(self._options, partition.ranges, partition.leaders)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Move the anchor channels to the end of a completed batch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from nsqext.spark.read.planning import (
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
+    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.cluster.admin import SourceAdmin
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets, Range
@@ -278,6 +279,10 @@ class StreamPlanner:
         for key in self._only(end):
             states.setdefault(key, PartitionState(0, 0))
         return plan_ranges(start, end, states, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    def leaders_of(self, ranges: Iterable[Range]) -> KnownLeaders:
+        """Return the leaders of ranges, whose tasks need not ask lookup."""
+        return self._admin.leaders.known((found.topic, found.partition) for found in ranges)
 
     def _only(self, offsets: Offsets) -> Offsets:
         pattern = self._options.subscribe_pattern

@@ -248,6 +248,34 @@ async def test_messages_that_are_removed_before_the_channel_is_moved(
     assert await read(reader_of(monkeypatch, servers, 6, start=5)) == [5]
 
 
+async def test_the_leader_that_planned_a_range_is_asked_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    servers = Servers(Connection(frames(5)), Connection(frames(5), LOST), Connection(frames(6)))
+    monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
+    asked: list[str] = []
+
+    async def leader(topic: str, partition: int) -> tuple[Leader, TopicMeta]:
+        asked.append("leader")
+        return LEADER, TopicMeta()
+
+    async def retained(*_: object) -> int:
+        asked.append("retained")
+        return 0
+
+    monkeypatch.setattr(servers, "leader", leader)
+    monkeypatch.setattr(servers, "first_retained", retained)
+    for end, expected in ((6, []), (7, ["leader", "retained"])):
+        planned = RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, end), options(), (LEADER, TopicMeta()))
+        assert await read(planned) == [*range(5, end)]
+        assert asked == expected
+    servers.waiting, servers.settled = [Connection()], PartitionUnavailable("it was not moved")
+    monkeypatch.setattr(servers, "first_retained", Servers.first_retained.__get__(servers))
+    servers.retained[0] = [6]
+    planned = RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, 6), options(), (LEADER, TopicMeta()))
+    assert "message 5 is not retained any more" in str(await failure_of(planned, DataLoss))
+
+
 async def test_messages_that_were_received_before_the_rest_was_lost_are_read(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,16 +14,19 @@ from nsqext import Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import DataLoss, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.client import LookupClient
+from nsqext.lookup.responses import LookupHttp
 from nsqext.partitions import LeaderLocator, leaders
 from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
+from nsqext.spark.read.range_reader import TaskReader
 from nsqext.spark.read.stream_planner import StreamPlanner
 from tests.support.spark_queries import post, starting
 from tests.support.spark_readers import SingleReader
 
 if TYPE_CHECKING:
+    from nsqext.types import Address
     from tests.support.spark_cluster import Servers
 
 pytestmark = pytest.mark.anyio
@@ -37,13 +40,17 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@asynccontextmanager
-async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[StreamPlanner]:
-    """Open a planner, as a process of Spark does."""
+def _options(lookupd: list[str], topic: str, **given: str) -> SourceOptions:
     known = {"lookupd": ",".join(lookupd), "subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
     if "subscribePattern" in given:
         del known["subscribe"]
-    options = SourceOptions.parse({**known, **given}, streaming=True)
+    return SourceOptions.parse({**known, **given}, streaming=True)
+
+
+@asynccontextmanager
+async def planning(lookupd: list[str], topic: str, **given: str) -> AsyncIterator[StreamPlanner]:
+    """Open a planner, as a process of Spark does."""
+    options = _options(lookupd, topic, **given)
     planner = StreamPlanner(options, SourceAdmin(options.client))
     try:
         yield planner
@@ -93,6 +100,36 @@ async def test_a_second_query_on_the_same_channel_is_noticed(servers: Servers, t
         await other.commit(await other.latest(start, 5))
         with pytest.raises(InvalidState, match="another client moved the anchor channel spark"):
             await mine.latest(start, 5)
+
+
+async def test_a_micro_batch_of_two_partitions_needs_few_requests(
+    servers: Servers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    fetch = LookupHttp.fetch
+
+    async def count(http: LookupHttp, address: Address, path: str, *given: Any, **named: Any) -> tuple[int, bytes]:
+        asked.append(path)
+        return await fetch(http, address, path, *given, **named)
+
+    lookupd = list(servers.lookupd)
+    async with planning(lookupd, topic) as planner:
+        end = await planner.latest(await planner.initial(), None)
+        await planner.ranges({}, end)
+        monkeypatch.setattr(LookupHttp, "fetch", count)
+        for number in range(2):
+            for partition in range(2):
+                await publish(lookupd, topic, 3, partition)
+            asked.clear()
+            start, last = end, planner.last
+            end = await planner.latest(start, None, None, last)
+            ranges = await planner.ranges(start, end, last, planner.last)
+            await planner.commit(start)
+            async with TaskReader(_options(lookupd, topic), ranges, planner.leaders_of(ranges)) as reader:
+                while await reader.next_block() is not None:
+                    pass
+            assert sum(map(len, ranges)) == 6
+            assert number == 0 or len(asked) <= 13, asked
 
 
 @pytest.fixture

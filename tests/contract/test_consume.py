@@ -7,7 +7,7 @@ import time
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerSettings, Message, Producer
+from nsqext import Consumer, ConsumerSettings, Message, Producer, Receipt
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.support.blocked_loop import handled_by_a_blocking_handler
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
@@ -70,6 +70,28 @@ async def test_a_message_is_stored_where_its_receipt_says(
     assert [(message.partition, message.internal_id, message.offset, message.size) for message in messages] == [
         (receipt.partition, receipt.message_id, receipt.offset, receipt.size) for receipt in receipts
     ]
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend", "ordered"])
+async def test_messages_of_a_key_that_wait_for_each_other_are_stored_where_their_receipts_say(
+    cluster_under_test: ClusterUnderTest, channel: str, topic: str
+) -> None:
+    name: str = getattr(cluster_under_test, topic)
+    lookupd = cluster_under_test.lookupd
+    receipts: dict[int, Receipt] = {}
+
+    async def publish(number: int) -> None:
+        receipts[number] = await producer.publish(name, b"%d" % number, key="k", trace_id=number)
+
+    async with Consumer(name, channel, lookupd=lookupd, queue_position=True) as consumer, Producer(lookupd) as producer:
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(publish, number)
+        messages = await finish_all(consumer, 20)
+    stored = {int(each.body): (each.trace_id, each.internal_id, each.offset, each.size) for each in messages}
+    assert stored == {
+        number: (number, receipt.message_id, receipt.offset, receipt.size) for number, receipt in receipts.items()
+    }
 
 
 async def test_a_channel_delivers_messages_published_without_consumers(cluster_under_test: ClusterUnderTest) -> None:

@@ -459,10 +459,17 @@ class MessageRequest(PublishRequest):
         raise self.outcome or InvalidState("the message is not published yet", topic=self.topic)
 
     def joinable(self, meta: TopicMeta) -> bool:
-        """Return whether a batch can replace the command: its response has neither position nor trace id."""
+        """Return whether a batch can replace the command, with the same receipt.
+
+        The response to a batch with headers has no position, which the receipt of a trace id needs.
+        """
         message = self.message
-        traced = isinstance(message, OutgoingMessage) and (message.trace_id is not None or message.header is not None)
-        return not traced and not logs_traces(self.topic, meta)
+        traced = logs_traces(self.topic, meta)
+        if isinstance(message, OutgoingMessage):
+            if message.header is not None:
+                return False
+            traced = traced or message.trace_id is not None
+        return not traced or (meta.partition_num > 0 and not meta.extend_support)
 
     def encoded(self, meta: TopicMeta) -> Encoded:
         """See `encode_message`."""

@@ -14,6 +14,8 @@ from nsqext.client.producer.keys import KeyGroups, KeyLock, Place
 from nsqext.client.producer.request import MessageRequest
 from nsqext.errors import ConnectionLost, InvalidBody, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, PubRefused
+from nsqext.protocol.frames import encode_trace_reply
+from nsqext.protocol.record import raw_size
 from tests.support.publish_bench import Bench, Settling
 
 pytestmark = pytest.mark.anyio
@@ -97,6 +99,20 @@ async def test_a_publish_without_others_behind_it_is_no_batch() -> None:
     assert groups.bench.counts == (4, 0, 0, 0)
 
 
+async def test_publishes_with_trace_ids_become_a_batch_and_know_their_places() -> None:
+    sizes = [raw_size(len(body), 0, extend=False) for body in (b"a", b"bc", b"d")]
+    groups = Groups(encode_trace_reply(7, 0, 1000, sum(sizes)))
+    await groups.connect()
+    messages = OutgoingMessage(b"a", trace_id=5), OutgoingMessage(b"bc", trace_id=6), OutgoingMessage(b"d")
+    assert await groups.publish(*messages) == ["MPUB_TRACE"]
+    receipts = [cast("Receipt", groups.outcomes[message.body]) for message in messages]
+    assert [(receipt.message_id, receipt.trace_id, receipt.offset, receipt.size) for receipt in receipts] == [
+        (7, 5, 1000, sizes[0]),
+        (8, 6, 1000 + sizes[0], sizes[1]),
+        (9, 0, 1000 + sizes[0] + sizes[1], sizes[2]),
+    ]
+
+
 @pytest.mark.parametrize(("ago", "verbs"), [(5.0, ["MPUB"]), (16.0, ["PUB", "PUB"])])
 async def test_a_publish_with_little_time_left_is_sent_alone(ago: float, verbs: list[str]) -> None:
     groups = Groups(timeout=30.0)
@@ -104,7 +120,7 @@ async def test_a_publish_with_little_time_left_is_sent_alone(ago: float, verbs: 
     assert await groups.publish(*_messages(b"a", b"b"), ago=ago) == verbs
 
 
-@pytest.mark.parametrize("hindrance", ["route", "no connection", "unusable", "rests", "traced", "no leader"])
+@pytest.mark.parametrize("hindrance", ["route", "no connection", "unusable", "rests", "given header", "no leader"])
 async def test_without_a_ready_connection_each_is_sent_alone(hindrance: str) -> None:
     groups = Groups(timeout=0.2 if hindrance == "no leader" else 30.0)
     messages = _messages(b"a", b"b")
@@ -115,17 +131,14 @@ async def test_without_a_ready_connection_each_is_sent_alone(hindrance: str) -> 
         groups.bench.routes.known = False
     elif hindrance == "rests":
         groups.target.rest_until = module._clock() + 100.0
-    elif hindrance == "traced":
-        messages[0] = OutgoingMessage(b"a", trace_id=5)
+    elif hindrance == "given header":
+        messages[0] = OutgoingMessage(b"a", header=b"")
     elif hindrance == "no leader":
         del groups.bench.routes.leaders[1]
         groups.bench.routes.renewed()
     verbs = await groups.publish(*messages)
     if hindrance == "no leader":
         assert (verbs, groups.kinds()) == ([], [PublishFailed] * 2)
-    elif hindrance == "traced":
-        assert verbs == ["PUB_TRACE", "PUB"]
-        assert groups.kinds() == [DeliveryUnknown, Receipt], "the connection of the test responds without a trace"
     else:
         assert (verbs, groups.kinds()) == (["PUB", "PUB"], [Receipt] * 2)
 

@@ -428,15 +428,19 @@ def test_the_keys_of_a_call(key: str | None, partition: int | None, keys: set[by
 
 
 @pytest.mark.parametrize(
-    ("members", "delay", "joins"), [({}, None, True), ({}, 5, False), ({"trace_id": 0}, None, False)]
+    ("members", "delay", "extend", "plain"),
+    [({}, None, True, True), ({}, 5, False, False), ({"trace_id": 0}, None, False, True)],
 )
-def test_what_a_batch_can_replace(members: dict[str, Any], delay: float | None, joins: bool) -> None:
+def test_what_a_batch_can_replace(members: dict[str, Any], delay: float | None, extend: bool, plain: bool) -> None:
     request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay)
-    assert request.joinable(TopicMeta(1, extend_support=True)) is joins
+    assert request.joinable(TopicMeta(1, extend_support=True)) is extend
+    assert request.joinable(TopicMeta(1)) is plain, "the response to MPUB_TRACE has the position of the batch"
+    assert request.joinable(TopicMeta()) is (not delay and not members), "the original NSQ has no traces"
 
 
 def test_what_a_batch_cannot_replace_while_a_topic_is_traced(tracing: None) -> None:
-    assert not _request().joinable(TopicMeta(1))
+    assert not _request().joinable(TopicMeta(1, extend_support=True))
+    assert _request().joinable(TopicMeta(1))
     assert _request().joinable(TopicMeta()), "the original NSQ has no traces"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -121,10 +121,10 @@ class Place:
                 topic=next(iter(self.missing))[0],
             )
 
-    async def sleep(self) -> None:
+    def sleep(self) -> Awaitable[None]:
         """Wait until `wake` is called."""
-        self._waiter = self._lock.tasks.new()
-        await self._waiter
+        self._waiter = waiter = self._lock.tasks.new()
+        return waiter
 
     def wake(self) -> None:
         if self._waiter is not None:
@@ -169,7 +169,11 @@ class KeyGroups:
         leaves = True
         try:
             if place.missing:
-                await self._wait(place)
+                try:
+                    await self._sleep(place)
+                finally:
+                    self._deadlines.pop(place, None)
+                place.check_entered(self._sender.options.timeout)
             if place.held:
                 group = self._group(request, key)
                 if group is None:
@@ -183,22 +187,16 @@ class KeyGroups:
             await place.sleep()  # the group bounds the time
         return request.result()
 
-    async def _wait(self, place: Place) -> None:
-        """As `Place.enter`, with one timer for all places: a cancel scope for each would double their cost."""
-        timeout = self._sender.options.timeout
+    def _sleep(self, place: Place) -> Awaitable[None]:
+        """Wait as `Place.enter`, with one timer for all places: a cancel scope for each would double their cost."""
         if not self._watched:
             try:
                 self._start_soon(self._watch_deadlines)
             except InvalidState:  # the producer closes
-                await place.enter(timeout)
-                return
+                return place.enter(self._sender.options.timeout)
             self._watched = True
-        self._deadlines[place] = _clock() + timeout
-        try:
-            await place.sleep()
-        finally:
-            self._deadlines.pop(place, None)
-        place.check_entered(timeout)
+        self._deadlines[place] = _clock() + self._sender.options.timeout
+        return place.sleep()
 
     async def _watch_deadlines(self) -> None:
         deadlines = self._deadlines

@@ -357,7 +357,9 @@ class Producer(ProcessBound):
         if data is not None and target is not None:
             turn = (topic, data)
             if not publisher.keys.lock.try_enter(turn):
-                target = None
+                message = OutgoingMessage(body, headers, tag, trace_id, key)
+                options = self._routes.topic_options.of(topic)
+                return await publisher.keys.publish(MessageRequest(options, topic, message, key=data), turn)
         if target is None or connection is None:
             check_choice(data, partition)
             message = OutgoingMessage(body, headers, tag, trace_id, key)

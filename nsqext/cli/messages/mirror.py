@@ -217,12 +217,14 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
     if existing is not None:
         placement = Placement(origin, existing.meta or TopicMeta(), kept)
         placement.check(run.target)
+        await _create_channel(run, source)
         return placement
     if not target.load().lookupd:
         return Placement(origin, TopicMeta(), kept)
     redesigned = await _known(target, _is_redesigned)
     placement = Placement(origin, _shape(origin) if redesigned else TopicMeta(), kept)
     placement.check(run.target)
+    await _create_channel(run, source)
     channels = [name for name in (source.channels if source is not None else ()) if name != run.channel]
     channels = [name for name in channels if not is_ephemeral(name)] or ([DEFAULT_CHANNEL] if redesigned else [])
     await _known(target, lambda admin: _create(admin, run.target, placement.target, channels))
@@ -233,6 +235,12 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
     }
     run.connection.show(record, f"{run.target} is created, with channels {', '.join(channels) or 'of its consumers'}")
     return placement
+
+
+async def _create_channel(run: RelayRun, source: TopicInfo | None) -> None:
+    """Create a missing channel at the source: what is published from now on is copied. A position moves it later."""
+    if source is not None and run.channel not in source.channels and run.running.start is None:
+        await _known(run.connection, lambda admin: admin.create_channel(run.topic, run.channel))
 
 
 def _shape(origin: TopicMeta) -> TopicMeta:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_hex
-from threading import Thread
 
 import pytest
 
@@ -17,8 +16,8 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from tests.support import plain_http
 from tests.support.command_line import Process, Terminal, lines, run, started
+from tests.support.numbered_keys import KEYS, Publisher, disordered, lost
 
-KEYS = 5
 TERM, KILL = signal.SIGTERM, signal.SIGKILL
 
 
@@ -28,32 +27,6 @@ def where(cluster: Cluster) -> tuple[str, str]:
 
 def to(cluster: Cluster) -> tuple[str, str]:
     return "--to-lookupd", cluster.lookupd[0]
-
-
-def body(key: int, number: int) -> bytes:
-    return json.dumps({"customer": {"id": f"c{key}"}, "number": number}).encode()
-
-
-class Publisher:
-    """Publishes numbered messages of some keys until it is stopped."""
-
-    def __init__(self, cluster: Cluster, topic: str, *, keyed: bool) -> None:
-        self.published = 0
-        self._stopped = False
-        self._thread = Thread(target=self._run, args=(cluster.lookupd, topic, keyed))
-        self._thread.start()
-
-    def _run(self, lookupd: list[str], topic: str, keyed: bool) -> None:
-        with sync.Producer(lookupd) as producer:
-            while not self._stopped:
-                for key in range(KEYS):
-                    producer.publish(topic, body(key, self.published), key=f"c{key}" if keyed else None)
-                self.published += 1
-                time.sleep(0.001)  # the mirror keeps up on a busy machine
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._thread.join()
 
 
 def received(cluster: Cluster, topic: str, count: int) -> dict[str, list[int]]:
@@ -71,24 +44,6 @@ def received(cluster: Cluster, topic: str, count: int) -> dict[str, list[int]]:
             if time.monotonic() - last > 10.0:
                 break
     return found
-
-
-def lost(found: dict[str, list[int]], published: int) -> dict[str, list[int]]:
-    """Return the numbers of each key that were not delivered."""
-    missing = {f"c{key}": sorted({*range(published)} - {*found.get(f"c{key}", ())}) for key in range(KEYS)}
-    return {key: numbers for key, numbers in missing.items() if numbers}
-
-
-def disordered(found: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return the numbers of each key that were delivered for the first time after a later number."""
-    late: dict[str, list[int]] = {}
-    for key, numbers in found.items():
-        highest = -1
-        for number in dict.fromkeys(numbers):
-            if number < highest:
-                late.setdefault(key, []).append(number)
-            highest = max(highest, number)
-    return late
 
 
 @contextmanager

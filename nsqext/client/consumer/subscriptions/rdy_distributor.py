@@ -299,7 +299,7 @@ class RdyDistributor(Generic[K]):
         if found.share == 1:
             found.round_trip = min(found.round_trip or SETTLED, waited)
         waited -= min(waited, found.round_trip)
-        if self._backoff.level or found.backoff.level:
+        if self._backoff.level or found.backoff.level or found.limit == 1:
             return changed
         self._unanswered[member] = found
         before = found.window
@@ -345,7 +345,7 @@ class RdyDistributor(Generic[K]):
         found = self._members[member]
         if self._probing_since is not None:
             return True
-        if self._backoff.level or found.backoff.level or found.sole:
+        if self._backoff.level or found.backoff.level or found.sole or found.limit == 1:
             return False
         return max(found.window, self.concurrency) > 1
 

@@ -239,7 +239,7 @@ class Subscription(PartitionReader):
         """Return messages and bytes received since the last call, and `Backlog.excess` and `Backlog.width` of these."""
         (before, size), self._recorded = self._recorded, (self.received, self.received_bytes)
         count, size = self.received - before, self.received_bytes - size
-        if not (count and self._published):
+        if not (count and self._published and self.max_ready > 1):
             return count, size, inf, inf
         published = self._published / 1e9
         excess = self._backlog.excess(published, self.received_at)

@@ -440,6 +440,15 @@ def test_each_handler_that_waits_has_room_for_a_message() -> None:
     assert [read(flow, in_flight, waited=0.0) for in_flight in (1, 2, 3)] == [2, 3, 3], "it did not wait for the server"
 
 
+def test_reads_of_a_connection_for_one_message_are_not_watched() -> None:
+    flow = make(100, 1, 10)
+    flow.concurrency = 4
+    flow.shares(1000.0)
+    for key in (0, 1):
+        flow.received(key, 1, 1, 1, 1000.0, waited=1.0, excess=1.0)
+    assert [flow.watches(key) for key in (0, 1)] == [False, True], "RDY of an ordered topic is always 1"
+
+
 def test_after_an_answer_the_next_message_is_sent_at_once_again() -> None:
     flow = one_connection(concurrency=3)
     assert [read(flow, in_flight) for in_flight in (1, 2)] == [2, 3]

@@ -67,5 +67,4 @@ def split(found: Range, parts: int) -> list[Range]:
 def bodies(block: Block) -> list[bytes]:
     """Return the bodies of the messages of a block."""
     assert block.columns.bodies is not None
-    found: list[bytes] = block.columns.bodies.to_pylist()
-    return found
+    return block.columns.bodies

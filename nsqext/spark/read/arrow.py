@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from attrs import define
 
-from nsqext.errors import InvalidState, ProtocolError
+from nsqext.errors import ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, decompress_body, is_compressed
 from nsqext.protocol.headers import decode_headers, header_json
 from nsqext.protocol.messages import (
@@ -118,8 +117,7 @@ class _Batch:
                 parsed[index] = {name: headers[name] for name in headers if name not in (COMPRESS_HEADER, SIZE_HEADER)}
 
     def _decompress_body(self, index: int, headers: dict[str, Any]) -> None:
-        if self.bodies is None:
-            self.bodies = self._stored().to_numpy(zero_copy_only=False).tolist()
+        self.bodies = self.columns.bodies if self.bodies is None else self.bodies
         try:
             self.bodies[index] = decompress_body(headers, self.bodies[index])
         except ProtocolError as error:
@@ -147,10 +145,9 @@ class _Batch:
     def _stops(self) -> Iterator[int]:
         """Return where batches end, before the message that would make them too large."""
         count = len(self.columns)
-        if self.bodies is not None:
-            sizes = np.fromiter(map(len, self.bodies), np.int64, count)
-        else:
-            sizes = pc.binary_length(self._stored()).to_numpy()
+        sizes = (
+            self.columns.body_sizes() if self.bodies is None else np.fromiter(map(len, self.bodies), np.int64, count)
+        )
         ends = np.cumsum(sizes)
         start, before = 0, 0
         while count and int(ends[-1]) - before > _BATCH_BYTES:
@@ -162,12 +159,7 @@ class _Batch:
     def _values(self, start: int, stop: int) -> pa.Array:
         if self.bodies is not None:
             return pa.array(self.bodies[start:stop], pa.binary())
-        return self._stored()[start:stop].cast(pa.binary())
-
-    def _stored(self) -> pa.Array:
-        if self.columns.bodies is None:
-            raise InvalidState("the bodies were not read")
-        return self.columns.bodies
+        return self.columns.part(start, stop).body_array()
 
     # Columns
 

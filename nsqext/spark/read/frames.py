@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,26 +28,60 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _HEAD = np.dtype([("timestamp", ">i8"), ("attempts", ">u2"), ("id", "V16"), ("offset", ">i8"), ("size", ">u4")])
-_DETAIL_SIZE = 12  # bytes of offset and size
-_EXTEND_SIZE = 3  # bytes of the version and the length of a header
+_DETAIL_SIZE = 12
+_EXTEND_HEAD = np.dtype(
+    [("timestamp", ">i8"), ("attempts", ">u2"), ("id", "V16"), ("version", "u1"), ("length", ">u2")]
+)
+_DETAIL = np.dtype([("offset", ">i8"), ("size", ">u4")])
 _FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
 _NO_HEADER = b"\0"
+
+_head_of = itemgetter(slice(_HEAD.itemsize))
+_extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
 
 
 @define(eq=False)
 class MessageColumns:
     heads: Array  #: timestamp, attempts, id, offset and size
-    bodies: pa.Array | None  #: binary or large_binary; None if bodies are not needed
+    _frames: list[bytes] | None  # per message, bytes that end with a body; None if bodies are not needed
+    _starts: Array  # where the body begins in each
     #: each message's extend part as received (version, and with a header its length and bytes); None without any header
     headers: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.heads)
 
+    @property
+    def bodies(self) -> list[bytes]:
+        if self._frames is None or not len(self):
+            return []
+        starts: list[int] = self._starts.tolist()
+        if starts.count(starts[0]) == len(starts):
+            return list(map(itemgetter(slice(starts[0], None)), self._frames))
+        return [frame[start:] for frame, start in zip(self._frames, starts, strict=True)]
+
+    def body_sizes(self) -> Array:
+        if self._frames is None:
+            return np.zeros(len(self), np.int64)
+        return np.fromiter(map(len, self._frames), np.int64, len(self)) - self._starts
+
+    def body_array(self) -> pa.Array:
+        """Return the bodies as an Arrow column; less than 2 GiB."""
+        frames = self._frames or []
+        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+        edges = np.zeros(2 * len(frames) + 1, np.int64)
+        np.cumsum(lengths, out=edges[2::2])
+        edges[1::2] = edges[:-1:2] + self._starts
+        # Arrow copies the bodies out of the joined frames faster than Python slices each frame
+        buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(frames))]
+        halves = pa.Array.from_buffers(pa.large_binary(), 2 * len(frames), buffers)
+        return halves.take(pa.array(np.arange(1, len(halves), 2))).cast(pa.binary())
+
     def part(self, start: int, stop: int) -> MessageColumns:
         return MessageColumns(
             self.heads[start:stop],
-            None if self.bodies is None else self.bodies[start:stop],
+            None if self._frames is None else self._frames[start:stop],
+            self._starts[start:stop],
             None if self.headers is None else self.headers[start:stop],
         )
 
@@ -55,72 +90,48 @@ class MessageColumns:
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
-        bodies = None if parts[0].bodies is None else pa.concat_arrays([part.bodies for part in parts])
+        frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]
         headers = None
         if any(part.headers is not None for part in parts):
             headers = [header for part in parts for header in part.headers or [_NO_HEADER] * len(part)]
-        return cls(heads, bodies, headers)
+        return cls(heads, frames, np.concatenate([part._starts for part in parts]), headers)
 
 
 def decode_frames(frames: list[bytes], extend: bool, *, with_bodies: bool = True) -> MessageColumns:
     """Decode the frames of a SUB_ADVANCED or SUB_ORDERED subscription, with or without extend headers."""
-    data = b"".join(frames)
-    sizes = np.fromiter(map(len, frames), np.int64, len(frames))
-    begins = np.cumsum(sizes) - sizes
-    least = MESSAGE_HEAD_SIZE + extend + _DETAIL_SIZE
-    _check(sizes, least)
-    ends = begins + MESSAGE_HEAD_SIZE
     if extend:
-        received = np.frombuffer(data, np.uint8)
-        versions = received[ends]
-        if versions.any():
-            # the length of a header is two bytes behind its version; version 0 has neither
-            lengths = received[ends + 1] * np.int64(256) + received[ends + 2] + _EXTEND_SIZE
-            details = ends + np.where(versions == EXT_NONE, 1, lengths)
-            _check(begins + sizes - details, _DETAIL_SIZE)
-            parts = _Parts(data, begins, ends, details, details + _DETAIL_SIZE)
-            headers: list[bytes] = parts[1].to_numpy(zero_copy_only=False).tolist()
-            heads = _heads(parts.fixed(0, MESSAGE_HEAD_SIZE), parts.fixed(2, _DETAIL_SIZE))
-            return MessageColumns(heads, parts[3] if with_bodies else None, headers)
-    parts = _Parts(data, begins, begins + least)
-    front = parts.fixed(0, least)
-    heads = _heads(front[:, :MESSAGE_HEAD_SIZE], front[:, -_DETAIL_SIZE:]) if extend else front.view(_HEAD)[:, 0]
-    return MessageColumns(heads, parts[1] if with_bodies else None)
+        return _decode_extended(frames, with_bodies)
+    heads = _array(map(_head_of, frames), _HEAD, frames)
+    return MessageColumns(heads, frames if with_bodies else None, np.full(len(frames), _HEAD.itemsize))
 
 
-def _heads(fronts: Array, details: Array) -> Array:
-    heads = np.empty((len(fronts), _HEAD.itemsize), np.uint8)
-    heads[:, :MESSAGE_HEAD_SIZE] = fronts
-    heads[:, MESSAGE_HEAD_SIZE:] = details
-    return heads.view(_HEAD)[:, 0]
+def _decode_extended(frames: list[bytes], with_bodies: bool) -> MessageColumns:
+    fronts = _array(map(_extend_head_of, frames), _EXTEND_HEAD, frames)
+    versions = fronts["version"]
+    # one byte is the version; after version 0 neither length nor header follow
+    ends = np.where(versions == EXT_NONE, MESSAGE_HEAD_SIZE + 1, fronts["length"] + np.int64(_EXTEND_HEAD.itemsize))
+    stops = ends.tolist()
+    details = (frame[end : end + _DETAIL_SIZE] for frame, end in zip(frames, stops, strict=True))
+    heads = np.empty(len(frames), _HEAD)
+    for name in ("timestamp", "attempts", "id"):
+        heads[name] = fronts[name]
+    found = _array(details, _DETAIL, frames)
+    for name in ("offset", "size"):
+        heads[name] = found[name]
+    headers = None
+    if versions.any():
+        headers = [frame[MESSAGE_HEAD_SIZE:end] for frame, end in zip(frames, stops, strict=True)]
+    return MessageColumns(heads, frames if with_bodies else None, ends + _DETAIL_SIZE, headers)
 
 
-class _Parts:
-    """Messages divided into the same parts: Arrow copies a part of all faster than Python slices each message."""
-
-    def __init__(self, data: bytes, *begins: Array) -> None:
-        self._number = len(begins)
-        edges = np.empty(len(begins[0]) * self._number + 1, np.int64)
-        for index, each in enumerate(begins):
-            edges[index : -1 : self._number] = each
-        edges[-1] = len(data)
-        buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
-        self._all = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
-
-    def __getitem__(self, index: int) -> pa.Array:
-        return self._all.take(pa.array(np.arange(index, len(self._all), self._number)))
-
-    def fixed(self, index: int, size: int) -> Array:
-        """Return a part of the same size in all messages, as rows of bytes."""
-        return np.frombuffer(b"".join(self[index].buffers()[2:]), np.uint8).reshape(-1, size)
-
-
-def _check(sizes: Array, least: int) -> None:
-    if len(sizes) and sizes.min() < least:
+def _array(parts: Iterable[bytes], kind: np.dtype[Any], frames: list[bytes]) -> Array:
+    joined = b"".join(parts)
+    if len(joined) != len(frames) * kind.itemsize:
         raise ProtocolError(
-            f"a message of {sizes.min()} bytes is too short for its parts",
+            f"a message of {min(map(len, frames))} bytes is too short for its parts",
             hint="the topic may have been upgraded to extend; reconnect",
         )
+    return np.frombuffer(joined, kind)
 
 
 def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:
@@ -132,7 +143,7 @@ def from_messages(messages: Iterable[RawMessage]) -> MessageColumns:
         message.version.to_bytes() + len(message.header).to_bytes(2) + message.header if message.version else _NO_HEADER
         for message in found
     ]
-    return MessageColumns(heads, pa.array([message.body for message in found], pa.large_binary()), headers)
+    return MessageColumns(heads, [message.body for message in found], np.zeros(len(found), np.int64), headers)
 
 
 def finish_commands(columns: MessageColumns) -> bytes:

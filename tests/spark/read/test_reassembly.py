@@ -33,8 +33,7 @@ def places(found: MessageColumns | Sequence[RawMessage]) -> list[tuple[int, int]
     """Return number and offset of messages."""
     if not isinstance(found, MessageColumns):
         return [(message.timestamp, message.offset) for message in found]
-    assert found.bodies is not None
-    assert found.bodies.to_pylist() == [b"%d" % number for number in found.heads["timestamp"].tolist()]
+    assert found.bodies == [b"%d" % number for number in found.heads["timestamp"].tolist()]
     return list(zip(found.heads["timestamp"].tolist(), found.heads["offset"].tolist(), strict=True))
 
 

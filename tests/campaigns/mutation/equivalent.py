@@ -136,7 +136,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "spark/read/frames.py",
         "number + 1",
-        "bodies = None if parts[0].bodies is None else pa.concat_arrays([part.bodies for part in parts])",
+        "frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]",
     ): "all deliveries of a reader have bodies, or none has",
     (
         "spark/read/arrow.py",

@@ -211,9 +211,10 @@ def nsq_name(name: str) -> str:
 def _matches(pattern: Sequence[str], words: Sequence[str]) -> bool:
     if not pattern:
         return not words
-    if pattern[0] == "#":
-        return any(_matches(pattern[1:], words[skipped:]) for skipped in range(len(words) + 1))
-    return bool(words) and pattern[0] in ("*", words[0]) and _matches(pattern[1:], words[1:])
+    first, *rest = pattern
+    if first == "#":
+        return any(_matches(rest, words[skipped:]) for skipped in range(len(words) + 1))
+    return bool(words) and first in ("*", words[0]) and _matches(rest, words[1:])
 
 
 def _words(routing_key: str) -> list[str]:

@@ -62,6 +62,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if refused and kind is DelayedMessage:  # both channels receive each record",
     ): "the other channel sets it aside",
     (
+        "integrations/celery/envelope.py",
+        "number + 1",
+        "return any(_matches(rest, words[skipped:]) for skipped in range(len(words) + 1))",
+    ): "no word is left either way",
+    (
         "integrations/celery/nsq_clients.py",
         "Gt to GtE",
         "return (kept_delay(meta, wait) or None) if wait > 0 else None",

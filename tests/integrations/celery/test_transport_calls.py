@@ -175,6 +175,7 @@ def test_each_message_is_acknowledged_by_its_own_tag(channel: Any, servers: Scri
     for message in messages:
         servers.consumers[0].handle(message)
         drain(channel)
+    assert [channel.qos.get(one.delivery_tag) for one in received] == received
     received[1].ack()
     assert [message.answers for message in messages] == [[], ["finish"], []]
     assert len({one.delivery_tag for one in received}) == 3

@@ -234,6 +234,8 @@ async def test_a_receiver_that_starts_its_broker_again_creates_nothing(
         await broker.startup()
     await broker.shutdown()
     assert events == ["create"] * create + ["startup", "startup", "shutdown"]
+    with pytest.raises(InvalidState, match="closed"):
+        await broker.kick(BrokerMessage(task_id="1", task_name="note", message=b"x", labels={}))
 
 
 async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:

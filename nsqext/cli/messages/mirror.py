@@ -170,7 +170,9 @@ class Mirror:
             return OutgoingMessage(message.body)
         stored = as_stored(message)
         trace_id = stored.trace_id if self.placement.target.partition_num else None
-        return OutgoingMessage(stored.body, trace_id=trace_id, key=key, header=stored.header or None)
+        bare = trace_id is not None and key is None  # empty bytes: its trace id does not become a header
+        header = stored.header if bare else stored.header or None
+        return OutgoingMessage(stored.body, trace_id=trace_id, key=key, header=header)
 
     async def _publish(
         self, partition: int | None, messages: Sequence[OutgoingMessage]

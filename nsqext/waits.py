@@ -210,19 +210,23 @@ class WaitingTasks:
     On asyncio, `anyio.Event` costs three times as much for each wait: it looks for the event loop.
     """
 
-    __slots__ = ("_thread", "_turns")
+    __slots__ = ("_events", "_thread", "_turns")
 
     def __init__(self) -> None:
         self._turns: Turns | None = None  # of the loop of the last wait, on asyncio
         self._thread = 0
+        self._events = False  # a wait was on trio, where to look for the loop costs ten times as much as an event
 
     def new(self) -> Waiter | EventWaiter:
         """Return what the current task can wait for."""
         turns = self._turns
         if turns is not None and self._thread == _get_ident() and turns.loop.is_running():
             return Waiter(turns)
+        if self._events:
+            return EventWaiter()
         loop = current_token().native_token
         if not isinstance(loop, AsyncioLoop):
+            self._events = True
             return EventWaiter()
         self._turns, self._thread = Turns(loop), _get_ident()
         return Waiter(self._turns)

@@ -19,7 +19,7 @@ _PACKAGE = Path(nsqext.__file__).parent
 
 _LAYERS = (
     ("cli", "web", "spark", "testing", "integrations"),
-    ("app", "sync", "admin", "observability", "partitions", "transactions"),
+    ("app", "sync", "admin", "observability", "delays", "partitions", "transactions"),
     ("middleware",),
     ("client",),
     ("lookup", "transport"),

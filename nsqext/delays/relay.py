@@ -473,8 +473,10 @@ class DelayRelay(Relay):
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
-        full = self._publishing == _AT_ONCE or due is None
-        with anyio.move_on_after(_POLL if full or due is None else min(_POLL, max(0.0, due - time.time()))):
+        pause = _POLL
+        if due is not None and self._publishing < _AT_ONCE:
+            pause = min(_POLL, max(0.0, due - time.time()))
+        with anyio.move_on_after(pause):
             await self._changed.wait()
 
     async def _publish(self, producer: Producer, identity: str, data: bytes) -> None:

@@ -106,7 +106,7 @@ LAZY: dict[str, set[str]] = {
     "protocol": {"cramjam"},
     "transport": {"cramjam"},
     "broker": {"cramjam"},
-    "cli": {"prometheus_client", "pyarrow"},
+    "cli": {"prometheus_client", "pyarrow", "shellingham"},
     "transactions": {"opentelemetry", "psycopg", "sqlalchemy"},
 }
 

@@ -93,7 +93,6 @@ _OTHER_NAMES = {
 _EXTRAS = {
     "typer": "cli",
     "rich": "cli",
-    "shellingham": "cli",
     "starlette": "broker",
     "uvicorn": "broker",
     "re2": "broker",

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
@@ -20,15 +21,16 @@ from nsqext.client.consumer.message import HandlerSignal
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from nsqext.client.consumer.message import Message
     from nsqext.client.producer.request import Publishing
     from nsqext.types import Receipt
 
-__all__ = ("LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
+__all__ = ("UNOBSERVED", "LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
 
 logger: logging.Logger = logging.getLogger("nsqext.observability")
+
+UNOBSERVED: AbstractContextManager[None] = nullcontext()
+"""An `Observer` returns it for an operation that it does not observe, at no cost."""
 
 
 @frozen
@@ -59,49 +61,64 @@ class Observer(Middleware):
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Return the context manager for a publish, with all its attempts."""
-        return nullcontext()
+        return UNOBSERVED
 
     def handling(self, handling: Handling) -> AbstractContextManager[object]:
         """Return the context manager for a handled message or batch; see also `failure`."""
-        return nullcontext()
+        return UNOBSERVED
 
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
         """Observe a publish."""
-        with _Harmless(lambda: self.publishing(publishing)):
+        manager = _entered(self.publishing, publishing)
+        if manager is None:
             return await send_next(publishing)
+        try:
+            receipts = await send_next(publishing)
+        except BaseException as error:
+            _leave(manager, error)
+            raise
+        _leave(manager)
+        return receipts
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         """Observe a handler."""
-        with _Harmless(lambda: self.handling(handling)):
+        manager = _entered(self.handling, handling)
+        if manager is None:
             return await call_next(handling)
-
-
-class _Harmless:
-    """Makes a context manager neither raise nor suppress errors."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
-        self._make = make
-        self._manager: AbstractContextManager[object] | None = None
-
-    def __enter__(self) -> None:
         try:
-            manager = self._make()
-            manager.__enter__()
-        except Exception:
-            logger.exception("an observer failed before the observed operation")
-        else:
-            self._manager = manager
+            result = await call_next(handling)
+        except BaseException as error:
+            _leave(manager, error)
+            raise
+        _leave(manager)
+        return result
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._manager is None:
-            return
-        try:
-            self._manager.__exit__(kind, error, trace)
-        except Exception as own:
-            if own is not error:
-                logger.exception("an observer failed after the observed operation")
+
+_Observed = TypeVar("_Observed")
+
+
+def _entered(
+    make: Callable[[_Observed], AbstractContextManager[object]], observed: _Observed
+) -> AbstractContextManager[object] | None:
+    """Return an entered context manager; None if it observes nothing, or failed."""
+    try:
+        manager = make(observed)
+        if manager is UNOBSERVED:
+            return None
+        manager.__enter__()
+    except Exception:
+        logger.exception("an observer failed before the observed operation")
+        return None
+    return manager
+
+
+def _leave(manager: AbstractContextManager[object], error: BaseException | None = None) -> None:
+    """Leave a context manager, whose error is logged, and which cannot suppress the operation's error."""
+    try:
+        manager.__exit__(type(error), error, error.__traceback__) if error else manager.__exit__(None, None, None)
+    except Exception as own:
+        if own is not error:
+            logger.exception("an observer failed after the observed operation")
 
 
 def failure(error: BaseException | None) -> str | None:
@@ -130,52 +147,62 @@ class LogObserver(Observer):
         self._level = level
         self._slow = slow
 
-    @contextmanager
-    def publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Log the outcome of a publish."""
-        size = sum(len(message.body) for message in publishing.messages)
-        fields: dict[str, object] = {"topic": publishing.topic, "count": len(publishing.messages), "bytes": size}
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            self._write("publish failed", started, fields, error)
-            raise
-        self._write("published", started, {**fields, "partition": _partitions(publishing.receipts)})
+        messages = publishing.messages
 
-    @contextmanager
-    def handling(self, handling: Handling) -> Iterator[None]:
+        def fields() -> dict[str, object]:
+            size = sum(len(message.body) for message in messages)
+            stored = {"partition": _partitions(publishing.receipts)} if publishing.receipts else {}
+            return {"topic": publishing.topic, "count": len(messages), "bytes": size, **stored}
+
+        return _Logged(self, ("published", "publish failed"), fields)
+
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
         """Log the outcome of a handler."""
-        fields = _of_batch(handling) if handling.batch else _of_message(handling)
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            self._write("handler failed" if failure(error) else "handled", started, fields, error)
-            raise
-        self._write("handled", started, fields)
+        fields = partial(_of_batch if handling.batch else _of_message, handling.messages, handling.channel)
+        return _Logged(self, ("handled", "handler failed"), fields)
 
-    def _write(
-        self, event: str, started: float, fields: Mapping[str, object], error: BaseException | None = None
+    def write(
+        self, event: str, seconds: float, fields: Callable[[], dict[str, object]], error: BaseException | None
     ) -> None:
-        seconds = time.monotonic() - started
+        """Log a record; its fields are computed only if it is written."""
         late = self._slow is not None and seconds >= self._slow
         level = logging.WARNING if late or failure(error) else self._level
         if self._logger.isEnabledFor(level):
             outcome = None if error is None else type(error).__qualname__
-            self._logger.log(level, event, extra={**fields, "event": event, "seconds": seconds, "error": outcome})
+            self._logger.log(level, event, extra={**fields(), "event": event, "seconds": seconds, "error": outcome})
+
+
+class _Logged:
+    """Logs the outcome of an operation."""
+
+    __slots__ = ("_events", "_fields", "_observer", "_started")
+
+    def __init__(self, observer: LogObserver, events: tuple[str, str], fields: Callable[[], dict[str, object]]) -> None:
+        self._observer = observer
+        self._events = events
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        succeeded, failed = self._events
+        event = failed if failure(error) else succeeded
+        self._observer.write(event, time.monotonic() - self._started, self._fields, error)
 
 
 def _partitions(stored: Iterable[Receipt | Message]) -> list[int]:
     return sorted({one.partition for one in stored if one.partition is not None})
 
 
-def _of_message(handling: Handling) -> dict[str, object]:
-    message = handling.message
+def _of_message(messages: Sequence[Message], channel: str) -> dict[str, object]:
+    message = messages[0]
     return {
         "topic": message.topic,
         "partition": message.partition,
-        "channel": handling.channel,
+        "channel": channel,
         "attempts": message.attempts,
         "message_id": message.internal_id,
         "trace_id": message.trace_id,
@@ -183,12 +210,11 @@ def _of_message(handling: Handling) -> dict[str, object]:
     }
 
 
-def _of_batch(handling: Handling) -> dict[str, object]:
-    messages = handling.messages
+def _of_batch(messages: Sequence[Message], channel: str) -> dict[str, object]:
     return {
         "topic": ",".join(sorted({message.topic for message in messages})),
         "partition": _partitions(messages),
-        "channel": handling.channel,
+        "channel": channel,
         "count": len(messages),
         "attempts": max((message.attempts for message in messages), default=0),
         "bytes": sum(len(message.body) for message in messages),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,15 +14,18 @@ from attrs import evolve
 try:
     from opentelemetry import context, metrics, propagate, trace
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[otel]'", name=_error.name) from _error
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidSetting
-from nsqext.observability import Observer, failure
+from nsqext.observability import UNOBSERVED, Observer, failure
+from nsqext.observability.otel_metrics import Instruments, Labels
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import Histogram
+
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import Handling
     from nsqext.client.producer.request import OutgoingMessage, Publishing
@@ -45,8 +48,6 @@ ERROR_TYPE = "error.type"
 ATTEMPTS = "messaging.nsq.message.attempts"
 TRACE_ID = "messaging.nsq.message.trace_id"
 TAG = "messaging.nsq.message.tag"
-
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 
 Attributes = dict[str, Any]
 
@@ -82,68 +83,131 @@ class OpenTelemetry(Observer):
     ) -> None:
         if propagate not in ("supported", "never"):
             raise InvalidSetting(f"propagate={propagate!r} is neither 'supported' nor 'never'")
-        self._propagates = propagate == "supported"
-        self._create_spans = create_spans
-        self._parent = parent
-        self._body_size = body_size
-        self._tracer = trace.get_tracer("nsqext", __version__, tracer_provider)
-        meter = metrics.get_meter("nsqext", __version__, meter_provider)
-        self._duration = meter.create_histogram(
-            "messaging.client.operation.duration",
-            "s",
-            "Duration of messaging operations of a client.",
-            explicit_bucket_boundaries_advisory=_BUCKETS,
-        )
-        self._process = meter.create_histogram(
-            "messaging.process.duration",
-            "s",
-            "Duration of handling a message.",
-            explicit_bucket_boundaries_advisory=_BUCKETS,
-        )
-        self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send."
-        )
-        self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages that were delivered to a handler."
-        )
+        self.propagates: bool = propagate == "supported"
+        self.create_spans: bool = create_spans
+        self.parent: bool = parent
+        self.body_size: bool = body_size
+        self.tracer: trace.Tracer = trace.get_tracer("nsqext", __version__, tracer_provider)
+        self.instruments: Instruments = Instruments.of(meter_provider)
+        self._records = tracer_provider is not None or meter_provider is not None
+        self._placeholders: tuple[object, object] | None = None  # global providers that record nothing
 
-    # Publishing
-
-    @contextmanager
-    def publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Record a span for a publish."""
+        if self._recording() or trace.get_current_span().get_span_context().is_valid:
+            return _PublishSpan(self, publishing)
+        return UNOBSERVED
+
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
+        """Record a span for a handler."""
+        # without a provider the API passes on a parent's context
+        return _HandlerSpan(self, handling) if self._recording() or self.parent else UNOBSERVED
+
+    def _recording(self) -> bool:
+        """Return whether a provider is set; an application may set the global ones at any time, once."""
+        if not self._records:
+            providers = trace.get_tracer_provider(), metrics.get_meter_provider()
+            if providers != self._placeholders:
+                self._records = any(map(_is_set, providers))
+                self._placeholders = providers
+        return self._records
+
+    def details(self, message: OutgoingMessage | Message) -> Attributes:
+        """Return the attributes of a message's span that both sides have."""
+        attributes: Attributes = {}
+        if message.trace_id:
+            attributes[TRACE_ID] = str(message.trace_id)
+        if message.tag is not None:
+            attributes[TAG] = message.tag
+        if self.body_size:
+            attributes[BODY_SIZE] = len(message.body)
+        return attributes
+
+
+def _is_set(provider: object) -> bool:
+    """Return whether a provider is not one of the API itself, which record nothing."""
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+class _ObservedSpan:
+    """A current span and its duration."""
+
+    __slots__ = ("_labels", "_observer", "_span", "_started", "_token")
+
+    def __init__(self, observer: OpenTelemetry) -> None:
+        self._observer = observer
+        self._labels: Labels = {}  # of its metrics
+
+    def _start(
+        self, name: str, parent: Context | None, kind: SpanKind, attributes: Attributes, links: Sequence[Link]
+    ) -> None:
+        self._span = self._observer.tracer.start_span(name, parent, kind, attributes, links)
+        self._token = context.attach(trace.set_span_in_context(self._span))
+        self._started = time.monotonic()
+
+    def _end(self, duration: Histogram, labels: Labels) -> None:
+        try:
+            duration.record(time.monotonic() - self._started, labels)  # in the span, for exemplars
+        finally:
+            context.detach(self._token)
+            self._span.end()
+
+    def _fail(self, error: BaseException, kind: str, text: str) -> Labels:
+        """Record an error; return it as a label."""
+        labels = {ERROR_TYPE: kind}
+        self._span.record_exception(error)
+        self._span.set_status(Status(StatusCode.ERROR, text))
+        self._span.set_attributes(labels)
+        return labels
+
+
+class _PublishSpan(_ObservedSpan):
+    """The span of a publish."""
+
+    __slots__ = ("_count", "_publishing")
+
+    def __init__(self, observer: OpenTelemetry, publishing: Publishing) -> None:
+        super().__init__(observer)
+        self._publishing = publishing
+
+    def __enter__(self) -> None:
+        publishing, observer = self._publishing, self._observer
         topic = publishing.topic
-        base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
-        attributes: Attributes = {**base, OPERATION_TYPE: "send"}
+        self._count = len(publishing.given)
+        self._labels = {SYSTEM: "nsq", OPERATION_NAME: "publish", DESTINATION: topic}
+        attributes: Attributes = {**self._labels, OPERATION_TYPE: "send"}
         # a batch has a create span per message; a single message's send span creates it
-        creates = publishing.batch and self._create_spans
+        creates = publishing.batch and observer.create_spans
         origins = _origins(publishing.messages)
         parent: Context | None = None
         links: list[Link] = []
         if not publishing.batch:
-            attributes |= self._details(publishing.messages[0])
+            attributes |= observer.details(publishing.messages[0])
             parent, origins = origins[0], [None]
         else:
             attributes[BATCH_COUNT] = len(publishing.messages)
-            links = (
-                self._create(publishing, origins)
-                if creates
-                else [_link(origin) for origin in origins if origin is not None]
-            )
-        kind = SpanKind.CLIENT if creates else SpanKind.PRODUCER
-        name = f"publish {topic}"
-        with (
-            self._tracer.start_as_current_span(name, parent, kind=kind, attributes=attributes, links=links) as span,
-            self._measured(span, base, len(publishing.messages)),
-        ):
-            if not creates:
-                current = context.get_current()
-                self._propagate(publishing, [origin or current for origin in origins])
-            yield
-            self._add_receipts(span, publishing)
+            links = self._create(origins) if creates else [_link(origin) for origin in origins if origin is not None]
+        self._start(f"publish {topic}", parent, SpanKind.CLIENT if creates else SpanKind.PRODUCER, attributes, links)
+        if not creates:
+            current = context.get_current()
+            self._propagate([origin or current for origin in origins])
 
-    def _create(self, publishing: Publishing, origins: Sequence[Context | None]) -> list[Link]:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        labels = self._labels
+        if error is None:
+            self._add_receipts()
+        elif isinstance(error, Exception):
+            labels = labels | self._fail(error, type(error).__qualname__, f"{type(error).__name__}: {error}")
+        else:  # a cancellation is no failure of the span
+            labels = labels | {ERROR_TYPE: type(error).__qualname__}
+            self._span.set_attribute(ERROR_TYPE, labels[ERROR_TYPE])
+        instruments = self._observer.instruments
+        instruments.sent.add(self._count, labels)
+        self._end(instruments.duration, {**labels, OPERATION_TYPE: "send"})
+
+    def _create(self, origins: Sequence[Context | None]) -> list[Link]:
         links, contexts = [], []
+        publishing, observer = self._publishing, self._observer
         base: Attributes = {
             SYSTEM: "nsq",
             OPERATION_NAME: "create",
@@ -152,18 +216,19 @@ class OpenTelemetry(Observer):
         }
         name = f"create {publishing.topic}"
         for message, origin in zip(publishing.messages, origins, strict=True):
-            attributes = base | self._details(message)
-            span = self._tracer.start_span(name, origin, SpanKind.PRODUCER, attributes)
+            attributes = base | observer.details(message)
+            span = observer.tracer.start_span(name, origin, SpanKind.PRODUCER, attributes)
             contexts.append(trace.set_span_in_context(span))
             links.append(Link(span.get_span_context()))
             span.end()
-        self._propagate(publishing, contexts)
+        self._propagate(contexts)
         return links
 
-    def _propagate(self, publishing: Publishing, contexts: Sequence[Context]) -> None:
+    def _propagate(self, contexts: Sequence[Context]) -> None:
         """Write the contexts to the messages once it is known whether the topic supports headers."""
-        if not self._propagates:
+        if not self._observer.propagates:
             return
+        publishing = self._publishing
 
         def inject(meta: TopicMeta) -> None:
             if meta.extend_support:
@@ -172,83 +237,68 @@ class OpenTelemetry(Observer):
 
         publishing.on_topic.append(inject)
 
-    def _details(self, message: OutgoingMessage | Message) -> Attributes:
-        attributes: Attributes = {}
-        if message.trace_id:
-            attributes[TRACE_ID] = str(message.trace_id)
-        if message.tag is not None:
-            attributes[TAG] = message.tag
-        if self._body_size:
-            attributes[BODY_SIZE] = len(message.body)
-        return attributes
-
-    @contextmanager
-    def _measured(self, span: Span, base: Attributes, count: int) -> Iterator[None]:
-        started = time.monotonic()
-        error_type: Mapping[str, str] = {}
-        try:
-            yield
-        except BaseException as error:
-            error_type = {ERROR_TYPE: type(error).__qualname__}
-            span.set_attributes(error_type)
-            raise
-        finally:
-            self._duration.record(time.monotonic() - started, {**base, OPERATION_TYPE: "send", **error_type})
-            self._sent.add(count, {**base, **error_type})
-
-    def _add_receipts(self, span: Span, publishing: Publishing) -> None:
-        if not span.is_recording() or not publishing.receipts:
+    def _add_receipts(self) -> None:
+        receipts = self._publishing.receipts
+        if not receipts or not self._span.is_recording():
             return
-        first = publishing.receipts[0]
-        if any((other.partition, other.node) != (first.partition, first.node) for other in publishing.receipts):
+        first = receipts[0]
+        if any((other.partition, other.node) != (first.partition, first.node) for other in receipts):
             return
-        span.set_attributes(_place(first.partition, first.node))
-        if not publishing.batch and first.message_id:
-            span.set_attribute(MESSAGE_ID, str(first.message_id))
+        attributes = _place(first.partition, first.node)
+        if not self._publishing.batch and first.message_id:
+            attributes = {**attributes, MESSAGE_ID: str(first.message_id)}
+        self._span.set_attributes(attributes)
 
-    # Processing
 
-    @contextmanager
-    def handling(self, handling: Handling) -> Iterator[None]:
-        """Record a span for a handler."""
-        base: Attributes = {SYSTEM: "nsq", OPERATION_NAME: "process", GROUP: handling.channel}
-        counts = Counter(message.topic for message in handling.messages)
-        for topic, count in counts.items():
-            self._consumed.add(count, {**base, DESTINATION: topic})
+class _HandlerSpan(_ObservedSpan):
+    """The span of a handler."""
+
+    __slots__ = ("_handling",)
+
+    def __init__(self, observer: OpenTelemetry, handling: Handling) -> None:
+        super().__init__(observer)
+        self._handling = handling
+
+    def __enter__(self) -> None:
+        handling, observer = self._handling, self._observer
+        messages = handling.messages
+        topics = {message.topic for message in messages}
+        for topic in topics:
+            count = len(messages) if len(topics) == 1 else sum(message.topic == topic for message in messages)
+            observer.instruments.consumed.add(count, self._labelled(topic))
         name = "process"
-        if len(counts) == 1:
-            (base[DESTINATION],) = counts
-            name = f"process {base[DESTINATION]}"
-        started = time.monotonic()
-        error_type: Mapping[str, str] = {}
-        context: Context | None = None
+        if len(topics) == 1:
+            (topic,) = topics
+            self._labels = self._labelled(topic)
+            name = f"process {topic}"
+        else:
+            self._labels = self._labelled()
+        parent: Context | None = None
         if handling.batch:
-            attributes = self._of_batch(handling.messages)
+            attributes = self._of_batch(messages)
             links = [
                 _link(origin, {MESSAGE_ID: str(message.internal_id)})
-                for message in handling.messages
+                for message in messages
                 if (origin := _origin(message)) is not None
             ]
         else:
             attributes = self._of_message(handling.message)
             origin = _origin(handling.message)
-            links = [] if origin is None or self._parent else [_link(origin)]
-            context = origin if self._parent else None
-        span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes | base, links)
-        try:
-            with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-                try:
-                    yield
-                except BaseException as error:
-                    kind = failure(error)
-                    if kind is not None:
-                        error_type = {ERROR_TYPE: kind}
-                        span.record_exception(error)
-                        span.set_status(Status(StatusCode.ERROR, kind))
-                        span.set_attributes(error_type)
-                    raise
-        finally:
-            self._process.record(time.monotonic() - started, {**base, **error_type})
+            links = [] if origin is None or observer.parent else [_link(origin)]
+            parent = origin if observer.parent else None
+        self._start(name, parent, SpanKind.CONSUMER, attributes | self._labels, links)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        labels, failed = self._labels, failure(error)
+        if error is not None and failed is not None:
+            labels = labels | self._fail(error, failed, failed)
+        self._end(self._observer.instruments.process, labels)
+
+    def _labelled(self, topic: str | None = None) -> Labels:
+        labels = {SYSTEM: "nsq", OPERATION_NAME: "process", GROUP: self._handling.channel}
+        if topic is not None:
+            labels[DESTINATION] = topic
+        return labels
 
     def _of_message(self, message: Message) -> Attributes:
         return {
@@ -256,7 +306,7 @@ class OpenTelemetry(Observer):
             MESSAGE_ID: str(message.internal_id),
             ATTEMPTS: message.attempts,
             **_place(message.partition, message.node),
-            **self._details(message),
+            **self._observer.details(message),
         }
 
     def _of_batch(self, messages: Sequence[Message]) -> Attributes:
@@ -264,7 +314,7 @@ class OpenTelemetry(Observer):
         places = {(message.partition, message.node) for message in messages}
         if len(places) == 1:
             attributes |= _place(*places.pop())
-        if self._body_size:
+        if self._observer.body_size:
             attributes[BODY_SIZE] = sum(len(message.body) for message in messages)
         return attributes
 
@@ -298,7 +348,8 @@ def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingM
     return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 
 
-def _place(partition: int | None, node: str) -> Attributes:
+@lru_cache
+def _place(partition: int | None, node: str) -> Mapping[str, Any]:
     host, _, port = node.rpartition(":")
     attributes: Attributes = {SERVER_ADDRESS: host.strip("[]"), SERVER_PORT: int(port)}
     if partition is not None:

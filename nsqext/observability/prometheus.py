@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakSet
@@ -21,7 +21,6 @@ except ModuleNotFoundError as _error:
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
-from nsqext.delays.relay import DelayRelay
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.observability import Observer, TopicRelay, failure
 from nsqext.transactions.relay import OutboxRelay
@@ -44,6 +43,7 @@ class _Published:
     messages: Counter
     size: Counter
     seconds: Histogram
+    failures: Counter  #: by topic and error
 
 
 @frozen
@@ -52,6 +52,7 @@ class _Handled:
     redelivered: Counter
     running: Gauge
     seconds: Histogram
+    failures: Callable[[str], Counter]  #: returns the counter of an error
 
 
 @frozen
@@ -97,11 +98,6 @@ _CONSUMER = (
         "Partitions whose next message is larger than max_frame_size.",
         lambda found: len(found.blocked),
     ),
-    _sum(
-        "consumer_starved_connections",
-        "Subscriptions that have 85 % of their RDY count in flight.",
-        lambda found: sum(one.is_starved for one in found.connections),
-    ),
     _sum("consumer_in_flight", "Messages received and not yet finished or requeued.", lambda found: found.in_flight),
     _highest("consumer_backoff_level", "Highest backoff level; 0 while handlers succeed.", _backoff),
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),
@@ -132,17 +128,6 @@ _OUTBOX = (
     _highest("outbox_refused_messages", "Messages of the outbox that were set aside.", lambda found: found.refused),
     _highest("outbox_relays", "Relays of the outbox that run, in all processes.", lambda found: found.relays),
 )
-_DELAY_RELAY = (
-    _count("delay_published_messages", "Delayed messages that relays published.", lambda found: found.published),
-    _count("delay_failed_publishes", "Attempts of relays that failed.", lambda found: found.failed),
-)
-_DELAYS = (
-    _highest("delay_waiting_messages", "Delayed messages that wait in the store.", lambda found: found.waiting),
-    _highest(
-        "delay_late_seconds", "Time since the first of them was due; 0 if none is.", lambda found: found.late or 0
-    ),
-    _highest("delay_refused_records", "Records of the topic that were set aside.", lambda found: found.refused),
-)
 
 
 class _ClientCollector:
@@ -152,7 +137,6 @@ class _ClientCollector:
         self.producers: WeakSet[Producer] = WeakSet()
         self.consumers: WeakSet[Consumer] = WeakSet()
         self.relays: WeakSet[OutboxRelay] = WeakSet()
-        self.delays: WeakSet[DelayRelay] = WeakSet()
         self.mirrors: WeakSet[TopicRelay] = WeakSet()
         self._namespace = namespace
 
@@ -170,9 +154,6 @@ class _ClientCollector:
         relays = tuple(self.relays)
         yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
         yield from self._families(_OUTBOX, (), list(_summaries(relays)))
-        delays = tuple(self.delays)
-        yield from self._families(_DELAY_RELAY, (), [((), one.statistics()) for one in delays])
-        yield from self._families(_DELAYS, (), list(_summaries(delays)))
         mirrors = [one.statistics() for one in tuple(self.mirrors)]
         yield from self._families(
             _MIRROR, _MIRROR_LABELS, [((one.topic, one.channel, one.target), one) for one in mirrors]
@@ -180,7 +161,7 @@ class _ClientCollector:
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values."""
-        rest = (*_PRODUCER, *_RELAY, *_OUTBOX, *_DELAY_RELAY, *_DELAYS)
+        rest = (*_PRODUCER, *_RELAY, *_OUTBOX)
         labelled = ((_CONSUMER, _CONSUMER_LABELS), (_MIRROR, _MIRROR_LABELS))
         found = list(self._families(rest, (), ()))
         return found + [one for table, labels in labelled for one in self._families(table, labels, ())]
@@ -204,12 +185,12 @@ class _ClientCollector:
             yield metric
 
 
-def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _summaries(relays: Iterable[OutboxRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for relay in relays:
         try:
             yield (), relay.summary()
         except InvalidState as error:  # the database is down: the other metrics are reported
-            logger.warning("metrics of a relay: %s", error)
+            logger.warning("metrics of an outbox: %s", error)
 
 
 def _labels(consumer: Consumer) -> tuple[str, str]:
@@ -274,18 +255,14 @@ class Prometheus(Observer):
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
-    def attach(self, client: Client | OutboxRelay | DelayRelay | TopicRelay) -> None:
+    def attach(self, client: Client | OutboxRelay | TopicRelay) -> None:
         """Report the statistics and events of a client; clients attach their own middleware.
 
-        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`, and ``delay_…``
-        those of `nsqext.delays.DelayRelay`; the summaries read the database at each scrape. The client or relay is
-        referenced weakly.
+        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
+        the database at each scrape. The client or relay is referenced weakly.
         """
         if isinstance(client, OutboxRelay):
             self._clients.relays.add(client)
-            return
-        if isinstance(client, DelayRelay):
-            self._clients.delays.add(client)
             return
         if isinstance(client, TopicRelay):
             self._clients.mirrors.add(client)
@@ -300,50 +277,28 @@ class Prometheus(Observer):
             labels = _labels(client)
             client.on_event(lambda event: self._consumer_events.labels(*labels, event.kind).inc())
 
-    @contextmanager
-    def publishing(self, publishing: Publishing) -> Iterator[None]:
+    def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Measure a publish."""
         topic = publishing.topic
         bound = self._by_topic.get(topic)
         if bound is None:
             bound = self._by_topic[topic] = _Published(
-                self._messages.labels(topic), self._bytes.labels(topic), self._publish.labels(topic)
+                self._messages.labels(topic), self._bytes.labels(topic), self._publish.labels(topic), self._failures
             )
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            self._failures.labels(topic, type(error).__qualname__).inc()
-            raise
-        bound.messages.inc(len(publishing.messages))
-        bound.size.inc(sum(len(message.body) for message in publishing.messages))
-        bound.seconds.observe(time.monotonic() - started)
+        return _MeasuredPublish(bound, publishing)
 
-    @contextmanager
-    def handling(self, handling: Handling) -> Iterator[None]:
+    def handling(self, handling: Handling) -> AbstractContextManager[object]:
         """Measure a handler."""
-        counts = Tally(message.topic for message in handling.messages)
-        bound = [(self._handled_of(topic, handling.channel), count) for topic, count in counts.items()]
+        channel = handling.channel
+        counts: Mapping[str, int]
+        if handling.batch:
+            counts = Tally(message.topic for message in handling.messages)
+        else:
+            counts = {handling.message.topic: 1}
         for message in handling.messages:
             if message.attempts > 1:
-                self._handled_of(message.topic, handling.channel).redelivered.inc()
-        for handled, _ in bound:
-            handled.running.inc()
-        started = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            kind = failure(error)
-            if kind is not None:
-                for topic in counts:
-                    self._broken.labels(topic, handling.channel, kind).inc()
-            raise
-        finally:
-            seconds = time.monotonic() - started
-            for handled, count in bound:
-                handled.running.dec()
-                handled.messages.inc(count)
-                handled.seconds.observe(seconds)
+                self._handled_of(message.topic, channel).redelivered.inc()
+        return _MeasuredHandler([(self._handled_of(topic, channel), count) for topic, count in counts.items()])
 
     def _handled_of(self, topic: str, channel: str) -> _Handled:
         key = (topic, channel)
@@ -354,5 +309,52 @@ class Prometheus(Observer):
                 self._again.labels(*key),
                 self._running.labels(*key),
                 self._handler.labels(*key),
+                partial(self._broken.labels, *key),
             )
         return bound
+
+
+class _MeasuredPublish:
+    """Measures a publish."""
+
+    __slots__ = ("_bound", "_publishing", "_started")
+
+    def __init__(self, bound: _Published, publishing: Publishing) -> None:
+        self._bound = bound
+        self._publishing = publishing
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        bound, publishing = self._bound, self._publishing
+        if error is not None:
+            bound.failures.labels(publishing.topic, type(error).__qualname__).inc()
+            return
+        messages = publishing.messages
+        bound.messages.inc(len(messages))
+        bound.size.inc(sum(len(message.body) for message in messages))
+        bound.seconds.observe(time.monotonic() - self._started)
+
+
+class _MeasuredHandler:
+    """Measures a call of a handler."""
+
+    __slots__ = ("_bound", "_started")
+
+    def __init__(self, bound: Sequence[tuple[_Handled, int]]) -> None:
+        self._bound = bound
+
+    def __enter__(self) -> None:
+        for handled, _ in self._bound:
+            handled.running.inc()
+        self._started = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        seconds, failed = time.monotonic() - self._started, failure(error)
+        for handled, count in self._bound:
+            handled.running.dec()
+            handled.messages.inc(count)
+            handled.seconds.observe(seconds)
+            if failed is not None:
+                handled.failures(failed).inc()

@@ -20,7 +20,6 @@ from nsqext.client.producer.request import (
     MessageRequest,
     OutgoingMessage,
     Publishing,
-    check_choice,
     encode_parts,
     key_bytes,
     message_command,
@@ -349,7 +348,7 @@ class Producer(ProcessBound):
                 via=via,
                 identity=identity,
             )
-            return (await publisher.publish(publishing))[0]
+            return (await (publisher.around or publisher.send)(publishing))[0]
         data = None if key is None else key_bytes(key)
         target = self._ready_target(topic, body, partition, data) if self._tasks.in_event_loop() else None
         connection = None if target is None else target.node.connection
@@ -361,7 +360,6 @@ class Producer(ProcessBound):
                 options = self._routes.topic_options.of(topic)
                 return await publisher.keys.publish(MessageRequest(options, topic, message, key=data), turn)
         if target is None or connection is None:
-            check_choice(data, partition)
             message = OutgoingMessage(body, headers, tag, trace_id, key)
             return await publisher.message(topic, message, data, partition)
         started = _clock()

@@ -70,7 +70,6 @@ class PublishPort:
             command = request.command(target)
             request.in_doubt = True
             response = blocking.request(command, request.started + self.options.timeout)
-            request.in_doubt = False
             return self._sender.receipts(request, target, blocking.connection, response, len(command))[0]
         except NsqError as error:
             request.in_doubt = False

@@ -12,11 +12,11 @@ from nsqext.client.producer.request import MessageRequest, OutgoingMessage, chec
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Awaitable, Collection, Sequence
 
     from nsqext.client.middleware import SendNext
     from nsqext.client.producer.batch_publisher import BatchPublisher
-    from nsqext.client.producer.keys import KeyGroups
+    from nsqext.client.producer.keys import KeyGroups, Place
     from nsqext.client.producer.request import Publishing, TopicKey
     from nsqext.client.producer.sender import Sender
     from nsqext.client.tasks import BackgroundTasks
@@ -71,14 +71,27 @@ class Publisher:
 
     async def send(self, publishing: Publishing) -> Sequence[Receipt]:
         """Publish what the middleware passes on."""
-        if not publishing.on_topic:
-            return await self._send_prepared(publishing)
+        place = await self._prepare(publishing) if publishing.on_topic else None
+        try:
+            if publishing.batch:
+                publishing.receipts = await self._send_batch(publishing)
+            elif publishing.delay is not None or publishing.via is not None or publishing.identity is not None:
+                publishing.receipts = await self._send_delayed(publishing)
+            else:
+                publishing.receipts = await self._send_message(publishing)
+        finally:
+            if place is not None:
+                place.leave()
+        return publishing.receipts
+
+    async def _prepare(self, publishing: Publishing) -> Place | None:
+        """Call what waits for the topic's meta; return the place among the keys, if lookup had to be asked."""
         topic = publishing.topic
         route = self._routes.current(topic)
         if route is not None:
             for call in publishing.on_topic:
                 call(route.view.meta)
-            return await self._send_prepared(publishing)
+            return None
         from nsqext.client.producer.keys import keys_of
 
         own = keys_of(publishing.given, publishing.key, publishing.partition)
@@ -90,16 +103,10 @@ class Publisher:
                 call(meta)
             await place.enter(self._options.timeout)
             publishing.entered = {*publishing.entered, *keys}
-            return await self._send_prepared(publishing)
-        finally:
+        except BaseException:
             place.leave()
-
-    async def _send_prepared(self, publishing: Publishing) -> Sequence[Receipt]:
-        if publishing.batch:
-            publishing.receipts = await self._send_batch(publishing)
-        else:
-            publishing.receipts = (await self._send_message(publishing),)
-        return publishing.receipts
+            raise
+        return place
 
     async def _send_batch(self, publishing: Publishing) -> list[Receipt]:
         self.check_open()
@@ -109,22 +116,29 @@ class Publisher:
         finally:
             self._batch_calls -= 1
 
-    async def _send_message(self, publishing: Publishing) -> Receipt:
-        """Publish a message to its topic or to the relays' topic."""
-        message = publishing.messages[0]
-        if publishing.delay is not None or publishing.via is not None or publishing.identity is not None:
-            from nsqext.client.producer.delay import check_for_topic, relayed
+    async def _send_delayed(self, publishing: Publishing) -> Sequence[Receipt]:
+        """Publish a message to its topic, whose consumers delay it, or to the relays' topic."""
+        from nsqext.client.producer.delay import check_for_topic, relayed
 
-            body = relayed(self._options, publishing)
-            if body is not None:
-                check_for_topic(self._options, await self.meta(publishing.topic), publishing)
-                return await self.message(self._options.delay_topic, OutgoingMessage(body))
-        key, partition = message.key, publishing.partition
-        check_choice(key, partition)
-        data = None if key is None else key_bytes(key)
-        return await self.message(publishing.topic, message, data, partition, publishing.delay, publishing.entered)
+        body = relayed(self._options, publishing)
+        if body is None:
+            return await self._send_message(publishing)
+        check_for_topic(self._options, await self.meta(publishing.topic), publishing)
+        return (await self.message(self._options.delay_topic, OutgoingMessage(body)),)
+
+    def _send_message(self, publishing: Publishing) -> Awaitable[Sequence[Receipt]]:
+        """Publish a message to its topic."""
+        message, partition = publishing.messages[0], publishing.partition
+        key = None if message.key is None else key_bytes(message.key)
+        return self._send(publishing.topic, message, key, partition, publishing.delay, publishing.entered)
 
     async def message(
+        self, topic: str, message: OutgoingMessage, key: bytes | None = None, partition: int | None = None
+    ) -> Receipt:
+        """Publish a message to its topic, without middleware."""
+        return (await self._send(topic, message, key, partition))[0]
+
+    def _send(
         self,
         topic: str,
         message: OutgoingMessage,
@@ -132,8 +146,8 @@ class Publisher:
         partition: int | None = None,
         delay: float | None = None,
         entered: Collection[TopicKey] = (),
-    ) -> Receipt:
-        """Publish a message to its topic, without middleware; ``delay`` is for its consumers."""
+    ) -> Awaitable[Sequence[Receipt]]:
+        check_choice(key, partition)
         self.check_open()
         options = self._routes.topic_options.of(topic)
         if delay is None:
@@ -142,9 +156,12 @@ class Publisher:
             from nsqext.client.producer.delayed_request import delayed
 
             request = delayed(options, topic, message, delay, key=key, partition=partition)
-        if key is None or topic not in self._routes.by_topic:
-            request.check()
+        if topic not in self._routes.by_topic:
+            request.check()  # before the wait for lookup; the command checks all the rest
         turn = None if key is None else (topic, key)
         if turn is None or turn in entered:
-            return (await self._sender.publish(request))[0]
-        return await self.keys.publish(request, turn)
+            return self._sender.publish(request)
+        return self._in_turn(request, turn)
+
+    async def _in_turn(self, request: MessageRequest, turn: TopicKey) -> Sequence[Receipt]:
+        return (await self.keys.publish(request, turn),)

@@ -357,7 +357,7 @@ _clock = time.monotonic
 class PublishRequest:
     """A publish command: a `MessageRequest`, or a `nsqext.client.producer.batch.Batch` of messages."""
 
-    __slots__ = ("breaks", "in_doubt", "key", "partition", "sent_to", "started", "topic")
+    __slots__ = ("breaks", "in_doubt", "key", "partition", "sent", "sent_to", "started", "topic")
 
     def __init__(
         self, topic: str, partition: int | None = None, key: bytes | None = None, started: float | None = None
@@ -368,6 +368,7 @@ class PublishRequest:
         self.key: bytes | None = key  #: decides the partition
         self.partition: int | None = partition  #: chosen by the caller
         self.in_doubt: bool = False  #: sent without response so far
+        self.sent: int = 0  #: bytes of its command, of the latest attempt
         self.breaks: bool = False  #: an error response leaves the stream out of step (captured in pub_ext_on_plain)
         #: of the latest attempt; only with ``on_unknown="settle"``
         self.sent_to: SentTo | None = None

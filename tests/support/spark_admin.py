@@ -13,6 +13,7 @@ from nsqext.spark.cluster.admin import SourceAdmin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
     from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.read.offsets import Key
@@ -35,6 +36,11 @@ class Log:
     size: int = 0
     unsure: int = 0
     regrown_from: int | None = None
+
+    @property
+    def channels(self) -> frozenset[str]:
+        """No channel but the anchor, whose name it does not know."""
+        return frozenset()
 
     def message(self, count: int) -> MessagePosition:
         """Return a message; those of a log that was truncated are newer from there on."""
@@ -128,7 +134,9 @@ class FakeAdmin:
     async def matching(self, pattern: re.Pattern[str]) -> list[str]:
         return sorted({topic for topic, _ in self.logs if pattern.fullmatch(topic)})
 
-    async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
+    async def anchor_count(
+        self, topic: str, partition: int, channel: str, listed: AbstractSet[str] | None = None
+    ) -> int | None:
         return self.log(topic, partition).anchor
 
     async def create_anchor(self, topic: str, partition: int, channel: str, count: int) -> None:

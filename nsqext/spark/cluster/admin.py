@@ -6,6 +6,7 @@ Each reader has an ephemeral channel, which the server deletes with the connecti
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from hashlib import blake2b
 from secrets import token_hex
@@ -89,6 +90,7 @@ class Bounds:
     start: int  #: first retained message, from 0
     end: int  #: behind the last committed message
     end_offset: int  #: byte offset there, larger with uncommitted messages
+    channels: AbstractSet[str] = frozenset()  #: of the partition
 
 
 class SourceAdmin:
@@ -176,7 +178,7 @@ class SourceAdmin:
 
     async def _bounds(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> Bounds:
         start = await self._start(leader, topic, partition, stats)
-        return Bounds(min(start, stats.committed), stats.committed, stats.end or 0)
+        return Bounds(min(start, stats.committed), stats.committed, stats.end or 0, stats.channels.keys())
 
     async def _settled(
         self, leader: Leader, topic: str, partition: int, wanted: int, patience: float
@@ -264,10 +266,19 @@ class SourceAdmin:
         """Return a channel's position; None if it does not exist."""
         return await self.leaders.ask(topic, partition, self.leaders.nodes.position, channel)
 
-    async def anchor_count(self, topic: str, partition: int, channel: str) -> int | None:
-        """Return the number of messages before an anchor; None if missing or incompletely created."""
-        position = await self.position(topic, partition, channel)
+    async def anchor_count(
+        self, topic: str, partition: int, channel: str, listed: AbstractSet[str] | None = None
+    ) -> int | None:
+        """Return the number of messages before an anchor; None if missing or incompletely created.
+
+        Args:
+            listed: the partition's channels in `Bounds` of just now, which save requests.
+        """
         key = topic, partition, channel
+        if listed is not None and setup_mark(channel) not in listed:
+            self._set_up.add(key)
+        missing = listed is not None and channel not in listed
+        position = None if missing else await self.position(topic, partition, channel)
         if position is None:
             self._set_up.discard(key)
             self._missing[key] = anyio.current_time()

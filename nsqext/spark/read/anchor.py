@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _QUICK = 0.2  # seconds to wait for written messages that the next batch can read
-_FRESH = 5.0  # seconds for which an anchor's position is not requested again, with at most `_FEW` partitions
+# seconds for which an anchor's position, with at most `_FEW` partitions, and a topic's partitions are not asked again
+_FRESH = 5.0
 _FEW = 500  # with more partitions, positions are requested less often
 _TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
 _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
@@ -50,6 +51,8 @@ class Anchors:
         self._moved_to: dict[Key, int] = {}
         self._unmoved: set[Key] = set()
         self._seen: dict[Key, tuple[float, int]] = {}
+        self._begun: dict[Key, tuple[float, int]] = {}  # positions for the survey after `begin`
+        self._listed: dict[str, tuple[float, list[Key]]] = {}  # partitions, with the time of the request
         self._missing: set[str] = set()
         self._recreated: set[str] = set()
 
@@ -62,19 +65,19 @@ class Anchors:
         read = await gather(self.topics, lambda topic: self._admin.partitions_to_read(topic, self.topics[topic]))
         self._start_limit.check(read)
         keys = [(topic, partition) for topic, found in read.items() for partition in found]
-        anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel))
+        bounds = await self._admin.survey(keys)
+        anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel, bounds[key].channels))
         existing = {key: count for key, count in anchors.items() if count is not None}
         # Spark asks twice for the start of a new query
         others = {key: count for key, count in existing.items() if key not in self._moved_to}
         checked = [] if self._reset or self._continues or not self._start_limit.option else list(others)
         missing = [key for key in keys if self._reset or key not in existing]
-        needed = {*missing, *checked}
-        bounds = await self._admin.survey(sorted(needed)) if needed else {}
         starts = await gather(missing, lambda key: self._start(key, bounds[key]))
         await self._check_start(checked, others, bounds)
         await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
         self._moved_to |= counts
+        self._begun = {key: (anyio.current_time(), count) for key, count in counts.items()}
         return counts
 
     async def _put(self, key: Key, count: int, *, exists: bool) -> None:
@@ -146,22 +149,25 @@ class Anchors:
         """Return the states of all partitions; without ``failOnDataLoss``, except of deleted topics.
 
         Args:
-            quick: the end may exclude acknowledged messages that are not readable yet, and an anchor's position may be
-                some seconds old.
+            quick: the end may exclude acknowledged messages that are not readable yet, and an anchor's position and the
+                number of partitions may be some seconds old.
         """
         while True:
             try:
                 return await self._survey(quick=quick)
             except TopicNotFound:
+                self._listed = {}
                 # deleted during the survey; the next survey skips it
                 if self._strict:
                     raise
 
     async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
-        keys = await self._existing_keys()
+        keys = await self._existing_keys(fresh=_FRESH if quick else -1.0)
         # anchors first, because an anchor is never after a later requested end
-        fresh = _FRESH * max(len(keys) / _FEW, 1.0) if quick else -1.0
-        anchors = await gather(keys, partial(self._anchor, fresh=fresh))
+        fresh = _FRESH * max(len(keys) / _FEW, 1.0)
+        known = self._seen if quick else self._begun
+        self._begun = {}
+        anchors = await gather(keys, partial(self._anchor, known=known, fresh=fresh))
         bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
         # a topic with anchors is the earlier topic of this name
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
@@ -200,17 +206,22 @@ class Anchors:
         if not self.topics:
             logger.warning("no topic matches subscribePattern=%r", self._pattern.pattern)
 
-    async def _keys(self, topic: str) -> list[Key]:
+    async def _keys(self, topic: str, fresh: float) -> list[Key]:
+        listed = self._listed.get(topic)
+        if listed is not None and anyio.current_time() - listed[0] <= fresh:
+            return listed[1]
         wanted = self.topics[topic]
         existing = await self._admin.leaders.partitions(topic)
-        return [(topic, partition) for partition in sorted(existing) if wanted is None or partition in wanted]
+        keys = [(topic, partition) for partition in sorted(existing) if wanted is None or partition in wanted]
+        self._listed[topic] = anyio.current_time(), keys
+        return keys
 
-    async def _existing_keys(self) -> list[Key]:
-        """Return all partitions; without ``failOnDataLoss``, except of deleted topics."""
+    async def _existing_keys(self, *, fresh: float) -> list[Key]:
+        """Return all partitions as of ``fresh`` seconds ago; without ``failOnDataLoss``, except of deleted topics."""
         await self._match_topics()
 
         async def keys_of(topic: str) -> list[Key]:
-            keys = await self._keys_unless_deleted(topic)
+            keys = await self._keys_unless_deleted(topic, fresh)
             if keys is None:
                 if topic not in self._missing:
                     logger.warning("the topic %s does not exist any more: the query continues without it", topic)
@@ -223,11 +234,11 @@ class Anchors:
 
         return [key for keys in (await gather(self.topics, keys_of)).values() for key in keys]
 
-    async def _keys_unless_deleted(self, topic: str) -> list[Key] | None:
+    async def _keys_unless_deleted(self, topic: str, fresh: float) -> list[Key] | None:
         """Return a topic's partitions; without ``failOnDataLoss``, None once the topic counts as deleted."""
         while True:
             try:
-                return await self._keys(topic)
+                return await self._keys(topic, fresh)
             except TopicNotFound:
                 if self._strict:
                     raise
@@ -235,10 +246,10 @@ class Anchors:
                     return None
                 await anyio.sleep(_UNKNOWN_PAUSE)
 
-    async def _anchor(self, key: Key, *, fresh: float) -> int | None:
-        """Return an anchor's position, at most ``fresh`` seconds old; None if it is missing."""
+    async def _anchor(self, key: Key, *, known: Mapping[Key, tuple[float, int]], fresh: float) -> int | None:
+        """Return an anchor's position, a ``known`` one for ``fresh`` seconds; None if it is missing."""
         topic, partition = key
-        seen, anchor = self._seen.get(key, (float("-inf"), None))
+        seen, anchor = known.get(key, (float("-inf"), None))
         if anyio.current_time() - seen > fresh:
             anchor = await self._admin.anchor_count(topic, partition, self._channel)
             if anchor is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -21,10 +21,10 @@ from nsqext.waits import gather
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.cluster.admin import Bounds
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Key
+    from nsqext.spark.read.planning import Planned
 
 _SKEW_MS = 5000  # milliseconds, largest expected clock difference of a partition's successive leaders
 
@@ -92,11 +92,11 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin
 
 
 def read_ranges(
-    options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None
+    options: SourceOptions, ranges: Iterable[Range], planned: Mapping[Key, Planned] | None = None
 ) -> Iterator[RecordBatch]:
     """Read a task's ranges completely; without ``failOnDataLoss``, except lost messages and deleted topics."""
     rows = RowFormat.of(options)
-    reader = TaskReader(options, ranges, leaders)
+    reader = TaskReader(options, ranges, planned)
     for found, block in portal.iterate(reader, reader.next_block):
         yield from to_batches(block.columns, block.first, found.topic, found.partition, rows)
 

@@ -12,7 +12,9 @@ from nsqext.errors import DataLoss
 from nsqext.spark.read.offsets import Key, Range
 
 if TYPE_CHECKING:
+    from nsqext.partitions import Leader, MessagePosition
     from nsqext.spark.read.offsets import Offsets
+    from nsqext.types import TopicMeta
 
 LOST = "failOnDataLoss=false continues without the lost messages"
 
@@ -29,6 +31,15 @@ class PartitionState:
     recreated: bool = False
     #: in a log truncated or recreated since the last read, the first message behind the last message read
     divergence: int | None = None
+
+
+@frozen
+class Planned:
+    """What the planner has just asked about a partition, which saves requests of tasks."""
+
+    leader: Leader
+    meta: TopicMeta
+    before: MessagePosition | None = None  #: the message before the batch
 
 
 @frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -26,17 +26,24 @@ from nsqext.errors import (
     TopicNotFound,
 )
 from nsqext.spark.cluster.admin import SourceAdmin, ephemeral_name, open_ephemeral
-from nsqext.spark.read.frames import Block, Blocks, Reassembler, decode_frames, finish_commands
+from nsqext.spark.read.frames import (
+    Block,
+    Blocks,
+    MessageColumns,
+    Reassembler,
+    decode_frames,
+    finish_commands,
+)
 from nsqext.spark.read.offsets import Range
 from nsqext.waits import Wakeup
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.partitions import Leader, PartitionReader
-    from nsqext.partitions.leaders import KnownLeaders
+    from nsqext.partitions import Leader, MessagePosition, PartitionReader
     from nsqext.spark.options import SourceOptions
-    from nsqext.types import TopicMeta
+    from nsqext.spark.read.offsets import Key
+    from nsqext.spark.read.planning import Planned
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
@@ -44,6 +51,7 @@ _clock = time.monotonic
 _TICK = 0.25
 _STALL = 5.0  # seconds without a message until the connection is closed; all messages of a range are stored
 _MOVE = 2.0  # seconds for the server to move the channel
+_ID_SIZE = 8  # bytes of a message id before the trace id
 _BLOCK_BYTES = 4 << 20
 _READ_AHEAD = 1  # blocks received while the caller processes one
 _OPEN_RANGES = 4  # ranges of a task read concurrently, because opening a range takes several round trips
@@ -63,20 +71,24 @@ class RangeReader:
         admin: SourceAdmin,
         found: Range,
         options: SourceOptions,
-        planned: tuple[Leader, TopicMeta] | None = None,
+        planned: Planned | None = None,
     ) -> None:
         self.range: Range = found
-        self._planned = planned  # the leader that just had the range, for the first attempt
+        self._planned = planned  # for the first attempt
+        self._before: MessagePosition | None = None  # the message before the range, while it is awaited
         self._admin = admin
         self._options = options
         self._timeout = options.read_timeout
-        self._reassembler = Reassembler(found.start, found.end, 2 * options.rdy)
+        self._reassembler = self._reassembler_from(found.start)
         self._blocks = Blocks(found.start, options.arrow_batch_rows, _BLOCK_BYTES, _READ_AHEAD)
         self._reader: PartitionReader | None = None
         self._paused = False  # waiting blocks hold back further messages
         self._failure: NsqError | None = None
         self._wake = Wakeup()
         self._progress = 0.0
+
+    def _reassembler_from(self, count: int) -> Reassembler:
+        return Reassembler(count, self.range.end, 2 * self._options.rdy)
 
     async def next_block(self) -> Block | None:
         """Return the next block; None at the end."""
@@ -132,13 +144,19 @@ class RangeReader:
         """Read on one connection until it ends or the range is complete."""
         topic, partition = self.range.topic, self.range.partition
         planned, self._planned = self._planned, None
-        leader, meta = planned or await self._admin.leaders.leader(topic, partition)
+        if planned is None:
+            leader, meta = await self._admin.leaders.leader(topic, partition)
+        else:
+            leader, meta = planned.leader, planned.meta
         channel = ephemeral_name(self._options.channel)
         try:
             options = self._admin.connection
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
-                await self._move(reader, leader, check=planned is None)
+                if planned is not None and planned.before is not None and planned.before.count + 1 == self.range.start:
+                    await self._move_before(reader, leader, planned.before)
+                else:
+                    await self._move(reader, leader, check=planned is None)
                 self._admin.leaders.exists(topic)
                 self._reader = reader
                 await self._read(reader)
@@ -146,6 +164,9 @@ class RangeReader:
                 self._reader = None
                 reader.end()
         except NsqError as error:
+            if self._before is not None:
+                self._before = None
+                self._reassembler = self._reassembler_from(self.range.start)
             if not self._reassembler.done:
                 self._admin.leaders.distrust(topic, partition, leader)
                 raise error.at(topic=topic, partition=partition, node=str(leader.tcp)) from error.__cause__
@@ -168,6 +189,26 @@ class RangeReader:
                 f"{self._reassembler.offset} on the previous leader: the log was rewritten",
                 hint="restart the query with a new checkpoint",
             )
+
+    async def _move_before(self, reader: PartitionReader, leader: Leader, before: MessagePosition) -> None:
+        """Move the ephemeral channel to the message before the range: its arrival shows that the channel moved."""
+        topic, partition = self.range.topic, self.range.partition
+        await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, before.count)
+        self._before = before
+        self._reassembler = self._reassembler_from(before.count)
+        self._reassembler.begin(before.offset)
+
+    def _drop_before(self, run: MessageColumns, before: MessagePosition) -> MessageColumns:
+        """Return a run without the message before the range, which is its first; raise `DataLoss` for another one."""
+        found = int.from_bytes(run.heads["id"][0].tobytes()[:_ID_SIZE])
+        if found != before.id:
+            raise DataLoss(
+                f"message {before.count} had id {before.id} when the batch was planned, and has id {found} now: the "
+                "log was rewritten",
+                hint="restart the query with a new checkpoint",
+            )
+        self._before = None
+        return run.part(1, len(run))
 
     async def _check_retained(self, leader: Leader) -> None:
         """Raise `DataLoss` if the first missing message is not retained, which servers would skip silently."""
@@ -198,8 +239,8 @@ class RangeReader:
 
     async def _watch(self, reader: PartitionReader) -> None:
         since = _clock()
-        stall = min(_STALL, self._timeout / 2)
         while True:
+            stall = min(_STALL if self._before is None else _MOVE, self._timeout / 2)
             await anyio.sleep(min(_TICK, stall))
             reader.tick()
             now = _clock()
@@ -216,6 +257,8 @@ class RangeReader:
         try:
             delivery = decode_frames(frames, reader.extend, with_bodies="value" in self._options.columns)
             runs = self._reassembler.take(delivery)
+            if runs and self._before is not None:
+                runs[0] = self._drop_before(runs[0], self._before)
         except NsqError as error:
             reader.fail(error)
             return
@@ -245,9 +288,11 @@ class RangeReader:
 class TaskReader:
     """Reads a task's ranges in order, the next of which are opened ahead; an async context manager."""
 
-    def __init__(self, options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, ranges: Iterable[Range], planned: Mapping[Key, Planned] | None = None
+    ) -> None:
         self._options = options
-        self._leaders = leaders or {}
+        self._planned = planned or {}
         self._admin = SourceAdmin(options.client)
         self._waiting = deque(ranges)
         self._open: deque[RangeReader] = deque()
@@ -274,9 +319,9 @@ class TaskReader:
     def _open_next(self) -> None:
         if self._waiting:
             found = self._waiting.popleft()
-            self._open.append(self._start(found, self._leaders.get((found.topic, found.partition))))
+            self._open.append(self._start(found, self._planned.get((found.topic, found.partition))))
 
-    def _start(self, found: Range, planned: tuple[Leader, TopicMeta] | None = None) -> RangeReader:
+    def _start(self, found: Range, planned: Planned | None = None) -> RangeReader:
         reader = RangeReader(self._admin, found, self._options, planned)
         self._tasks.start_soon(reader.run)
         return reader

@@ -45,32 +45,34 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import RecordBatch
 
-    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.options import SourceOptions
-    from nsqext.spark.read.offsets import Offsets
+    from nsqext.spark.read.offsets import Key, Offsets
+    from nsqext.spark.read.planning import Planned
 
 _ALWAYS = (("topic",), ("partition",), ("offset",), ("timestamp",))  # never null
 
 
 class TaskRanges(InputPartition):
-    def __init__(self, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> None:
+    def __init__(self, ranges: Iterable[Range], planned: Mapping[Key, Planned] | None = None) -> None:
         self.ranges: tuple[Range, ...] = tuple(ranges)
-        self.leaders: KnownLeaders = {} if leaders is None else leaders
+        self.planned: Mapping[Key, Planned] = {} if planned is None else planned
         super().__init__(", ".join(map(str, self.ranges)))
 
 
-def tasks_of(options: SourceOptions, ranges: Iterable[Range], leaders: KnownLeaders | None = None) -> list[TaskRanges]:
-    """Divide the ranges of a batch into tasks; ``leaders`` were asked about them just before."""
-    planned = plan_tasks(
+def tasks_of(
+    options: SourceOptions, ranges: Iterable[Range], planned: Mapping[Key, Planned] | None = None
+) -> list[TaskRanges]:
+    """Divide the ranges of a batch into tasks, each with what is ``planned`` for its partitions."""
+    tasks = plan_tasks(
         ranges,
         min_messages=options.min_messages_per_task,
         max_tasks=options.max_tasks,
         min_tasks=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
-    known = leaders or {}
+    known = planned or {}
     made: list[TaskRanges] = []
-    for task in planned:
+    for task in tasks:
         keys = {(found.topic, found.partition) for found in task}
         made.append(TaskRanges(task, {key: known[key] for key in keys & known.keys()}))
     return made
@@ -241,7 +243,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         async def planned(planner: StreamPlanner) -> list[TaskRanges]:
             ranges = await planner.ranges(begin, until, known, last)
-            return tasks_of(self._options, ranges, planner.leaders_of(ranges))
+            return tasks_of(self._options, ranges, planner.planned_of(ranges))
 
         return self._call(planned)
 
@@ -249,7 +251,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read the ranges of a task, in the process that runs it."""
         if not isinstance(partition, TaskRanges):
             raise InvalidState(f"{partition!r} was not planned by this source")
-        return read_ranges(self._options, partition.ranges, partition.leaders)
+        return read_ranges(self._options, partition.ranges, partition.planned)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Move the anchor channels to the end of a completed batch."""

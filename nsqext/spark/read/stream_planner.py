@@ -23,6 +23,7 @@ from nsqext.spark.read.planning import (
     LOST,
     Lag,
     PartitionState,
+    Planned,
     frozen_at,
     lags_of,
     only,
@@ -34,7 +35,6 @@ from nsqext.spark.read.planning import (
 from nsqext.waits import gather
 
 if TYPE_CHECKING:
-    from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.cluster.admin import SourceAdmin
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.offsets import Offsets, Range
@@ -124,6 +124,7 @@ class StreamPlanner:
         self._check = TruncationCheck(admin, fail_on_data_loss=options.fail_on_data_loss)
         self.last: LastMessages = {}  #: before the offsets returned last
         self._divergences: dict[Key, int] = {}
+        self._before: LastMessages = {}  # the last messages before the planned batch, which the servers still have
         self._states: dict[Key, PartitionState] = {}
         self._frozen: dict[Key, PartitionState] | None = None
         self._planned: Offsets = {}
@@ -227,6 +228,7 @@ class StreamPlanner:
             if (found[key].anchor or 0) > count:
                 await self._anchors.set_back(key, count)
         self._states = found
+        self._before = {key: message for key, message in last.items() if key not in self._divergences}
 
     def _warn_of_unretained(self, start: Offsets) -> None:
         """Log once that anchors are ahead of the checkpoint."""
@@ -276,13 +278,20 @@ class StreamPlanner:
             for known in (last_of_start or {}, last or {}):
                 for key, count in (await self._check.divergences(known, states)).items():
                     states[key] = evolve(states[key], divergence=count)
+            self._before = last_of_start or {}
         for key in self._only(end):
             states.setdefault(key, PartitionState(0, 0))
         return plan_ranges(start, end, states, fail_on_data_loss=self._options.fail_on_data_loss)
 
-    def leaders_of(self, ranges: Iterable[Range]) -> KnownLeaders:
-        """Return the leaders of ranges, whose tasks need not ask lookup."""
-        return self._admin.leaders.known((found.topic, found.partition) for found in ranges)
+    def planned_of(self, ranges: Iterable[Range]) -> dict[Key, Planned]:
+        """Return what tasks need not ask about the ranges of the batch."""
+        firsts = {(found.topic, found.partition): found.start for found in ranges}
+        planned: dict[Key, Planned] = {}
+        for key, (leader, meta) in self._admin.leaders.known(firsts).items():
+            before = self._before.get(key)
+            retained = before is not None and self._states[key].start <= before.count == firsts[key] - 1
+            planned[key] = Planned(leader, meta, before if retained else None)
+        return planned
 
     def _only(self, offsets: Offsets) -> Offsets:
         pattern = self._options.subscribe_pattern

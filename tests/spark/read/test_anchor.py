@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -397,9 +397,9 @@ async def test_many_anchors_are_requested_less_often(monkeypatch: pytest.MonkeyP
     asked: list[int] = []
     anchor_count = FakeAdmin.anchor_count
 
-    async def count(admin: FakeAdmin, topic: str, partition: int, channel: str) -> int | None:
+    async def count(admin: FakeAdmin, topic: str, partition: int, *given: Any) -> int | None:
         asked.append(partition)
-        return await anchor_count(admin, topic, partition, channel)
+        return await anchor_count(admin, topic, partition, *given)
 
     monkeypatch.setattr(FakeAdmin, "anchor_count", count)
     few = Anchors(servers.admin, options())

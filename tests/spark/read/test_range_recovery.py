@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from attrs import evolve
 
 from nsqext.errors import (
     ConnectionLost,
@@ -18,11 +19,13 @@ from nsqext.errors import (
     RangeIncomplete,
     TopicNotFound,
 )
+from nsqext.partitions import MessagePosition
 from nsqext.protocol.client.commands import rdy
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read import range_reader
 from nsqext.spark.read.offsets import Range
+from nsqext.spark.read.planning import Planned
 from nsqext.spark.read.range_reader import RangeReader, TaskReader
 from nsqext.types import TopicMeta
 from tests.support.range_scene import LEADER, Clock, Connection, Servers, fins, frames
@@ -248,11 +251,46 @@ async def test_messages_that_are_removed_before_the_channel_is_moved(
     assert await read(reader_of(monkeypatch, servers, 6, start=5)) == [5]
 
 
+def planned_reader(
+    monkeypatch: pytest.MonkeyPatch, servers: Servers, end: int, before: MessagePosition | None = None
+) -> RangeReader:
+    """Return a reader of the messages from 5, whose planner has asked the leader."""
+    monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
+    planned = Planned(LEADER, TopicMeta(), before)
+    return RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, end), options(), planned)
+
+
+async def test_the_message_before_a_range_shows_that_the_channel_has_moved(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    before = MessagePosition(4, 0, 40, 1)
+    servers = Servers(Connection(frames(8), frames(4), frames(5, 6, 7)))
+    monkeypatch.setattr(servers, "wait_for_move", None)  # nothing asks for the position
+    assert await read(planned_reader(monkeypatch, servers, 8, before)) == [5, 6, 7]
+    assert (servers.moves, servers.distrusted) == ([4], [])
+    servers.waiting = [Connection(frames(4, 5, 6))]
+    assert await read(planned_reader(monkeypatch, servers, 7, before)) == [5, 6], "in one delivery"
+    servers.waiting = [Connection(frames(4, 5))]
+    planned = planned_reader(monkeypatch, servers, 6, evolve(before, id=7))
+    assert "message 4 had id 7 when the batch was planned, and has id 0 now" in str(await failure_of(planned, DataLoss))
+
+
+async def test_a_channel_that_has_not_moved_to_the_message_before_a_range(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """The next attempt moves it to the range, and asks whether it has moved."""
+    silent = Connection(frames(9), clock.pass_by(1.9), clock.pass_by(0.2))
+    for first in (silent, Connection(frames(9), LOST)):
+        servers = Servers(first, Connection(frames(5, 6)))
+        assert await read(planned_reader(monkeypatch, servers, 7, MessagePosition(4, 0, 40, 1))) == [5, 6]
+        assert servers.moves == [4, 5]
+    assert "no message was received for 2 s" in str(silent.failure)
+
+
 async def test_the_leader_that_planned_a_range_is_asked_nothing_twice(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     servers = Servers(Connection(frames(5)), Connection(frames(5), LOST), Connection(frames(6)))
-    monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
     asked: list[str] = []
 
     async def leader(topic: str, partition: int) -> tuple[Leader, TopicMeta]:
@@ -266,13 +304,13 @@ async def test_the_leader_that_planned_a_range_is_asked_nothing_twice(
     monkeypatch.setattr(servers, "leader", leader)
     monkeypatch.setattr(servers, "first_retained", retained)
     for end, expected in ((6, []), (7, ["leader", "retained"])):
-        planned = RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, end), options(), (LEADER, TopicMeta()))
+        planned = planned_reader(monkeypatch, servers, end)
         assert await read(planned) == [*range(5, end)]
         assert asked == expected
     servers.waiting, servers.settled = [Connection()], PartitionUnavailable("it was not moved")
     monkeypatch.setattr(servers, "first_retained", Servers.first_retained.__get__(servers))
     servers.retained[0] = [6]
-    planned = RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, 6), options(), (LEADER, TopicMeta()))
+    planned = planned_reader(monkeypatch, servers, 6)
     assert "message 5 is not retained any more" in str(await failure_of(planned, DataLoss))
 
 

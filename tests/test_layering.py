@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker": PROTOCOL | {"golang", "http", "key_ranges", "waits"},
     "sync": PUBLIC,
     "middleware": PUBLIC,
-    "observability": PUBLIC | {"middleware", "transactions"},
+    "observability": PUBLIC | {"delays", "middleware", "transactions"},
     "app": PUBLIC | {"middleware"},
     "delays": PUBLIC | {"app"},
     "transactions": PUBLIC | {"app"},
@@ -106,7 +106,7 @@ LAZY: dict[str, set[str]] = {
     "protocol": {"cramjam"},
     "transport": {"cramjam"},
     "broker": {"cramjam"},
-    "cli": {"prometheus_client", "pyarrow"},
+    "cli": {"prometheus_client", "pyarrow", "shellingham"},
     "transactions": {"opentelemetry", "psycopg", "sqlalchemy"},
 }
 

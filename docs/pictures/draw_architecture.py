@@ -19,7 +19,7 @@ _PACKAGE = Path(nsqext.__file__).parent
 
 _LAYERS = (
     ("cli", "web", "spark", "testing", "integrations"),
-    ("app", "sync", "admin", "observability", "partitions", "transactions"),
+    ("app", "sync", "admin", "observability", "delays", "partitions", "transactions"),
     ("middleware",),
     ("client",),
     ("lookup", "transport"),
@@ -29,7 +29,7 @@ _LAYERS = (
 """The layers, highest first; a package that is not listed belongs to the highest."""
 _ROLES = {
     "admin": "topics, channels",
-    "app": "handlers of a service",
+    "app": "handlers",
     "arguments": "checks of calls",
     "arrow": "tables",
     "broker": "in-process cluster",
@@ -54,12 +54,12 @@ _ROLES = {
     "transactions": "outbox, inbox",
     "transport": "connections",
     "types": "small values",
-    "waits": "pauses between attempts",
-    "web": "pages with live numbers",
+    "waits": "pauses, wake-ups",
+    "web": "live pages",
 }
 _COLOURS = ("#225588", "#2f6699", "#3a70a2", "#4477aa", "#4477aa", "#5f8fb8", "#7f8c99")
 _BROKER = "#aa4455"
-_WIDTH, _ROW, _GAP, _SIDE = 600, 52, 8, 150
+_WIDTH, _ROW, _GAP, _SIDE = 860, 52, 8, 180
 
 
 @cache

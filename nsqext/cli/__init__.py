@@ -93,6 +93,7 @@ _OTHER_NAMES = {
 _EXTRAS = {
     "typer": "cli",
     "rich": "cli",
+    "shellingham": "cli",
     "starlette": "broker",
     "uvicorn": "broker",
     "re2": "broker",

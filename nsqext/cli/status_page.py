@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import anyio
+from anyio import to_thread
 from attrs import frozen
 
 from nsqext.app.health import Health, HealthEndpoint, respond
@@ -13,7 +15,11 @@ from nsqext.types import Address
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+
+    from nsqext.app.app import App
+    from nsqext.delays import DelayRelay
+    from nsqext.transactions import OutboxRelay
 
 logger: logging.Logger = logging.getLogger("nsqext.run")
 
@@ -83,6 +89,41 @@ class StatusPage:
         except ModuleNotFoundError as error:
             status, body = 501, f"{error}: pip install 'nsqext[prometheus]'\n".encode()
         await respond(scope, send, status, body, "text/plain; version=0.0.4; charset=utf-8")
+
+
+def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> None:
+    """Serve health and metrics of an app and its relay at ``HOST:PORT`` while it runs.
+
+    Raises:
+        InvalidSetting: not an address that can be listened to, or a missing extra.
+    """
+    listener = listen_for_status(address)
+    try:
+        from prometheus_client import generate_latest
+
+        from nsqext.observability.prometheus import Prometheus
+    except ModuleNotFoundError as error:
+        listener.close()
+        raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[prometheus]'") from error
+    metrics = Prometheus()
+    metrics.attach(relay)
+
+    async def ask() -> dict[int, WorkerStatus]:
+        health = app.health()
+        text = (await to_thread.run_sync(generate_latest)).decode()
+        return {1: WorkerStatus(live=health.live, ready=health.ready, reasons=health.reasons, metrics=text)}
+
+    @app.lifespan
+    async def serve(_: App) -> AsyncIterator[None]:
+        from nsqext.http.uvicorn_server import HttpServer
+
+        metrics.attach(app.producer)
+        for consumer in app.consumers:
+            metrics.attach(consumer)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(HttpServer(StatusPage(ask)).serve, listener)
+            yield
+            tasks.cancel_scope.cancel()
 
 
 def listen_for_status(text: str) -> socket.socket:

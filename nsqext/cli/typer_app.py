@@ -55,7 +55,7 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
         no_args_is_help=True,
         # typer imports pydantic for options before a command
         add_help_option=chosen is None,
-        add_completion=chosen is None or COMPLETE in os.environ,
+        add_completion=COMPLETE in os.environ,  # its own scripts fail at addresses in bash, and once in each zsh
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="rich" if sys.stdout.isatty() else None,
@@ -70,13 +70,10 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
             print(f"nsqext {__version__}")
             raise typer.Exit
 
-    @app.callback()
-    def _group(
-        version: bool = typer.Option(
-            False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ) -> None: ...
-
+    version = typer.Option(
+        False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+    )
+    _add_options(app, version)
     for name, (path, summary) in commands.items():
         if name != chosen:
             panel = _PANELS.get(path.split(".")[2], _LAST)
@@ -89,6 +86,45 @@ def typer_app(commands: Mapping[str, tuple[str, str]], chosen: str | None) -> Ca
         else:
             app.command(name)(typer_function(found))
     return app
+
+
+def _add_options(app: typer.Typer, version: Any) -> None:
+    """Add the options before a command; while it completes, typer adds those of completion."""
+    if COMPLETE in os.environ:
+
+        @app.callback()
+        def _completing(version: bool = version) -> None: ...
+
+        return
+    install = typer.Option(
+        False,
+        "--install-completion",
+        callback=_install,
+        is_eager=True,
+        help="Complete commands in this shell, and exit.",
+    )
+    show = typer.Option(
+        False, "--show-completion", callback=_show, is_eager=True, help="Print the script for this shell, and exit."
+    )
+
+    @app.callback()
+    def _group(version: bool = version, install_completion: bool = install, show_completion: bool = show) -> None: ...
+
+
+def _install(asked: bool) -> None:
+    if asked:
+        from nsqext.cli.completion import install_completion, running_shell
+
+        print(f"{install_completion(running_shell())} is written: new shells complete commands of nsqext")
+        raise typer.Exit
+
+
+def _show(asked: bool) -> None:
+    if asked:
+        from nsqext.cli.completion import completion_script, running_shell
+
+        print(completion_script(running_shell()), end="")
+        raise typer.Exit
 
 
 def _described() -> None:
@@ -149,6 +185,7 @@ def _complete_topics(context: typer.Context, incomplete: str) -> list[str]:
 
     from nsqext.cli.connection import ServerAccess
     from nsqext.lookup.client import LookupClient
+    from nsqext.protocol.names import is_valid_topic
 
     given: dict[str, Any] = {name: context.params.get(name) for name in ("lookupd", "nsqd", "url", "context")}
 
@@ -156,7 +193,8 @@ def _complete_topics(context: typer.Context, incomplete: str) -> list[str]:
         connection = ServerAccess(**given)
         async with LookupClient(connection.lookup(), connection.options().lookup) as client:
             with anyio.fail_after(_COMPLETION_TIMEOUT):
-                return [name for name in await client.lists.topics() if name.startswith(incomplete)]
+                found = await client.lists.topics()
+                return [name for name in found if name.startswith(incomplete) and is_valid_topic(name)]
 
     with suppress(Exception):  # it would print into the command line
         return anyio.run(topics)

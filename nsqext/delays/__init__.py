@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from nsqext.app.relay import Cancellation
-from nsqext.delays.relay import DelayRelay, DelayStore, RefusedRecord, WaitingMessage
+from nsqext.delays.relay import (
+    DelayRelay,
+    DelayStatistics,
+    DelayStore,
+    DelaySummary,
+    RefusedRecord,
+    WaitingMessage,
+)
 
-__all__ = ("Cancellation", "DelayRelay", "DelayStore", "RefusedRecord", "WaitingMessage")
+__all__ = (
+    "Cancellation",
+    "DelayRelay",
+    "DelayStatistics",
+    "DelayStore",
+    "DelaySummary",
+    "RefusedRecord",
+    "WaitingMessage",
+)

@@ -109,6 +109,24 @@ class RefusedRecord:
     reason: str  #: why it was refused
 
 
+@frozen
+class DelaySummary:
+    """Numbers of a store of delayed messages."""
+
+    waiting: int  #: messages that will be published
+    late: float | None  #: seconds since the first of them was due; None if none is due
+    refused: int  #: records that cannot be read, and were set aside
+
+
+@frozen
+class DelayStatistics:
+    """What a relay of delayed messages has done since it was made."""
+
+    published: int  #: messages that were stored
+    failed: int  #: failed attempts, which are repeated
+    refused: int  #: records that cannot be read, and were set aside
+
+
 class DelayStore:
     """Delayed messages in a SQLite file; thread-safe, shared by any number of processes of a machine.
 
@@ -227,6 +245,11 @@ class DelayStore:
             ).fetchall()
         return [RefusedRecord(received / 1000, bytes(record), reason) for received, record, reason in found]
 
+    def discard_refused(self) -> int:
+        """Delete all refused records; return their number."""
+        with self._transaction() as run:
+            return run.execute("DELETE FROM refused").rowcount
+
     def take(self, published: Sequence[str], count: int, now: float, lease: float) -> list[tuple[str, bytes]]:
         """Record published messages; return identities and records of other messages that are due.
 
@@ -291,6 +314,14 @@ class DelayStore:
         with self._transaction() as run:
             return int(run.execute("SELECT count(*) FROM delayed WHERE next IS NOT NULL").fetchone()[0])
 
+    def summary(self, now: float) -> DelaySummary:
+        """Return the numbers of the store; ``now`` is in seconds since 1970."""
+        with self._transaction() as run:
+            waiting, first = run.execute("SELECT count(*), min(due) FROM delayed WHERE next IS NOT NULL").fetchone()
+            refused = run.execute("SELECT count(*) FROM refused").fetchone()[0]
+        late = None if first is None or first / 1000 > now else now - first / 1000
+        return DelaySummary(waiting, late, refused)
+
     def waiting(self, topic: str | None = None, count: int = 1000) -> list[WaitingMessage]:
         """Return waiting messages, first due first.
 
@@ -353,6 +384,22 @@ class DelayRelay(Relay):
         self._changed = Wakeup()
         self._publishing = 0
         self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
+        self._stored = self._failed = self._refused = 0
+
+    def statistics(self) -> DelayStatistics:
+        """Return what the relay has done since it was made."""
+        return DelayStatistics(self._stored, self._failed, self._refused)
+
+    def summary(self) -> DelaySummary:
+        """Return what is in the store, from its file.
+
+        Raises:
+            InvalidState: the file cannot be read, or the store was closed.
+        """
+        try:
+            return self._store.summary(time.time())
+        except sqlite3.Error as error:
+            raise InvalidState(f"the store of delayed messages cannot be read: {error}") from error
 
     def attach(self, app: App) -> None:
         """Add the handlers and the lifespan of the relay to an app.
@@ -401,6 +448,7 @@ class DelayRelay(Relay):
                 records.append(record)
         if refused and kind is DelayedMessage:  # both channels receive each record
             await to_thread.run_sync(self._store.refuse, refused)
+            self._refused += len(refused)
             logger.error(
                 "%d records of the topic are set aside: %s", len(refused), refused[-1][1], extra={"topic": self.topic}
             )
@@ -425,16 +473,20 @@ class DelayRelay(Relay):
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
-        full = self._publishing == _AT_ONCE or due is None
-        with anyio.move_on_after(_POLL if full or due is None else min(_POLL, max(0.0, due - time.time()))):
+        pause = _POLL
+        if due is not None and self._publishing < _AT_ONCE:
+            pause = min(_POLL, max(0.0, due - time.time()))
+        with anyio.move_on_after(pause):
             await self._changed.wait()
 
     async def _publish(self, producer: Producer, identity: str, data: bytes) -> None:
         try:
             await publish_record(producer, data)
             self._published.append(identity)
+            self._stored += 1
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
+            self._failed += 1
             failed = partial(self._store.failed, alone=isinstance(error, InvalidInput))
             await self._in_store(failed, identity, str(error), time.time(), _RETRY)
         finally:

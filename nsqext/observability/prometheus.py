@@ -21,6 +21,7 @@ except ModuleNotFoundError as _error:
 
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
+from nsqext.delays.relay import DelayRelay
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.observability import Observer, TopicRelay, failure
 from nsqext.transactions.relay import OutboxRelay
@@ -98,6 +99,11 @@ _CONSUMER = (
         "Partitions whose next message is larger than max_frame_size.",
         lambda found: len(found.blocked),
     ),
+    _sum(
+        "consumer_starved_connections",
+        "Subscriptions that have 85 % of their RDY count in flight.",
+        lambda found: sum(one.is_starved for one in found.connections),
+    ),
     _sum("consumer_in_flight", "Messages received and not yet finished or requeued.", lambda found: found.in_flight),
     _highest("consumer_backoff_level", "Highest backoff level; 0 while handlers succeed.", _backoff),
     _count("consumer_received_messages", "Messages received.", lambda found: found.received),
@@ -128,6 +134,17 @@ _OUTBOX = (
     _highest("outbox_refused_messages", "Messages of the outbox that were set aside.", lambda found: found.refused),
     _highest("outbox_relays", "Relays of the outbox that run, in all processes.", lambda found: found.relays),
 )
+_DELAY_RELAY = (
+    _count("delay_published_messages", "Delayed messages that relays published.", lambda found: found.published),
+    _count("delay_failed_publishes", "Attempts of relays that failed.", lambda found: found.failed),
+)
+_DELAYS = (
+    _highest("delay_waiting_messages", "Delayed messages that wait in the store.", lambda found: found.waiting),
+    _highest(
+        "delay_late_seconds", "Time since the first of them was due; 0 if none is.", lambda found: found.late or 0
+    ),
+    _highest("delay_refused_records", "Records of the topic that were set aside.", lambda found: found.refused),
+)
 
 
 class _ClientCollector:
@@ -137,6 +154,7 @@ class _ClientCollector:
         self.producers: WeakSet[Producer] = WeakSet()
         self.consumers: WeakSet[Consumer] = WeakSet()
         self.relays: WeakSet[OutboxRelay] = WeakSet()
+        self.delays: WeakSet[DelayRelay] = WeakSet()
         self.mirrors: WeakSet[TopicRelay] = WeakSet()
         self._namespace = namespace
 
@@ -154,6 +172,9 @@ class _ClientCollector:
         relays = tuple(self.relays)
         yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
         yield from self._families(_OUTBOX, (), list(_summaries(relays)))
+        delays = tuple(self.delays)
+        yield from self._families(_DELAY_RELAY, (), [((), one.statistics()) for one in delays])
+        yield from self._families(_DELAYS, (), list(_summaries(delays)))
         mirrors = [one.statistics() for one in tuple(self.mirrors)]
         yield from self._families(
             _MIRROR, _MIRROR_LABELS, [((one.topic, one.channel, one.target), one) for one in mirrors]
@@ -161,7 +182,7 @@ class _ClientCollector:
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values."""
-        rest = (*_PRODUCER, *_RELAY, *_OUTBOX)
+        rest = (*_PRODUCER, *_RELAY, *_OUTBOX, *_DELAY_RELAY, *_DELAYS)
         labelled = ((_CONSUMER, _CONSUMER_LABELS), (_MIRROR, _MIRROR_LABELS))
         found = list(self._families(rest, (), ()))
         return found + [one for table, labels in labelled for one in self._families(table, labels, ())]
@@ -185,12 +206,12 @@ class _ClientCollector:
             yield metric
 
 
-def _summaries(relays: Iterable[OutboxRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for relay in relays:
         try:
             yield (), relay.summary()
         except InvalidState as error:  # the database is down: the other metrics are reported
-            logger.warning("metrics of an outbox: %s", error)
+            logger.warning("metrics of a relay: %s", error)
 
 
 def _labels(consumer: Consumer) -> tuple[str, str]:
@@ -255,14 +276,18 @@ class Prometheus(Observer):
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}
 
-    def attach(self, client: Client | OutboxRelay | TopicRelay) -> None:
+    def attach(self, client: Client | OutboxRelay | DelayRelay | TopicRelay) -> None:
         """Report the statistics and events of a client; clients attach their own middleware.
 
-        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`; the latter reads
-        the database at each scrape. The client or relay is referenced weakly.
+        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`, and ``delay_…``
+        those of `nsqext.delays.DelayRelay`; the summaries read the database at each scrape. The client or relay is
+        referenced weakly.
         """
         if isinstance(client, OutboxRelay):
             self._clients.relays.add(client)
+            return
+        if isinstance(client, DelayRelay):
+            self._clients.delays.add(client)
             return
         if isinstance(client, TopicRelay):
             self._clients.mirrors.add(client)

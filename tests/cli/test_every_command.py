@@ -94,6 +94,7 @@ ENDING = {
     "relay": ("relay {topic} --channel ch --to {other} --until-end", "1 message of {topic} relayed"),
     "delay list": ("delay list --store {folder}/delayed", "order-17"),
     "delay cancel": ("delay cancel order-17 --store {folder}/delayed --yes", "order-17 cancelled"),
+    "delay discard": ("delay discard --store {folder}/delayed --yes", "0 records deleted"),
     "outbox status": ("outbox status --database sqlite:///{folder}/shop.db", "0 messages waiting"),
     "outbox list": ("outbox list --database sqlite:///{folder}/orders.db", "order-17"),
     "outbox cancel": ("outbox cancel order-17 --database sqlite:///{folder}/orders.db --yes", "order-17 cancelled"),
@@ -359,7 +360,7 @@ def test_at_a_terminal_a_change_that_cannot_be_undone_is_not_done_after_a_no(nam
 
 
 ALONE = {
-    *("delay list", "delay cancel", "config set", "config list", "config use"),
+    *("delay list", "delay cancel", "delay discard", "config set", "config list", "config use"),
     *("outbox sql", "outbox status", "outbox list", "outbox cancel"),
     *("config delete", "demo", "broker", "web", "top", "app schema"),
 }

@@ -317,6 +317,15 @@ async def test_a_message_that_is_cancelled_while_its_leader_is_down_is_never_del
 ) -> None:
     """The relay has tried to publish it: the cancellation answers that it is too late, and ends the attempts."""
     monkeypatch.setattr(relay, "_RETRY", 0.2)
+    taken, killed, publish = anyio.Event(), anyio.Event(), relay.publish_record
+
+    async def wait_and_publish(producer: Producer, data: bytes) -> None:
+        if data.endswith(b"\nnever"):
+            taken.set()
+        await killed.wait()
+        await publish(producer, data)
+
+    monkeypatch.setattr(relay, "publish_record", wait_and_publish)
     with Cluster(nodes=2) as cluster, DelayStore(tmp_path / "store") as store:
         topic = make_topic(cluster)
         away = cluster.leader(topic)
@@ -332,22 +341,19 @@ async def test_a_message_that_is_cancelled_while_its_leader_is_down_is_never_del
         DelayRelay(store, topic=delayed).attach(app)
         async with app, Producer(cluster.lookupd, delay_topic=delayed, delay_via="relay") as producer:
             for body in ("never", "kept"):
-                await producer.publish(topic, body.encode(), delay=1.0, identity=body)
+                await producer.publish(topic, body.encode(), delay=0.01, identity=body)
+            with anyio.fail_after(DEADLINE):
+                await taken.wait()
+            await eventually(lambda: store.count() == 2, DEADLINE)
             cluster.kill(away)
-            with anyio.fail_after(DEADLINE):
-                while not any(one.publishing for one in store.waiting()):  # noqa: ASYNC110 - the store has no event
-                    await anyio.sleep(0.01)
-            assert store.cancel("never") in (Cancellation.TOO_LATE, Cancellation.CANCELLED)
-            with anyio.fail_after(DEADLINE):
-                while "never" in {one.identity for one in store.waiting()}:  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
+            assert store.cancel("never") is Cancellation.TOO_LATE
+            killed.set()
+            await eventually(lambda: "never" not in {one.identity for one in store.waiting()}, DEADLINE)
             assert [one.identity for one in store.waiting()] == ["kept"]
             cluster.restart(away)
             async with receiving(cluster, topic) as received:
                 await count(received, 1)
-                with anyio.fail_after(DEADLINE):
-                    while store.count():  # noqa: ASYNC110
-                        await anyio.sleep(0.01)
+                await eventually(lambda: store.count() == 0, DEADLINE)
     assert {message.body for message, _ in received} == {b"kept"}
 
 
@@ -513,6 +519,18 @@ async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, m
             tasks.cancel_scope.cancel()
 
 
+async def test_a_relay_looks_when_the_next_message_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    producer = Scripted()
+    producer.may_end.set()
+    with DelayStore(tmp_path / "store") as store:
+        due = time.time() + 0.3
+        store.add([(DelayedMessage(identity="a", topic="t", due=round(due * 1000)), b"a")])
+        async with scripted(store, producer):
+            await eventually(lambda: producer.published == [b"a"], DEADLINE)
+    assert time.time() >= due
+
+
 async def test_a_message_that_another_process_adds_is_published_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -552,12 +570,13 @@ async def test_a_full_disk_ends_no_relay_and_loses_no_message(
 async def test_a_store_that_fails_while_it_is_read_is_used_again(
     redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "_REOPEN", 0.01)
+    monkeypatch.setattr(relay, "_REOPEN", 0.1)
     topic = make_topic(redesigned)
     with DelayStore(tmp_path / "store") as store:
-        take, failures = store.take, iter([sqlite3.OperationalError("database or disk is full")] * 3)
+        take, failures, attempts = store.take, iter([sqlite3.OperationalError("disk I/O error")] * 3), list[float]()
 
         def fail_first(*arguments: Any) -> list[tuple[str, bytes]]:
+            attempts.append(time.monotonic())
             for error in failures:
                 raise error
             return take(*arguments)
@@ -568,3 +587,4 @@ async def test_a_store_that_fails_while_it_is_read_is_used_again(
                 await producer.publish(topic, b"x", delay=0.01)
             await count(received, 1)
     assert caplog.text.count("the store of delayed messages cannot be used") == 3
+    assert attempts[3] - attempts[0] > 0.29, "it is not tried again at once"

@@ -127,7 +127,7 @@ def test_failures_postpone_the_topic_unless_the_message_is_the_reason(tmp_path: 
 
 def test_a_failure_changes_neither_messages_that_are_published_now_nor_later_messages(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as store:
-        store.add([(message("a", 1.0), b""), (message("now", 2.0), b""), (message("later", 100.0), b"")])
+        store.add([(message("a", 1.0), b""), (message("now", 2.0), b""), (message("later", 13.001), b"")])
         assert identities(store, 3.0) == ["a", "now"]
         store.failed("a", "no leader", 3.0, 10.0, alone=False)
         assert {one.identity: (one.error, one.publishing) for one in store.waiting()} == {

@@ -12,7 +12,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from nsqext import Consumer, Producer
-from nsqext.observability.prometheus import _CONSUMER, _OUTBOX, _PRODUCER, _RELAY, Prometheus
+from nsqext.observability.prometheus import (
+    _CONSUMER,
+    _DELAY_RELAY,
+    _DELAYS,
+    _MIRROR,
+    _OUTBOX,
+    _PRODUCER,
+    _RELAY,
+    Prometheus,
+)
 from tests.support.series import all_series
 
 _FOLDER = files("nsqext.observability")
@@ -75,9 +84,25 @@ async def test_every_expression_names_exported_series_and_labels() -> None:
         named |= set(series)
     statistics = {
         f"nsqext_{one.name}" + ("_total" if one.kind == "counter" else "")
-        for one in (*_PRODUCER, *_CONSUMER, *_RELAY, *_OUTBOX)
+        for one in (*_PRODUCER, *_CONSUMER, *_RELAY, *_OUTBOX, *_DELAY_RELAY, *_DELAYS, *_MIRROR)
     }
-    assert statistics <= named, "the dashboard shows all statistics of clients and outboxes"
+    assert statistics <= named, "the dashboard shows all statistics of clients and relays"
+
+
+_ALARMING = {
+    "nsqext_consumer_dead_letters_total",
+    "nsqext_consumer_dropped_messages_total",
+    "nsqext_consumer_starved_connections",
+    "nsqext_redelivered_messages_total",
+    *("nsqext_outbox_oldest_seconds", "nsqext_outbox_refused_messages"),
+    *("nsqext_delay_late_seconds", "nsqext_delay_refused_records"),
+    "nsqext_relay_lag_messages",
+}
+
+
+def test_panels_and_rules_show_what_an_operator_has_to_act_on() -> None:
+    for text in (json.dumps(_DASHBOARD["panels"]), _RULES):
+        assert set(re.findall(r"nsqext_\w+", text)) >= _ALARMING
 
 
 def test_legends_name_labels_of_their_series() -> None:

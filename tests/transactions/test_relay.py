@@ -915,16 +915,16 @@ async def test_publishes_that_take_longer_than_the_timeout_lease_again(
         return lease(self, *arguments)
 
     async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
-        await anyio.sleep(0.06)
+        await anyio.sleep(0.21)
 
     monkeypatch.setattr(OutboxStore, "lease", note)
     fill(database, "t", 3, 10)
     producer = Scripted(publish)
-    producer.settings = {"timeout": "0.05"}
+    producer.settings = {"timeout": "0.2"}
     with OutboxStore(database) as store:
         async with publishing(store, producer):
             await eventually(lambda: store.summary(0.0).waiting == 0, _SECONDS)
-    assert leases[:3] == [0, 1, 2]
+    assert {0, 1, 2} <= {*leases}, "each publish has a lease before it"
 
 
 @one_database

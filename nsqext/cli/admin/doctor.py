@@ -7,12 +7,15 @@ import ssl
 import time
 from contextlib import aclosing
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
 from anyio import to_thread
 from attrs import asdict, frozen
 
+from nsqext.cli.admin.findings import Finding, examine_delays, examine_outbox
+from nsqext.cli.admin.service_metrics import check_url, examine_service
 from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, Option
@@ -32,36 +35,52 @@ T = TypeVar("T")
 
 _TIMEOUT = 5.0
 _CLOCK = 5.0  # largest difference of clocks, in seconds
-_OUTBOX_AGE = 60.0  # longest wait of an outbox message, in seconds
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 
 
 @frozen
-class Finding:
-    """Result of one examination."""
+class Services:
+    """What is examined besides the cluster."""
 
-    status: Literal["ok", "warning", "error"]
-    subject: str
-    text: str
-    hint: str = ""  #: what to do
-
-
-@examples("nsqext doctor --lookupd 127.0.0.1:4161", "nsqext doctor --json | jq 'select(.status != \"ok\")'")
-@command
-async def run(
-    connection: ServerAccess,
     database: Annotated[
         str | None,
         Option(envvar="NSQEXT_OUTBOX", help="Examine the outbox in this database too; see nsqext outbox."),
-    ] = None,
-) -> None:
+    ] = None
+    delay_store: Annotated[
+        Path | None, Option(help="Examine the delayed messages in this file too; see nsqext delay.")
+    ] = None
+    metrics: Annotated[
+        str | None, Option(help="Examine a service by this URL of its metrics too: http://billing:8080/metrics.")
+    ] = None
+    metrics_namespace: Annotated[str, Option(help="--metrics: namespace of the series.")] = "nsqext"
+
+    def __attrs_post_init__(self) -> None:
+        if self.metrics is not None:
+            check_url(self.metrics)
+        elif self.metrics_namespace != "nsqext":
+            raise InvalidSetting("--metrics-namespace without --metrics would be ignored", hint="give --metrics URL")
+
+
+@examples(
+    "nsqext doctor --lookupd 127.0.0.1:4161",
+    "nsqext doctor --metrics http://billing:8080/metrics",
+    "nsqext doctor --json | jq 'select(.status != \"ok\")'",
+)
+@command
+async def run(connection: ServerAccess, services: Services = Services()) -> None:
     """Examine addresses, names, ports, leaders, channels, versions, clocks and TLS; report problems with solutions.
 
-    Exits with 1 if an error is found.
+    With --metrics, also a service: dropped messages, dead letters, redeliveries since its start, connections that have
+    used up their RDY counts, and its relays. Exits with 1 if an error is found.
     """
     findings = await examine(connection)
-    if database is not None:
-        findings.append(await to_thread.run_sync(_examine_outbox, database))
+    if services.database is not None:
+        findings.append(await to_thread.run_sync(examine_outbox, services.database))
+    if services.delay_store is not None:
+        findings.append(await to_thread.run_sync(examine_delays, services.delay_store))
+    if services.metrics is not None:
+        with waits.waiting(f"a response of {services.metrics}"):
+            findings += await examine_service(services.metrics, services.metrics_namespace)
     for finding in findings:
         hint = f"\n    {escaped(finding.hint)}" if finding.hint else ""
         found = escaped(f"{finding.subject}: {finding.text}")
@@ -212,27 +231,6 @@ def _examine_channels(topic: TopicStats) -> list[Finding]:
             hint = f"start a consumer, or nsqext channel delete {change}"
             findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))
     return findings
-
-
-def _examine_outbox(database: str) -> Finding:
-    from nsqext.transactions import OutboxStore
-
-    try:
-        with OutboxStore(database) as store:
-            found = store.summary(time.time())
-    except NsqError as error:
-        return Finding("error", "outbox", error.message, error.hint or "")
-    text = f"{counted(found.waiting, 'message')} waiting"
-    text += "" if found.age is None else f", the oldest for {found.age:.0f} s"
-    text += f"; {counted(found.relays, 'relay')}"
-    if found.waiting and not found.relays:
-        return Finding("error", "outbox", text, "start a relay: nsqext outbox relay --database …")
-    if found.age is not None and found.age > _OUTBOX_AGE:
-        return Finding("warning", "outbox", text, "read the log of the relays: why do they not publish?")
-    if found.refused:
-        hint = "nsqext outbox status --retry publishes them, and --discard deletes them"
-        return Finding("warning", "outbox", f"{text}; {counted(found.refused, 'message')} set aside", hint)
-    return Finding("ok", "outbox", text)
 
 
 async def _examine_client(connection: ServerAccess) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import Annotated
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
+from nsqext.cli.status_page import add_status_page
 from nsqext.cli.waiting import wait_of_app, waits
 
 _STORE = "delayed.sqlite"
@@ -31,6 +32,7 @@ async def run(
         float, Option(min=0, help="Seconds for which identities of published messages are remembered.")
     ] = 86_400.0,
     create: Annotated[bool, Option(help="Create the topic if it does not exist (with lookup).")] = True,
+    http: Annotated[str | None, Option(help="HOST:PORT that serves /healthz, /readyz and /metrics.")] = None,
 ) -> None:
     """Publish the messages of publish(delay=…, via="relay") when they are due, at least once, until ^C or SIGTERM.
 
@@ -42,6 +44,8 @@ async def run(
     with DelayStore(store) as opened:
         relay = DelayRelay(opened, topic=topic, channel=channel, keep=keep)
         relay.attach(service)
+        if http is not None:
+            add_status_page(service, http, relay)
         if create and connection.load().lookupd:
             async with connection.admin() as admin:
                 await admin.create_topic(topic, channels=relay.channels, exist_ok=True)
@@ -117,3 +121,19 @@ def cancel(
     )
     if not done:
         raise SystemExit(1)
+
+
+@app.command("discard")
+@examples("nsqext delay discard --yes")
+def discard(
+    store: Store = Path(_STORE),
+    yes: Yes = False,
+    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
+) -> None:
+    """Delete the records of the topic that are no delayed messages and were set aside."""
+    from nsqext.delays import DelayStore
+
+    confirm(f"Delete the records that were set aside in {store}?", yes=yes)
+    with DelayStore(store, create=False) as opened:
+        count = opened.discard_refused()
+    ServerAccess(json=json).show({"store": str(store), "discarded": count}, f"{counted(count, 'record')} deleted")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from zlib import crc32
 
 import anyio
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Option
@@ -44,6 +44,8 @@ logger: logging.Logger = logging.getLogger("nsqext.relay")
 T = TypeVar("T")
 
 _RETRY = 1.0  # seconds until messages are sent again that the target did not store
+_MOST_READ = 10_000  # keys that are remembered
+_Place = tuple[str, int | None, bytes]
 _FIRST_LOOK, _LONGEST_LOOK = 0.2, 5.0  # seconds between two requests to a cluster that does not respond
 
 
@@ -79,6 +81,10 @@ class Kept:
         return found
 
 
+def _place(message: Message) -> _Place:
+    return message.node, message.partition, message.id
+
+
 @frozen
 class Placement:
     """Chooses partitions: what is in order at the source is in order at the target."""
@@ -86,6 +92,7 @@ class Placement:
     source: TopicMeta
     target: TopicMeta
     kept: Kept
+    _read: dict[_Place, str | None] = field(factory=dict, init=False)  # keys from bodies of messages in flight
 
     def __attrs_post_init__(self) -> None:
         if self.target.partition_num == 0 and self.kept.key_member is not None:
@@ -105,9 +112,24 @@ class Placement:
                 hint="create it with --ordered, or give --without-order",
             )
 
+    def key(self, message: Message) -> str | None:
+        """Return the key of a message; its body is read once until `forget`."""
+        if self.kept.key_member is None:
+            return self.kept.key(message)
+        place = _place(message)
+        if place not in self._read:
+            if len(self._read) == _MOST_READ:  # of messages that were lost before they were copied
+                del self._read[next(iter(self._read))]
+            self._read[place] = self.kept.key(message)
+        return self._read[place]
+
+    def forget(self, message: Message) -> None:
+        """Forget the key of a message that is copied."""
+        self._read.pop(_place(message), None)
+
     def lane(self, message: Message) -> str | None:
         """Return what a message shares with the messages whose order it keeps; None for no order."""
-        key = self.kept.key(message)
+        key = self.key(message)
         if key is not None or self.kept.without_order:
             return key
         if self.source.extend_support and not self.source.ordered:
@@ -139,7 +161,7 @@ class Mirror:
         groups: dict[int | None, list[tuple[Message, OutgoingMessage]]] = defaultdict(list)
         try:
             for message in batch:
-                key = self.placement.kept.key(message)
+                key = self.placement.key(message)
                 partition = self.placement.partition(message, key)
                 outgoing = self._outgoing(message, key if partition is None else None)
                 groups[partition].append((message, outgoing))
@@ -155,6 +177,7 @@ class Mirror:
                     failures.append(outcome)
                 else:
                     self.run.relayed += 1
+                    self.placement.forget(message)
                     await _finish(message)
 
         async with anyio.create_task_group() as tasks:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from nsqext.cli.command import Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
+from nsqext.cli.status_page import add_status_page
 from nsqext.cli.waiting import waits
 
 Database = Annotated[str, Option(envvar="NSQEXT_OUTBOX", help="postgresql://user@host/name, or sqlite:///path.")]
@@ -27,6 +28,7 @@ async def relay(
     database: Database,
     batch: Annotated[int, Option(min=1, help="Messages that are published together, at most.")] = 500,
     poll: Annotated[float, Option(min=0.01, help="Seconds between two polls of an empty outbox.")] = 0.5,
+    http: Annotated[str | None, Option(help="HOST:PORT that serves /healthz, /readyz and /metrics.")] = None,
 ) -> None:
     """Publish what transactions added to an outbox, at least once, until ^C or SIGTERM.
 
@@ -43,7 +45,10 @@ async def relay(
         return "a node to store messages of the outbox"
 
     with waits.waiting("the database of the outbox"), OutboxStore(database) as store, waits.waiting(wait):
-        OutboxRelay(store, batch=batch, poll=poll).attach(service)
+        publisher = OutboxRelay(store, batch=batch, poll=poll)
+        publisher.attach(service)
+        if http is not None:
+            add_status_page(service, http, publisher)
 
         @service.lifespan
         async def report(_: object) -> AsyncIterator[None]:

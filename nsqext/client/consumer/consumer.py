@@ -504,7 +504,9 @@ class Consumer(Runnable):
     @property
     def is_starved(self) -> bool:
         """Whether any connection has 85 % of its RDY count in flight, as in the Go client, so a batch need not wait."""
-        return any(0.85 * one.ready <= one.in_flight > 0 for one in self._group.subscriptions)
+        from nsqext.client.consumer.statistics import is_starved
+
+        return any(is_starved(one.ready, one.in_flight) for one in self._group.subscriptions)
 
     @property
     def subscribed(self) -> bool:

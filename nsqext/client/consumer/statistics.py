@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 
 
+def is_starved(ready: int, in_flight: int) -> bool:
+    """Return whether a connection has 85 % of its RDY count in flight."""
+    return 0.85 * ready <= in_flight > 0
+
+
 @frozen(kw_only=True)
 class ConsumerConnection:
     """An open connection of a consumer."""
@@ -20,6 +25,11 @@ class ConsumerConnection:
     ready: int  #: the RDY count
     in_flight: int  #: messages received, neither answered nor timed out
     backoff: int  #: level of its backoff; 0 while handlers succeed
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether 85 % of its RDY count are in flight, as in the Go client."""
+        return is_starved(self.ready, self.in_flight)
 
 
 @frozen(kw_only=True)

@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from secrets import token_hex
+from typing import cast
 
 import pytest
 
-from nsqext import sync
+from nsqext import Message, sync
 from nsqext.broker import Cluster
+from nsqext.cli.messages.mirror import Kept, Placement
+from nsqext.types import TopicMeta
 from tests.support import plain_http
 from tests.support.command_line import Process, Terminal, lines, run, started
 from tests.support.numbered_keys import KEYS, Publisher, disordered, lost
@@ -207,3 +210,41 @@ def test_a_relay_shows_its_lag_and_serves_it(cluster: Cluster) -> None:
     labels = f'channel="relay",target="{target}",topic="{source}",worker="1"'
     assert f"nsqext_relay_messages_total{{{labels}}} 1.0" in text
     assert f"nsqext_relay_lag_messages{{{labels}}} 0.0" in text
+
+
+class _Body:
+    """A message whose reads of the body are counted."""
+
+    node, partition, id = "n1", None, b"1"
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def header_value(self, name: str) -> None:
+        """Return no key."""
+
+    @property
+    def body(self) -> bytes:
+        self.reads += 1
+        return b'{"customer": {"id": 7}}'
+
+
+def test_a_body_is_read_once_for_the_lane_and_the_partition() -> None:
+    source, target = TopicMeta(), TopicMeta(partition_num=2)
+    placement = Placement(source, target, Kept(key_member="customer.id"))
+    message = _Body()
+    given = cast("Message", message)
+    assert (placement.lane(given), placement.key(given), placement.lane(given)) == ("7", "7", "7")
+    assert message.reads == 1
+    placement.forget(given)
+    assert (placement.key(given), message.reads) == ("7", 2)
+
+
+def test_keys_of_lost_messages_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.cli.messages.mirror._MOST_READ", 2)
+    placement = Placement(TopicMeta(), TopicMeta(partition_num=1), Kept(key_member="customer.id"))
+    for number in range(5):
+        message = _Body()
+        message.id = b"%d" % number
+        assert placement.key(cast("Message", message)) == "7"
+    assert [place[2] for place in placement._read] == [b"3", b"4"]

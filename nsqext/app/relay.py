@@ -8,11 +8,29 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError, OperationNotSupported
+from nsqext.errors.server import (
+    BadBody,
+    BadMessage,
+    BadTag,
+    BadTopic,
+    ExtendRefused,
+    InvalidJsonHeader,
+    RecordTooLarge,
+)
+
 if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app.app import App
 
 _MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
+
+
+_ABOUT_RELAY = (InvalidSetting, OperationNotSupported)
+_ABOUT_MESSAGE = (
+    *(InvalidInput, BadTopic, BadBody, BadMessage, BadTag),
+    *(ExtendRefused, InvalidJsonHeader, RecordTooLarge),
+)
 
 
 class Cancellation(Enum):
@@ -69,3 +87,8 @@ def publish_timeout(producer: Producer) -> float:
 def lease_time(timeout: float) -> float:
     """Return the seconds for which a relay leases messages."""
     return timeout + _MARGIN
+
+
+def refuses_message(error: NsqError) -> bool:
+    """Return whether an error says that a message can never be stored in its topic, whatever the relay's settings."""
+    return isinstance(error, _ABOUT_MESSAGE) and not isinstance(error, _ABOUT_RELAY)

@@ -17,10 +17,10 @@ import anyio
 from anyio import to_thread
 from attrs import frozen
 
-from nsqext.app.relay import Cancellation, Relay, lease_time, publish_timeout
+from nsqext.app.relay import Cancellation, Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_time
 from nsqext.client.producer.options import DELAY_TOPIC
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, NsqError, ProtocolError
+from nsqext.errors import InvalidSetting, InvalidState, NsqError, ProtocolError
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, DelayRecord, decode_delay, encode_delay
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import check_channel, check_topic
@@ -487,7 +487,7 @@ class DelayRelay(Relay):
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
             self._failed += 1
-            failed = partial(self._store.failed, alone=isinstance(error, InvalidInput))
+            failed = partial(self._store.failed, alone=refuses_message(error))
             await self._in_store(failed, identity, str(error), time.time(), _RETRY)
         finally:
             self._publishing -= 1

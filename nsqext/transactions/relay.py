@@ -12,11 +12,11 @@ import anyio
 import orjson
 from anyio import to_thread
 
-from nsqext.app.relay import Relay, lease_time, publish_timeout
+from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.request import OutgoingMessage
-from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidInput, InvalidPartition, InvalidState, NsqError
-from nsqext.errors.server import BadMessage, RecordTooLarge
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidState, NsqError
+from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import outage_of
@@ -84,8 +84,9 @@ class OutboxRelay(Relay):
     if the relay ends between the publish and the deletion, or if a publish received no response. Its header
     ``nsqext_id`` is the same then, so that an `Inbox` handles it once; topics without extend support have no headers.
 
-    A message that can never be published, for example because it is too large, is set aside: its row keeps the error,
-    and later messages of its key are published. Other errors delay the messages of their topic.
+    A message that can never be stored in its topic is set aside: its row keeps the error, and later messages of its key
+    are published. It is too large, for example, or it has headers and the topic no extend support, or a key on the
+    original NSQ. Other errors delay the messages of their topic.
 
     Args:
         store: the outbox, which the caller closes when the relay has ended.
@@ -261,7 +262,7 @@ class OutboxRelay(Relay):
         await self._delete(stored)
         if failure is None:
             return True
-        if _is_final(failure):
+        if _is_final(failure, rows):
             if len(rows) > 1:
                 self._alone.add(topic)
                 return False
@@ -307,10 +308,12 @@ class OutboxRelay(Relay):
         await to_thread.run_sync(self._store.refuse, row.sequence, str(error))
 
 
-def _is_final(error: NsqError) -> bool:
-    """Return whether an error says that a message can never be stored."""
-    about_message = isinstance(error, (InvalidInput, BadMessage, RecordTooLarge))
-    return about_message and not isinstance(error, InvalidPartition | ExtendNotSupported)
+def _is_final(error: NsqError, rows: Sequence[OutboxRow]) -> bool:
+    """Return whether an error says that one of some messages can never be stored, as it and its topic are."""
+    if isinstance(error, ExtendNotSupported | ExtendRefused):
+        # of other messages it refuses the identity, because the topic was created again meanwhile
+        return any(row.headers or row.tag for row in rows)
+    return refuses_message(error)
 
 
 def _message(row: OutboxRow, *, extend: bool) -> OutgoingMessage:

@@ -27,6 +27,7 @@ _READ_ONLY = "25006"  # SQLSTATE of a read-only server
 _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
 _COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
 _TABLES = ("nsqext_outbox", "nsqext_outbox_shard", "nsqext_outbox_relay")
+_LAST_ERROR = "SELECT error FROM nsqext_outbox WHERE error IS NOT NULL ORDER BY sequence DESC LIMIT 1"
 _NO_COLUMN = "42703"  # SQLSTATE
 
 
@@ -72,12 +73,14 @@ class OutboxSummary:
         refused: messages that cannot be published, and wait for an operator.
         age: seconds for which the oldest message waits; None without waiting messages.
         relays: running relays.
+        reason: why the refused message that was added last was set aside; empty without such messages.
     """
 
     waiting: int
     refused: int
     age: float | None
     relays: int
+    reason: str = ""
 
 
 class OutboxStore:
@@ -371,9 +374,11 @@ class OutboxStore:
         with self._transaction():
             waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
             refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
+            reasons = self._run(_LAST_ERROR, {})
             clock = DIALECTS[self.dialect]["now"]
             relays = self._run(f"SELECT count(*) FROM nsqext_outbox_relay WHERE until >= {clock}", {})[0][0]  # noqa: S608
-        return OutboxSummary(waiting, refused, None if oldest is None else max(0.0, now - oldest), relays)
+        age = None if oldest is None else max(0.0, now - oldest)
+        return OutboxSummary(waiting, refused, age, relays, reasons[0][0] if reasons else "")
 
     def retry_refused(self) -> int:
         """Publish the messages after all that were set aside; return their number."""

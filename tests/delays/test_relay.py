@@ -23,9 +23,11 @@ from nsqext.errors import (
     InvalidInput,
     InvalidPartition,
     InvalidSetting,
+    NsqError,
     PublishFailed,
     TopicNotFound,
 )
+from nsqext.errors.server import BadMessage
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.protocol.messages import IDENTITY_HEADER
@@ -517,6 +519,31 @@ async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, m
             await handlers[delayed.channels[0]]([SimpleNamespace(body=record)])
             await eventually(lambda: producer.published == [b"a"], DEADLINE)
             tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("refused", [InvalidInput("too large"), BadMessage("E_BAD_MESSAGE", "too big")])
+async def test_a_message_that_is_refused_does_not_delay_its_topic(
+    refused: NsqError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server refused delayed the topic by 15 seconds, again and again."""
+    monkeypatch.setattr(relay, "_RETRY", 2 * DEADLINE)
+    monkeypatch.setattr(relay, "_AT_ONCE", 1)
+    producer, publish = Scripted(), relay.publish_record
+    producer.may_end.set()
+
+    async def refuse(to: Producer, data: bytes) -> None:
+        if data.endswith(b"large"):
+            raise refused
+        await publish(to, data)
+
+    monkeypatch.setattr(relay, "publish_record", refuse)
+    with DelayStore(tmp_path / "store") as store:
+        for due, body in enumerate((b"large", b"other"), 1):
+            store.add([(DelayedMessage(identity=body.decode(), topic="t", due=due), body)])
+        async with scripted(store, producer):
+            await eventually(lambda: producer.published == [b"other"], DEADLINE)
+            await eventually(lambda: store.count() == 1, DEADLINE)
+        assert [(one.identity, one.error) for one in store.waiting()] == [("large", str(refused))]
 
 
 async def test_a_relay_looks_when_the_next_message_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,8 @@ def judge_outbox(found: OutboxSummary) -> Finding:
         return Finding("warning", "outbox", text, "read the log of the relays: why do they not publish?")
     if found.refused:
         hint = "nsqext outbox status --retry publishes them, and --discard deletes them"
-        return Finding("warning", "outbox", f"{text}; {counted(found.refused, 'message')} set aside", hint)
+        text += f"; {counted(found.refused, 'message')} set aside" + (found.reason and f", the last: {found.reason}")
+        return Finding("warning", "outbox", text, hint)
     return Finding("ok", "outbox", text)
 
 

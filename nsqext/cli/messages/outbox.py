@@ -81,7 +81,7 @@ def status(
     yes: Yes = False,
     json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
 ) -> None:
-    """Show how many messages wait, how many were set aside because they cannot be published, and running relays."""
+    """Show how many messages wait, how many were set aside because they cannot be published and why, and relays."""
     from nsqext.transactions import OutboxStore
 
     if discard is not None:
@@ -98,6 +98,7 @@ def status(
         "waiting": found.waiting,
         "oldest_seconds": age,
         "refused": found.refused,
+        "reason": found.reason,
         "retried": again,
         "discarded": discarded,
         "relays": found.relays,
@@ -105,6 +106,7 @@ def status(
     text = f"{counted(found.waiting, 'message')} waiting"
     text += "" if age is None else f", the oldest for {age:g} s"
     text += f"; {found.refused} set aside; {counted(found.relays, 'relay')}"
+    text += found.reason and f"; set aside last: {found.reason}"
     ServerAccess(json=json).show(record, text)
 
 

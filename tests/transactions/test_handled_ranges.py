@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -22,7 +22,7 @@ from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting
 from nsqext.transactions import Inbox, inbox
 from nsqext.transactions.handled_ranges import HandledRange, HandledRanges, merged
-from nsqext.transactions.schema import ChannelPartition
+from nsqext.transactions.schema import ChannelPartition, execute
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
 from tests.transactions.databases import url_of
@@ -285,3 +285,23 @@ async def test_an_isolation_level_that_hides_merges_is_refused(sessions: Session
     engine = sessions.kw["bind"].execution_options(isolation_level="REPEATABLE READ")
     with pytest.raises(InvalidSetting, match="repeatable read"):
         await Inbox(async_sessionmaker(engine).begin).handle(Handling([message_of(1)], "ch"), handle)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_the_isolation_level_is_asked_for_once(sessions: Sessions) -> None:
+    statements: list[str] = []
+
+    async def handle(_: Handling) -> None:
+        """Do nothing."""
+
+    async def noted(session: AsyncSession, statement: str, values: Any) -> Any:
+        statements.append(statement)
+        return await execute(session, statement, values)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("nsqext.transactions.handled_ranges.execute", noted)
+        subject = Inbox(sessions.begin)
+        for number in range(3):
+            await subject.handle(Handling([message_of(number)], "ch"), handle)
+    assert statements.count("SHOW transaction_isolation") == 1

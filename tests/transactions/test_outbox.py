@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from nsqext import Consumer, Message, Position, Producer
 from nsqext.app import App
-from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting, InvalidState
+from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting, InvalidState, UnknownSetting
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, schema_sql
 from tests.support.consumers import eventually
 from tests.transactions.databases import url_of
@@ -253,6 +253,8 @@ async def test_bad_input_is_refused_before_anything_is_added(database: str) -> N
     async with async_sessionmaker(engine)() as session:
         with pytest.raises(InvalidInput, match="add_async"):
             outbox.add(session, "t", b"x")
+        with pytest.raises(UnknownSetting, match="identity"):
+            await outbox.add_async(session, "t", b"x", identiy="a")  # type: ignore[arg-type]
     await engine.dispose()
 
 

@@ -21,7 +21,7 @@ import pytest
 from psycopg import sql
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
-from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, PublishFailed
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, InvalidState, PublishFailed
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
@@ -201,6 +201,71 @@ async def test_publishes_end_before_the_lease_that_was_renewed_last(database: st
             await eventually(lambda: leased.deadline < math.inf, _SECONDS)
             assert leased.deadline < store.at + lease - 0.5
             tasks.cancel_scope.cancel()
+
+
+@one_database
+async def test_publishes_end_before_a_lease_that_was_not_renewed(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewing, ends, began = anyio.Event(), list[float](), list[float]()
+    lease = OutboxStore.lease
+
+    def note(store: OutboxStore, owner: str, seconds: float) -> list[int]:
+        began.append(anyio.from_thread.run_sync(anyio.current_time))
+        return lease(store, owner, seconds)
+
+    async def never(self: OutboxRelay, _: object, seconds: float, leased: anyio.CancelScope, __: object) -> None:
+        ends.append(leased.deadline - seconds)
+        renewing.set()
+        await anyio.sleep_forever()
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        await renewing.wait()
+
+    monkeypatch.setattr(OutboxStore, "lease", note)
+    monkeypatch.setattr(OutboxRelay, "_renew", never)
+    fill(database, "t", 1, 10)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)):
+            with anyio.fail_after(_SECONDS):
+                await renewing.wait()
+    assert ends[0] < began[0] - 0.9
+
+
+@one_database
+async def test_a_lease_is_renewed_three_times_and_not_all_the_time(database: str) -> None:
+    class Renewed(OutboxStore):
+        at: list[float] = []
+
+        def renew(self, *args: Any) -> bool:
+            self.at.append(anyio.from_thread.run_sync(anyio.current_time))
+            return True
+
+    lease = 0.3
+    with Renewed(database) as store:
+        async with anyio.create_task_group() as tasks:
+            began = anyio.current_time()
+            tasks.start_soon(OutboxRelay(store)._renew, range(16), lease, anyio.CancelScope(), [])
+            await eventually(lambda: len(store.at) == 3, _SECONDS)
+            tasks.cancel_scope.cancel()
+    assert store.at[-1] - began > 0.99 * lease
+
+
+@one_database
+def test_a_summary_is_read_or_says_why_not(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Exception] = [sqlite3.OperationalError("database is locked"), ZeroDivisionError()]
+
+    def fail(*_: object) -> None:
+        raise errors.pop(0)
+
+    with OutboxStore(database) as store:
+        relay = OutboxRelay(store)
+        assert relay.summary().waiting == 0
+        monkeypatch.setattr(store, "summary", fail)
+        with pytest.raises(InvalidState, match="the outbox cannot be read: database is locked"):
+            relay.summary()
+        with pytest.raises(ZeroDivisionError):
+            relay.summary()
 
 
 _ahead: ContextVar[float] = ContextVar("ahead", default=0.0)

@@ -43,6 +43,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "elif not failed and seconds < timeout / 8:",
     ): "the time from which on more is published at once is chosen",
     (
+        "transactions/relay.py",
+        "number + 1",
+        "elif not failed and seconds < timeout / 8:",
+    ): "the time from which on more is published at once is chosen",
+    (
+        "transactions/inbox.py",
+        "GtE to Gt",
+        "if self._unmerged[key] >= _MERGE_EVERY:",
+    ): "the number of messages between two merges is chosen",
+    (
+        "transactions/positions.py",
+        "number + 1",
+        "return Requeue(0, backoff=False)",
+    ): "the connection has ended: REQ is not sent",
+    (
         "transactions/store.py",
         "number + 1",
         'names = _named("n", sequences[first : first + 500])',

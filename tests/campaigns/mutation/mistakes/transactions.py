@@ -160,10 +160,34 @@ MISTAKES = (
         "",
     ),
     Mistake(
-        "a missing extend support is final",
+        "headers that a topic never stores are tried again",
         "transactions/relay.py",
-        " and not isinstance(error, InvalidPartition | ExtendNotSupported)",
-        "",
+        "        return any(row.headers or row.tag for row in rows)\n",
+        "        return False\n",
+    ),
+    Mistake(
+        "an identity that the topic does not store any more sets messages aside",
+        "transactions/relay.py",
+        "        return any(row.headers or row.tag for row in rows)\n",
+        "        return True\n",
+    ),
+    Mistake(
+        "a tag that a topic never stores is tried again",
+        "transactions/relay.py",
+        "any(row.headers or row.tag for row in rows)",
+        "any(row.headers for row in rows)",
+    ),
+    Mistake(
+        "of a batch, the first message alone is judged",
+        "transactions/relay.py",
+        "any(row.headers or row.tag for row in rows)",
+        "any(row.headers or row.tag for row in rows[:1])",
+    ),
+    Mistake(
+        "the reason is that of the first refused message",
+        "transactions/store.py",
+        "WHERE error IS NOT NULL ORDER BY sequence DESC LIMIT 1",
+        "WHERE error IS NOT NULL ORDER BY sequence LIMIT 1",
     ),
     Mistake(
         "a batch that takes too long does not get smaller",

@@ -19,7 +19,15 @@ from sqlalchemy.orm import Session
 
 from nsqext import Consumer, Message, Position, Producer
 from nsqext.app import App
-from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput, InvalidName, InvalidSetting, InvalidState, UnknownSetting
+from nsqext.errors import (
+    InvalidBody,
+    InvalidHeader,
+    InvalidInput,
+    InvalidName,
+    InvalidSetting,
+    InvalidState,
+    UnknownSetting,
+)
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore, schema_sql
 from tests.support.consumers import eventually
 from tests.transactions.databases import url_of

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import anyio
 import psycopg
@@ -235,7 +235,7 @@ async def test_publishes_end_before_a_lease_that_was_not_renewed(
 @one_database
 async def test_a_lease_is_renewed_three_times_and_not_all_the_time(database: str) -> None:
     class Renewed(OutboxStore):
-        at: list[float] = []
+        at: ClassVar[list[float]] = []
 
         def renew(self, *args: Any) -> bool:
             self.at.append(anyio.from_thread.run_sync(anyio.current_time))

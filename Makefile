@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bare bench bench-check scale clean
+.PHONY: help demo pipeline test chaos hostile simulate mutate soak soak-tasks soak-bank soak-service fuzz spark-cluster spark-long check coverage docs docs-layout docs-search release-check bare bench bench-check scale clean
 
 help:
 	@echo "make demo        publish and consume a real day of flights on a three-node cluster"
@@ -25,6 +25,7 @@ help:
 	@echo "make soak        run real processes under kill -9, SIGSTOP and cut connections for MINUTES=20"
 	@echo "make soak-tasks  10,000 tasks of Celery and Taskiq while workers, nsqd and lookup are killed"
 	@echo "make soak-bank   a bank of two databases while workers, relays, leaders and connections are killed, for MINUTES"
+	@echo "make soak-service  outbox, delays, keys over tags, Celery and a mirror together on each cluster, for MINUTES"
 	@echo "make fuzz        fuzz every parser of untrusted bytes, each for SECONDS=60"
 	@echo "make spark-long  kill a streaming query ten times and check its output (needs Java 17)"
 	@echo "make spark-cluster  read, write and stream on a Spark cluster while its processes are killed (needs Java 17)"
@@ -75,6 +76,9 @@ soak-tasks: $(VENV)/test/.ready
 
 soak-bank: $(VENV)/test/.ready
 	$(VENV)/test/bin/python -m tests.campaigns.soak.bank --minutes $(MINUTES)
+
+soak-service: $(VENV)/test/.ready
+	$(VENV)/test/bin/python -m tests.campaigns.soak.service --minutes $(MINUTES)
 
 SECONDS ?= 60
 fuzz: $(VENV)/fuzz/.ready

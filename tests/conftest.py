@@ -163,6 +163,7 @@ _LONG = (
     "tests/docs/test_migration.py",
     "tests/docs/test_examples.py",
     "tests/campaigns/soak/test_bank.py",
+    "tests/campaigns/soak/test_service.py",
     "tests/campaigns/soak/test_soak.py",
     "tests/interop/test_clients.py",
     "tests/delays/test_kill.py",

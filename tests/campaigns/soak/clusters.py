@@ -86,6 +86,9 @@ class SoakCluster(Protocol):
     def begin(self, fault: Fault, topics: Sequence[str]) -> End:
         """Begin a fault; the result ends it."""
 
+    def pids(self) -> dict[str, int]:
+        """Return the processes that faults never end, by name."""
+
     def stop(self) -> None:
         """Stop it."""
 
@@ -190,6 +193,9 @@ class EmbeddedProcess:
 
         return restart
 
+    def pids(self) -> dict[str, int]:
+        return {} if self._process is None else {"cluster": self._process.pid}
+
     def stop(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
@@ -286,6 +292,9 @@ class BrokerProcess:
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         self._process.wait()
 
+    def pids(self) -> dict[str, int]:
+        return {}
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._end(kill=False)
@@ -361,6 +370,9 @@ class OriginalProcesses:
 
         return end
 
+    def pids(self) -> dict[str, int]:
+        return {}
+
     def stop(self) -> None:
         for process in reversed(self._processes.values()):
             process.terminate()
@@ -423,6 +435,9 @@ class RealCluster:
             self._down.discard(number)
 
         return end
+
+    def pids(self) -> dict[str, int]:
+        return {}
 
     def stop(self) -> None:
         """Do nothing: it runs on."""

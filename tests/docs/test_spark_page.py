@@ -77,28 +77,50 @@ def test_columns_that_are_written() -> None:
 
 _TESTS = {
     "addresses": "tests/spark/test_options.py::test_names_of_kafka_are_explained",
+    "names of options": "tests/spark/test_options.py::test_names_have_no_case",
     "settings of the client": "tests/spark/test_options.py::test_settings_reach_the_client",
     "consumer group": "tests/spark/test_options.py::test_a_streaming_read_is_refused",
     "size of a micro-batch": "tests/spark/read/test_stream.py::test_a_batch_waits_for_a_number_of_messages",
+    "`availableNow`": "tests/spark/read/test_stream.py::test_a_frozen_query_ends_where_it_was_frozen",
     "tasks": "tests/spark/read/test_batch.py::test_ranges_are_cut_and_can_be_sent",
     "truncated or recreated topic": "tests/spark/read/test_truncation.py::test_a_log_that_regrows_while_the_query_runs",
     "new checkpoint": "tests/spark/read/test_anchor.py::test_a_channel_is_not_where_a_new_checkpoint_wants_to_begin",
+    "new partitions, new topics of a pattern": (
+        "tests/spark/read/test_stream_servers.py::test_a_partition_that_is_added"
+    ),
+    "deleted topic": "tests/spark/read/test_stream_servers.py::test_a_topic_that_is_deleted_while_queries_run",
     "start by time, no such message": "tests/spark/read/test_anchor.py::test_a_time_for_each_partition",
+    "several starts": "tests/spark/test_options.py::test_a_batch_read_is_refused",
+    "end of a batch": "tests/spark/test_kafka_cases.py::test_a_dataframe_keeps_the_end_of_its_first_read",
     "self-joins, several queries of a DataFrame": (
         "tests/spark/read/test_planner_lock.py::test_a_self_join_names_what_it_needs"
     ),
+    "a DataFrame twice in a batch job": "tests/spark/test_kafka_cases.py::test_a_dataframe_is_read_twice_in_one_job",
     "headers": "tests/spark/test_schema.py::test_rows_can_be_written_as_they_were_read",
     "key": "tests/spark/write/test_sink.py::test_columns_become_messages",
+    "offsets of a partition": "tests/spark/read/test_planning.py::test_batches_together_read_everything_once",
     "errors of options": "tests/spark/test_options.py::test_a_wrong_query_is_refused_when_it_is_loaded",
     "lag": "tests/spark/read/test_streaming.py::test_metrics_as_the_page_shows_them",
+    "rows in the progress": "tests/spark/test_kafka_cases.py::test_progress_of_a_stream_that_is_read_and_written",
     "real-time mode (Spark 4.1)": "tests/spark/read/test_streaming.py::test_spark_refuses_real_time_mode",
+    "continuous processing": "tests/spark/test_kafka_cases.py::test_spark_refuses_continuous_processing",
     "write: topic": "tests/spark/write/test_row_mapper.py::test_the_option_topic_wins_over_the_column",
+    "write: topic that does not exist": (
+        "tests/spark/write/test_bad_rows.py::test_a_topic_that_does_not_exist_fails_the_task"
+    ),
+    "write: partition": "tests/spark/write/test_sink.py::test_keys_and_partitions_keep_their_order",
+    "write: wrong types of columns": (
+        "tests/spark/test_kafka_cases.py::test_columns_of_wrong_types_fail_before_a_row_is_written"
+    ),
+    "write: null value": "tests/spark/write/test_bad_rows.py::test_without_the_option_the_task_fails",
     "write: delivery": "tests/spark/write/test_sink.py::test_dedupe_removes_rows_of_a_second_attempt",
     "write: output modes of streams": "tests/spark/write/test_sink.py::test_a_complete_result_is_published_each_time",
     "write: save mode": "tests/spark/write/test_sink.py::test_spark_refuses_its_default_save_mode",
     "write: repeated batch": "tests/spark/write/test_sink.py::test_a_job_that_is_run_again_publishes_the_same_ids",
     "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",
     "write: rows that cannot be published": "tests/spark/write/test_bad_rows.py::test_bad_rows_are_described",
+    "`transformWithState`": "tests/spark/read/test_state.py::test_state_of_keys_is_kept_over_a_restart",
+    "sinks: Delta, Iceberg": "tests/spark/test_iceberg.py::test_each_message_is_in_the_table_once_after_kills",
     "Spark Connect": (
         "tests/spark/test_shipped_source.py::test_processes_without_the_package_load_the_source_its_readers_and_writers"
     ),

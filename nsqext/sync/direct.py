@@ -1,4 +1,4 @@
-"""Publish in the calling thread."""
+"""Publish in the calling threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.producer.publish_port import PublishPort
-from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
+from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
-from nsqext.transport.blocking_connection import BlockingConnection, thread_can_wait
 from nsqext.transport.handshake import open_connection
+from nsqext.transport.thread_connections import ThreadConnections, ThreadRequest, thread_can_wait
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.publish_port import ReadyPublish
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
+    from nsqext.transport.connection import Connection
+    from nsqext.transport.thread_connections import Posted
     from nsqext.types import Receipt
 
 # publishes to a node before a connection for threads opens: many programs publish only once
@@ -32,51 +34,81 @@ _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
 
 
-class DirectPublisher:
-    """Publishes messages without key on connections of the calling thread.
+class _Publish(ThreadRequest):
+    """A publish of a thread."""
 
-    A call of the event loop costs several times a publish, because two threads wait for each other. Therefore one
-    thread at a time publishes itself, on a second connection to each node, with the routes, protocol and timeouts of
-    the asynchronous producer. Other threads publish in the event loop, which sends their commands together. The event
-    loop also does everything else: a topic's first publishes, publishes with a key, and further attempts.
+    _ready: ReadyPublish | None = None
+    _connection: Connection | None = None
+
+    def __init__(self, direct: DirectPublisher, topic: str, message: OutgoingMessage, partition: int | None) -> None:
+        self._arguments = (topic, message, partition)
+        self._direct = direct
+
+    def post(self) -> Posted | None:
+        ready = self._direct.port.ready(*self._arguments)
+        if ready is None:
+            return None
+        connection = self._direct.connection(ready)
+        if connection is None:
+            return None
+        self._ready, self._connection = ready, connection
+        return connection, self._direct.port.post(ready, connection)
+
+    def result(self) -> Receipt | None:
+        """Return the receipt; None if the event loop must publish the message."""
+        ready, connection, error = self._ready, self._connection, self.error
+        if ready is None or connection is None:
+            if error is not None:
+                raise error
+            return None
+        port = self._direct.port
+        try:
+            if error is not None:
+                raise error
+            if self.reply is None:
+                raise ConnectionLost("the thread was interrupted")
+            return port.receipt(ready, connection, self.reply)
+        except NsqError as failure:
+            return self._direct.publish_again(ready, port.refined(ready, failure))
+
+
+class DirectPublisher:
+    """Publishes messages without key on connections of the calling threads.
+
+    A call of the event loop costs several times a publish, because two threads wait for each other. Therefore threads
+    publish themselves, on a second connection to each node, with the routes, protocol and timeouts of the asynchronous
+    producer. The event loop does all else: a topic's first publishes, publishes with a key, and further attempts.
     """
 
     def __init__(self, producer: AsyncProducer, portal: BlockingPortal) -> None:
-        self._port = PublishPort(producer)
+        self.port: PublishPort = PublishPort(producer)
         self._portal = portal  # of its event loop, in which this is called
         self._loop_thread = threading.get_ident()
-        # held during a publish, until its outcome, and during a check of the connections
-        self._lock = threading.Lock()
-        self._connections: dict[PooledNode, BlockingConnection] = {}
+        self._connections: ThreadConnections | None = None
+        self._of_nodes: dict[PooledNode, Connection] = {}
         self._missed: dict[PooledNode, int] = {}
-        self._closed = self._port.in_event_loop_only or not thread_can_wait()
+        self._counting = threading.Lock()  # held to count publishes before the first connection
+        self._closed = self.port.in_event_loop_only or not thread_can_wait()
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
         """Publish a message and wait until it is stored; None if the event loop must publish it."""
         if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
             return None
-        if not self._lock.acquire(blocking=False):
+        connections = self._connections
+        if connections is None:
+            with self._counting:
+                ready = self.port.ready(topic, message, partition)
+                if ready is not None:
+                    self.connection(ready)
             return None
-        try:
-            publish = self._port.ready(topic, message, partition)
-            if publish is None:
-                return None
-            blocking = self._connections.get(publish.node)
-            if blocking is None or not blocking.connection.usable:
-                self._miss(publish.node)
-                publish.give_back()
-                return None
-            try:
-                return self._port.attempt(publish, blocking)
-            except NsqError as failure:
-                return self._again(publish, failure)
-        finally:
-            self._lock.release()
+        publish = _Publish(self, topic, message, partition)
+        connections.run(publish)
+        return publish.result()
 
-    def _again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
+    def publish_again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
         """Let the event loop continue after a failed attempt."""
         try:
-            return call(self._portal, "producer", self._port.again, publish, failure)
+            return call(self._portal, "producer", self.port.again, publish, failure)
         except InvalidState as error:
             if not failure.maybe_stored:
                 raise
@@ -88,74 +120,74 @@ class DirectPublisher:
 
     # Connections
 
-    def _miss(self, node: PooledNode) -> None:
-        """Count a publish without a connection to a node; after a few, open a connection."""
+    def connection(self, publish: ReadyPublish) -> Connection | None:
+        """Return the connection of a publish's node; without one give the publish back, and open one after a few."""
+        connection = self._of_nodes.get(publish.node)
+        if connection is not None and connection.usable:
+            return connection
+        publish.give_back()
+        node = publish.node
         self._missed[node] = missed = self._missed.get(node, 0) + 1
         if missed == _WARM_UP:
             self._portal.start_task_soon(self._open, node)
+        return None
 
     async def _open(self, node: PooledNode) -> None:
         try:
-            connection, _ = await open_connection(node.address, self._port.options.connection, IdentifyRequest())
+            connection, _ = await open_connection(node.address, self.port.options.connection, IdentifyRequest())
         except NsqError:
             self._missed[node] = -_PAUSE
             return
-        blocking = BlockingConnection(connection)
         if self._closed:
             connection.close()
             return
-        first = not self._connections
-        self._connections[node] = blocking
+        first = not self._of_nodes
+        if self._connections is None:
+            self._connections = ThreadConnections()
+        self._connections.add(connection)
+        self._of_nodes[node] = connection
         self._missed.pop(node, None)
         if first:
-            self._port.start_soon(self._run)
+            self.port.start_soon(self._run)
 
     async def _run(self) -> None:
         """Check the connections periodically while any exists."""
-        rest = min(_IDLE_TICK, self._port.options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
-        while self._connections:
+        rest = min(_IDLE_TICK, self.port.options.connection.heartbeat_interval / _TICKS_PER_HEARTBEAT)
+        while self._of_nodes and self._connections is not None:
             await anyio.sleep(rest)
-            if self._lock.acquire(blocking=False):  # otherwise a thread uses a connection, and answers its heartbeats
-                try:
-                    self._tick()
-                finally:
-                    self._lock.release()
-
-    def _tick(self) -> None:
-        for node, blocking in tuple(self._connections.items()):
-            connection = blocking.connection
-            connection.tick()
-            if not (connection.usable and node.wanted and node.connection is not None):
-                connection.close()
-                del self._connections[node]
+            self._connections.tick()
+            for node, connection in tuple(self._of_nodes.items()):
+                needed = connection.usable and node.wanted and node.connection is not None
+                if not needed and self._connections.retire(connection):
+                    del self._of_nodes[node]
 
     def close(self) -> None:
-        """Wait at most ``close_timeout`` seconds for a running publish, then abort it; close the connections."""
+        """Wait at most ``close_timeout`` seconds for running publishes, then abort them; close the connections."""
         self._closed = True
-        if self._portal in shared_loop.orphaned:
-            return  # the connections belong to the parent
-        if self._lock.acquire(timeout=self._port.options.close_timeout):
-            for blocking in self._connections.values():
-                blocking.connection.close()
-            self._connections.clear()
-            self._lock.release()
-        else:
-            call_now(self._portal, "producer", self._port.abort)  # without another attempt
-            for blocking in tuple(self._connections.values()):
-                blocking.connection.shut_down()
+        connections = self._connections
+        if connections is None:
+            return
+        if self._portal in shared_loop.orphaned:  # the connections belong to the parent
+            connections.abandon()
+            return
+        if not connections.close(self.port.options.close_timeout):
+            call_now(self._portal, "producer", self.port.abort)  # without another attempt
+            connections.shut_down()
 
     @property
     def stored(self) -> int:
         """Messages stored by these publishes."""
-        return self._port.counters.stored
+        return self.port.counters.stored
 
     def add_to(self, statistics: ProducerStatistics) -> ProducerStatistics:
         """Return the producer's statistics with these publishes."""
-        counters = self._port.counters
+        counters, connections = self.port.counters, self._connections
+        if connections is None:
+            return statistics
         return evolve(
             statistics,
-            connections=statistics.connections + len(self._connections),
-            pending=statistics.pending + self._lock.locked(),
+            connections=statistics.connections + len(connections),
+            pending=statistics.pending + connections.in_flight,
             stored=statistics.stored + counters.stored,
             bytes_sent=statistics.bytes_sent + counters.bytes_sent,
         )

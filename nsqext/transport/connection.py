@@ -125,14 +125,17 @@ class Connection:
         return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
 
     def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
-        """Send a command as `request`; return its response, to be set later. Raises NotSent."""
+        """Send a command as `request`; return its response, to be set later. Raises NotSent.
+
+        After `detach`, the command is sent by the next `flush` if others wait for their responses.
+        """
         protocol = self.protocol
         if protocol.error is not None or self.closed:
             raise protocol.loss()
         if self.on_request is not None:
             self.on_request()
         reply = Reply(deadline, breaks)
-        if self._detached or not (protocol.pending or self._out or self._burst):
+        if not (protocol.pending or self._out or self._burst):
             self._send_alone(data, reply)
         else:
             self._send_with_others(data, reply)

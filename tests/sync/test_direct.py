@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,11 +20,14 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
 from nsqext.middleware import Middleware, Publishing
-from nsqext.transport.blocking_connection import BlockingConnection
 from nsqext.transport.connection import Connection
+from nsqext.transport.thread_connections import ThreadConnections, ThreadRequest
 from nsqext.types import Address
 from tests.support.connections import pub
 from tests.support.fake_nsqd import ok
+
+if TYPE_CHECKING:
+    from nsqext.protocol.client.client_protocol import Reply
 
 _BIG = 20_000_000
 
@@ -199,17 +202,52 @@ def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(clu
 # The connection
 
 
+class Command(ThreadRequest):
+    """A command that a thread sends by itself."""
+
+    def __init__(self, connection: Connection, data: bytes, deadline: float) -> None:
+        self._connection = connection
+        self._arguments = (data, deadline)
+
+    def post(self) -> tuple[Connection, Reply]:
+        return self._connection, self._connection.post(*self._arguments)
+
+    def result(self) -> bytes:
+        """Return the data of the response; raises its error."""
+        error = self.error if self.reply is None else self.reply.error
+        if error is not None:
+            raise error
+        assert self.reply is not None
+        return self.reply.data or b""
+
+
+class Shared:
+    """A connection that threads share."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.connections = ThreadConnections()
+        self.connections.add(connection)
+
+    def request(self, data: bytes, deadline: float) -> bytes:
+        """Send a command, and return the data of its response."""
+        command = Command(self.connection, data, deadline)
+        self.connections.run(command)
+        return command.result()
+
+
 @contextmanager
-def blocking(request_timeout: float = 10.0) -> Iterator[tuple[BlockingConnection, socket.socket]]:
-    """A connection that this thread uses, and the socket of its peer."""
+def blocking(request_timeout: float = 10.0) -> Iterator[tuple[Shared, socket.socket]]:
+    """A connection that threads use, and the socket of its peer."""
     left, right = socket.socketpair()
     left.setblocking(False)
     connection = Connection(left, Address("127.0.0.1", 1), max_frame_size=1000, request_timeout=request_timeout)
-    connection.detach()
+    shared = Shared(connection)
     connection.protocol.read_ahead()
     with right:
-        yield BlockingConnection(connection), right
+        yield shared, right
         connection.close()
+        assert shared.connections.close(25)
 
 
 def test_a_large_request_is_sent_while_the_server_reads() -> None:
@@ -299,3 +337,96 @@ def test_interrupts_at_any_point_never_mix_up_responses(interrupts: None) -> Non
             ended.result(25)
     assert closed > 20
     assert responses > 20
+
+
+def test_threads_share_a_connection_and_receive_their_own_responses() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(17) as threads:
+        ended = threads.submit(answer, right.dup())
+        right.close()
+
+        def publish(name: int) -> None:
+            for number in range(300):
+                body = b"%d-%d" % (name, number)
+                assert connection.request(pub(body), float("inf")) == body
+
+        for done in [threads.submit(publish, name) for name in range(16)]:
+            done.result(60)
+        assert not connection.connections.in_flight
+        connection.connection.close()
+        ended.result(25)
+
+
+def test_waiting_requests_are_sent_together() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(8) as threads:
+        first = threads.submit(connection.request, pub(b"first"), float("inf"))
+        assert right.recv(1000) == pub(b"first")
+        with connection.connections._state:  # as a thread that sends
+            others = [threads.submit(connection.request, pub(b"%d" % number), float("inf")) for number in range(6)]
+            until(lambda: len(connection.connections._queue) == 6)
+        right.sendall(ok(b"first"))
+        assert first.result(25) == b"first"
+        sent = right.recv(1000)
+        assert len(sent) == 6 * len(pub(b"0"))
+        right.sendall(b"".join(ok(sent[end - 1 : end]) for end in range(len(pub(b"0")), len(sent) + 1, len(pub(b"0")))))
+        assert [other.result(25) for other in others] == [b"%d" % number for number in range(6)]
+
+
+def test_the_error_of_a_threads_request_is_not_that_of_another() -> None:
+    class Broken(Command):
+        def post(self) -> tuple[Connection, Reply]:
+            raise ValueError("broken")
+
+    with blocking() as (connection, right), ThreadPoolExecutor(2) as threads:
+        with connection.connections._state:
+            broken = Broken(connection.connection, b"", 0)
+            ended = threads.submit(connection.connections.run, broken)
+            good = threads.submit(connection.request, pub(b"good"), float("inf"))
+            until(lambda: len(connection.connections._queue) == 2)
+        connection.connections._send_queued()
+        assert right.recv(1000) == pub(b"good")
+        right.sendall(ok(b"good"))
+        assert good.result(25) == b"good"
+        ended.result(25)
+        with pytest.raises(ValueError, match="broken"):
+            broken.result()
+        assert connection.connection.usable
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_an_interrupted_thread_leaves_the_others_an_outcome(interrupts: None) -> None:
+    choose = random.Random(2)
+    interrupted = 0
+    while interrupted < 60:
+        outcomes: list[object] = []
+        with blocking() as (connection, right), ThreadPoolExecutor(5) as threads:
+            ended = threads.submit(answer, right.dup())
+            right.close()
+
+            def publish(name: int, shared: Shared = connection, outcomes: list[object] = outcomes) -> None:
+                number = 0
+                while shared.connection.usable:
+                    number += 1
+                    body = b"%d-%d" % (name, number)
+                    try:
+                        assert shared.request(pub(body), float("inf")) == body
+                    except (ConnectionLost, NotSent) as error:
+                        outcomes.append(error)
+
+            ends = [threads.submit(publish, name) for name in range(4)]
+            while connection.connection.usable:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.00001, 0.003))
+                    connection.request(pub(b"main"), float("inf"))
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    time.sleep(0)  # the signal may have been received
+                except KeyboardInterrupt:
+                    interrupted += 1
+                except (ConnectionLost, NotSent):
+                    break
+                if interrupted >= 60:
+                    connection.connection.shut_down()
+                    break
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for end in ends:
+                end.result(25)
+            ended.result(25)

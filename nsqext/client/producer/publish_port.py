@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from copy import copy
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqext.client.producer.request import MessageRequest
-from nsqext.client.producer.sender import Counters
-from nsqext.errors import NsqError
+from nsqext.client.producer.sender import Counters, unreadable
+from nsqext.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from nsqext.client.producer.producer import Producer
     from nsqext.client.producer.request import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
-    from nsqext.transport.blocking_connection import BlockingConnection
+    from nsqext.errors import NsqError
+    from nsqext.protocol.client.client_protocol import Reply
+    from nsqext.transport.connection import Connection
     from nsqext.types import Receipt
 
 
@@ -41,17 +43,18 @@ class ReadyPublish(NamedTuple):
 class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
-    `ready` and `attempt` may be called in any thread, one thread at a time; other methods in the producer's event loop.
+    `ready` and `post` may be called in any thread, one thread at a time, `receipt` and `refined` in any thread; other
+    methods in the producer's event loop.
     """
 
     def __init__(self, producer: Producer) -> None:
         self.options: ProducerOptions = producer._options
         #: middleware and HTTP need the event loop
         self.in_event_loop_only: bool = producer._publisher.around is not None or self.options.transport == "http"
-        self.counters: Counters = Counters()  #: of messages stored by `attempt`
+        self.counters: Counters = Counters()  #: of messages stored by threads
         self._producer = producer
-        self._sender = copy(producer._sender)
-        self._sender.counters = self.counters
+        self._sender = producer._sender
+        self._counting = threading.Lock()
 
     def ready(self, topic: str, message: OutgoingMessage, partition: int | None) -> ReadyPublish | None:
         """Return a message without key that can be sent now; None if the event loop must publish it."""
@@ -63,21 +66,38 @@ class PublishPort:
         request = MessageRequest(routes.topic_options.of(topic), topic, message, partition=partition)
         return ReadyPublish(request, route, target)
 
-    def attempt(self, publish: ReadyPublish, blocking: BlockingConnection) -> Receipt:
-        """Publish once, on the calling thread's connection; raises the error for `again`."""
+    def post(self, publish: ReadyPublish, connection: Connection) -> Reply:
+        """Send a message once; return its response, to be set later. Raises InvalidInput or NotSent."""
         request, _, target = publish
+        command = request.command(target)
+        request.in_doubt, request.sent = True, len(command)
+        return connection.post(command, request.started + self.options.timeout)
+
+    def receipt(self, publish: ReadyPublish, connection: Connection, reply: Reply) -> Receipt:
+        """Return the receipt in a response, in any thread; raises the error for `again`."""
+        request, _, target = publish
+        if reply.error is not None:
+            raise reply.error
+        request.in_doubt = False
         try:
-            command = request.command(target)
-            request.in_doubt = True
-            response = blocking.request(command, request.started + self.options.timeout)
-            return self._sender.receipts(request, target, blocking.connection, response, len(command))[0]
-        except NsqError as error:
-            request.in_doubt = False
-            raise request.refined(error) from error.__cause__
+            receipts = request.receipts(target, reply.data or b"")
+        except ProtocolError as error:
+            connection.shut_down()  # the thread that reads it fails the other requests
+            raise unreadable(target, error) from error
+        with self._counting:
+            self.counters.stored += 1
+            self.counters.bytes_sent += request.sent
+        return receipts[0]
+
+    @staticmethod
+    def refined(publish: ReadyPublish, error: NsqError) -> NsqError:
+        """Return the error of a failed attempt as it counts for its message."""
+        publish.request.in_doubt = False
+        return publish.request.refined(error)
 
     async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
         """Publish after a failed attempt, with retries; raises as `nsqext.Producer.publish`."""
-        return (await self._producer._sender.publish_again(*publish, failure))[0]
+        return (await self._sender.publish_again(*publish, failure))[0]
 
     def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
         """Run a coroutine function until the producer closes."""
@@ -86,4 +106,3 @@ class PublishPort:
     def abort(self) -> None:
         """Cancel running publishes, without further attempts."""
         self._sender.close()
-        self._producer._sender.close()

@@ -458,7 +458,13 @@ class PublishAttempt:
 
 def out_of_step(target: Target, connection: PooledConnection, error: ProtocolError) -> DeliveryUnknown:
     """Close a connection whose responses do not match the commands; return the error to raise."""
-    error.at(topic=target.topic, partition=target.partition, node=target.node.node)
+    unknown = unreadable(target, error)
     connection.fail(error)
+    return unknown
+
+
+def unreadable(target: Target, error: ProtocolError) -> DeliveryUnknown:
+    """Return the error of a publish whose response does not match its command."""
+    error.at(topic=target.topic, partition=target.partition, node=target.node.node)
     hint = "the server's responses do not match the commands; publishing again may store it twice"
     return delivery_unknown(error.message, hint=hint, **error.where)

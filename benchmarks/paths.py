@@ -42,6 +42,7 @@ class Row:
         mode: see `benchmarks.peer`; empty for a path that no other client has.
         size: bytes of a body.
         count: messages.
+        threads: that publish; other clients have 64 publishes in flight.
         others: clients beside it.
         reference: row and client whose cost is the measure of the baseline; ``raw`` in the same row by default.
     """
@@ -53,6 +54,7 @@ class Row:
     size: int = 200
     count: int = 3200
     others: Sequence[str] = ("go-nsq",)
+    threads: int = 1
     reference: tuple[str, str] | None = None
 
 
@@ -64,6 +66,11 @@ def _size_rows() -> Iterator[tuple[str, Row]]:
             yield name, Row("size", mode=mode, size=size, count=count)
 
 
+def _threads(count: int) -> Row:
+    reference = ("blocking: publish", "raw")
+    return Row("blocking", client="blocking", mode="pubt", count=6400, threads=count, reference=reference)
+
+
 ROWS: dict[str, Row] = {
     "publish one by one, 200 B": Row("client", mode="pub"),
     "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600),
@@ -72,6 +79,8 @@ ROWS: dict[str, Row] = {
     **dict(_size_rows()),
     "100 B and 200 kB in turn, 256 in flight": Row("size", mode="mix", size=100_000, count=1024),
     "blocking: publish": Row("blocking", client="blocking", mode="pub", others=OTHERS),
+    "blocking: publish, 16 threads": _threads(16),
+    "blocking: publish, 64 threads": _threads(64),
     "blocking: handler": Row("blocking", client="blocking", mode="sub", count=12_800, others=OTHERS),
     "blocking: iteration": Row("blocking", client="blocking", mode="iterate", count=12_800, others=OTHERS),
     **{
@@ -100,9 +109,9 @@ def _peers(nsqd: Nsqd, name: str, others: Sequence[str], scale: float) -> dict[t
     """Measure a path beside a raw socket and the other clients that have it."""
     row = ROWS[name]
     found = {}
-    for peer in ("raw", row.client, *(peer for peer in row.others if peer in others)):
+    for peer in (*(() if row.reference else ("raw",)), row.client, *(peer for peer in row.others if peer in others)):
         mode = row.mode
-        if (peer, mode) == ("raw", "mix"):
+        if (peer, mode) == ("raw", "mix") or (mode == "pubt" and peer != "blocking"):
             mode = "pubc"
         elif mode == "iterate" and peer in OTHERS:
             mode = "sub"
@@ -110,7 +119,7 @@ def _peers(nsqd: Nsqd, name: str, others: Sequence[str], scale: float) -> dict[t
         topic = new_topic()
         if mode in ("sub", "iterate"):
             fill(nsqd.tcp, topic, amount + 300, b"x" * row.size)
-        cost = run_peer(peer, mode, amount, nsqd.tcp, topic, size=row.size)["cpu"]
+        cost = run_peer(peer, mode, amount, nsqd.tcp, topic, size=row.size, threads=row.threads)["cpu"]
         nsqd.delete(topic)
         found[name, "nsqext" if peer == "blocking" else peer] = cost
     return found

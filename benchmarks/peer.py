@@ -1,12 +1,12 @@
 """One client, one kind of work, one process; prints the costs as JSON.
 
-``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]``.
-Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, gnsq (gevent), and raw: a blocking
-socket without parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes: pub (one in
-flight on each connection), pubc (64 in flight), mpub (batches of 100, or of 4 MB), sub (a handler that does nothing,
-messages acknowledged), for nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100 bytes and
-twice ``size`` in turn), for blocking iterate. Messages alternate between the topics. CPU is user and system time of
-this process.
+``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]
+[threads=1]``. Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, gnsq (gevent), and
+raw: a blocking socket without parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes:
+pub (one in flight on each connection), pubc (64 in flight), mpub (batches of 100, or of 4 MB), sub (a handler that does
+nothing, messages acknowledged), for nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100
+bytes and twice ``size`` in turn), for blocking iterate and pubt (one in flight in each of ``threads``). Messages
+alternate between the topics. CPU is user and system time of this process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any, NoReturn
 
@@ -53,6 +54,7 @@ class Work:
         self.batch: int = max(1, min(BATCH, BATCH_BYTES // len(self.body)))
         self.connections: int = numbers.get("connections", 1)
         self.handlers: int = numbers.get("handlers", 1)
+        self.threads: int = numbers.get("threads", 1)
         self.taken = 0
         self._began = (0.0, 0.0)
 
@@ -144,14 +146,21 @@ def run_blocking(work: Work) -> None:
     """Run the blocking client of this package."""
     from nsqext import sync
 
-    if work.mode == "pub":
+    if work.mode in ("pub", "pubt"):
         with sync.Producer(nsqd=work.address) as producer:
-            for _ in range(10):
-                producer.publish(work.topics[0], work.body)
+
+            def publish(count: int) -> None:
+                for _ in range(count):
+                    producer.publish(work.topics[0], work.body)
+
+            publish(10)
             time.sleep(0.1)  # it opens a connection of its own
             work.begin()
-            for _ in range(work.count):
-                producer.publish(work.topics[0], work.body)
+            if work.threads == 1:
+                publish(work.count)
+            else:
+                with ThreadPoolExecutor(work.threads) as threads:
+                    list(threads.map(publish, [work.count // work.threads] * work.threads))
             work.done()
     consumer = sync.Consumer(work.topics[0], CHANNEL, nsqd=work.address, max_in_flight=MAX_IN_FLIGHT)
     if work.mode == "iterate":

@@ -62,7 +62,7 @@ def run_peer(client: str, mode: str, amount: int, address: str, topic: str, **nu
         amount: number of messages.
         address: address of nsqd, or that of lookup with a scheme.
         topic: name of the topic, or prefix of the names of several topics.
-        numbers: size, topics, connections, handlers.
+        numbers: size, topics, connections, handlers, threads.
     """
     words = [mode, str(amount), address, topic, *(f"{name}={value}" for name, value in numbers.items())]
     if client == "go-nsq":

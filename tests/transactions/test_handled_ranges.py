@@ -305,3 +305,19 @@ async def test_the_isolation_level_is_asked_for_once(sessions: Sessions) -> None
         for number in range(3):
             await subject.handle(Handling([message_of(number)], "ch"), handle)
     assert statements.count("SHOW transaction_isolation") == 1
+
+
+@pytest.mark.anyio
+async def test_a_merge_leaves_other_partitions_and_channels_as_they_are(sessions: Sessions) -> None:
+    found = "SELECT topic, channel, partition, first, next FROM nsqext_inbox_range ORDER BY topic, channel, partition"
+    others = [("other", "ch", 0, 0, 34), ("t", "ch", 1, 0, 34), ("t", "other", 0, 0, 34)]
+    async with sessions.begin() as session:
+        for topic, channel, partition, first, end in [*others, ("t", "ch", 0, 0, 34), ("t", "ch", 0, 34, 68)]:
+            values = {"topic": topic, "channel": channel, "partition": partition, "first": first, "next": end}
+            statement = "INSERT INTO nsqext_inbox_range VALUES (:topic, :channel, :partition, :first, :next, 1, 1.0)"
+            await session.execute(text(statement), values)
+    async with sessions.begin() as session:
+        await HandledRanges().merge(session, ChannelPartition("t", "ch", 0))
+    async with sessions() as session:
+        left = [tuple(row) for row in await session.execute(text(found))]
+    assert sorted(left) == sorted([*others, ("t", "ch", 0, 0, 68)])

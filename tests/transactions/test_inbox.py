@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -349,3 +350,18 @@ async def test_a_database_that_does_not_respond_at_the_start_is_a_warning(caplog
     engine = create_async_engine("postgresql+psycopg://nsqext@/nsqext?host=/nowhere", poolclass=NullPool)
     await Inbox(async_sessionmaker(engine).begin).start()
     assert "Inbox cannot check its database yet" in caplog.text
+
+
+async def test_identities_are_kept_for_their_time(sessions: async_sessionmaker[AsyncSession]) -> None:
+    async def handle(_: Handling) -> None:
+        """Do nothing."""
+
+    async with sessions.begin() as session:
+        for name, age in (("old", 120.0), ("kept", 60.0)):
+            values = {"name": name, "handled": time.time() - age}
+            await session.execute(text("INSERT INTO nsqext_inbox VALUES ('ch', :name, :handled)"), values)
+    message = make_message(RecordingOwner())
+    await Inbox(sessions.begin, keep=90.0, identity=lambda _: "new").handle(Handling([message], "ch"), handle)
+    async with sessions() as session:
+        left = [row[0] for row in await session.execute(text("SELECT identity FROM nsqext_inbox"))]
+    assert sorted(left) == ["kept", f"{message.topic}/new"]

@@ -269,8 +269,9 @@ async def test_a_partition_does_not_begin_with_a_message_that_was_read_before_th
         for attempt in range(1, attempts + 1):
             assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, begin)) is None
             if attempt < attempts:
-                with pytest.raises(Requeue):
+                with pytest.raises(Requeue) as again:
                     await handled(positions, 1)
+                assert again.value.backoff is False
                 async with sessions() as session:
                     assert (await session.execute(text("SELECT count(*) FROM nsqext_position"))).scalar_one() == 0
         if attempts == 2:

@@ -193,10 +193,10 @@ class Reassembler:
             return []
         offsets = delivery.heads["offset"].astype(np.int64)
         sizes = delivery.heads["size"].astype(np.int64)
-        if int(sizes.min()) <= 0 or int(offsets.min()) < 0:
-            raise ProtocolError("a message has no queue position")
         ends = offsets + sizes
-        if not self._ahead and offsets[0] == expected and np.array_equal(ends[:-1], offsets[1:]):
+        if sizes.min() <= 0 or offsets.min() < 0:
+            raise ProtocolError("a message has no queue position")
+        if not self._ahead and offsets[0] == expected and (ends[:-1] == offsets[1:]).all():
             run = delivery if len(delivery) <= left else delivery.part(0, left)
             self.offset = int(ends[len(run) - 1])
             self.count += len(run)
@@ -246,14 +246,20 @@ class Blocks:
         return len(self._ready) >= self.most
 
     def add(self, columns: MessageColumns) -> None:
+        """Add consecutive messages."""
         while len(columns):
             room = self._rows - self._count
-            # with the message that crosses the limit of bytes
-            sizes = np.cumsum(columns.heads["size"][:room].astype(np.int64))
-            taken = min(len(sizes), int(np.searchsorted(sizes, self._size - self._bytes)) + 1)
+            last = columns.heads[-1]
+            size = int(last["offset"]) + int(last["size"]) - int(columns.heads["offset"][0])
+            taken = len(columns)
+            if taken > room or size > self._size - self._bytes:
+                # with the message that crosses the limit of bytes
+                sizes = np.cumsum(columns.heads["size"][:room].astype(np.int64))
+                taken = min(len(sizes), int(np.searchsorted(sizes, self._size - self._bytes)) + 1)
+                size = int(sizes[taken - 1])
             self._open.append(columns if taken == len(columns) else columns.part(0, taken))
             self._count += taken
-            self._bytes += int(sizes[taken - 1])
+            self._bytes += size
             if self._count >= self._rows or self._bytes >= self._size:
                 self.close()
             columns = columns.part(taken, len(columns))

@@ -32,6 +32,7 @@ _WARM_UP = 3
 _PAUSE = 100  # publishes in the event loop after a failed connection for threads
 _IDLE_TICK = 5.0
 _TICKS_PER_HEARTBEAT = 8
+_ABORT_TIMEOUT = 5.0  # seconds within which threads learn that their sockets were shut down
 
 
 class _Publish(ThreadRequest):
@@ -173,6 +174,7 @@ class DirectPublisher:
         if not connections.close(self.port.options.close_timeout):
             call_now(self._portal, "producer", self.port.abort)  # without another attempt
             connections.shut_down()
+            connections.close(_ABORT_TIMEOUT)
 
     @property
     def stored(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ _QUICK = 0.2  # seconds to wait for written messages that the next batch can rea
 _FRESH = 5.0
 _FEW = 500  # with more partitions, positions are requested less often
 _TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
+_JOIN = 2.0  # seconds for the anchor of a partition that is new to a running query
 _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 
 
@@ -53,6 +54,7 @@ class Anchors:
         self._seen: dict[Key, tuple[float, int]] = {}
         self._begun: dict[Key, tuple[float, int]] = {}  # positions for the survey after `begin`
         self._listed: dict[str, tuple[float, list[Key]]] = {}  # partitions, with the time of the request
+        self._refused: dict[Key, float] = {}  # when a new partition was not served yet
         self._missing: set[str] = set()
         self._recreated: set[str] = set()
 
@@ -145,29 +147,33 @@ class Anchors:
         self._seen.pop(key, None)
         await self._admin.move_anchor(*key, self._channel, count, backwards=True)
 
-    async def survey(self, *, quick: bool = False) -> dict[Key, PartitionState]:
+    async def survey(self, *, quick: bool = False, known: Container[Key] | None = None) -> dict[Key, PartitionState]:
         """Return the states of all partitions; without ``failOnDataLoss``, except of deleted topics.
 
         Args:
             quick: the end may exclude acknowledged messages that are not readable yet, and an anchor's position and the
                 number of partitions may be some seconds old.
+            known: partitions that the query reads; others are left out while no leader serves them. None for all.
         """
         while True:
             try:
-                return await self._survey(quick=quick)
+                return await self._survey(quick=quick, known=known)
             except TopicNotFound:
                 self._listed = {}
                 # deleted during the survey; the next survey skips it
                 if self._strict:
                     raise
 
-    async def _survey(self, *, quick: bool) -> dict[Key, PartitionState]:
+    async def _survey(self, *, quick: bool, known: Container[Key] | None) -> dict[Key, PartitionState]:
         keys = await self._existing_keys(fresh=_FRESH if quick else -1.0)
+        new = [] if known is None else [key for key in keys if key not in known and key not in self._moved_to]
+        served = await gather(new, self._join)
+        keys = [key for key in keys if served.get(key, True)]
         # anchors first, because an anchor is never after a later requested end
         fresh = _FRESH * max(len(keys) / _FEW, 1.0)
-        known = self._seen if quick else self._begun
+        positions = self._seen if quick else self._begun
         self._begun = {}
-        anchors = await gather(keys, partial(self._anchor, known=known, fresh=fresh))
+        anchors = await gather(keys, partial(self._anchor, known=positions, fresh=fresh))
         bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
         # a topic with anchors is the earlier topic of this name
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
@@ -193,6 +199,33 @@ class Anchors:
                     hint="each query, and each side of a self-join, needs a channel of its own that has no consumers",
                 )
         return found
+
+    async def _join(self, key: Key) -> bool:
+        """Create the anchor of a partition that is new to the query; return whether a leader serves the partition.
+
+        The real server refuses channels of a partition for two minutes after its topic was expanded.
+        """
+        topic, partition = key
+        if anyio.current_time() - self._refused.get(key, float("-inf")) < _FRESH:
+            return False
+        try:
+            with anyio.fail_after(_JOIN):
+                bounds = await self._admin.bounds(topic, partition, _QUICK)
+                if await self._admin.anchor_count(topic, partition, self._channel) is None:
+                    await self.create(key, bounds.start)
+        except (TimeoutError, NsqError) as error:
+            if isinstance(error, NsqError) and not error.retryable:
+                raise
+            if key not in self._refused:
+                logger.warning(
+                    "topic %s, partition %d is new, and no node serves it yet: the query reads it later",
+                    topic,
+                    partition,
+                )
+            self._refused[key] = anyio.current_time()
+            return False
+        self._refused.pop(key, None)
+        return True
 
     async def _match_topics(self) -> None:
         if self._pattern is None or anyio.current_time() - self._matched_at < _TOPICS_INTERVAL:

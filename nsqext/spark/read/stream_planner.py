@@ -212,11 +212,11 @@ class StreamPlanner:
         # AvailableNow must read everything acknowledged before; PySpark 4.0 and 4.1 do not announce it, and a process's
         # first batch may be its only batch
         first = self._surveyed is None
-        found = await self._anchors.survey(quick=self._frozen is None and not first)
+        found = await self._anchors.survey(quick=self._frozen is None and not first, known=begin)
         ends = {key: state.end for key, state in found.items()}
         if any(ends.get(key, count) < count for key, count in begin.items()):
             # a new leader may need some time to learn the end of the log
-            found = await self._anchors.survey()
+            found = await self._anchors.survey(known=begin)
         now, total = anyio.current_time(), sum(state.end for state in found.values())
         if self._surveyed is not None and now > self._surveyed[0]:
             self._rate = max(total - self._surveyed[1], 0) / (now - self._surveyed[0])

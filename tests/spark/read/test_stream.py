@@ -9,7 +9,7 @@ import anyio
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from nsqext.errors import DataLoss, InvalidSetting, InvalidState, TopicNotFound
+from nsqext.errors import DataLoss, InvalidSetting, InvalidState, PartitionUnavailable, TopicNotFound
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range, dump, load
 from nsqext.spark.read.readers import NsqStreamReader, TaskRanges
@@ -216,6 +216,30 @@ async def test_a_partition_that_is_added_gets_its_anchor_before_its_batch_is_wri
     assert end == {("orders", 0): 50, ("orders", 1): 30, ("orders", 2): 3}
     assert servers.logs["orders", 2].anchor == 0
     assert await planner.ranges(start, end) == [Range("orders", 2, 0, 3)]
+
+
+@anyio_only
+async def test_a_partition_that_is_added_is_read_once_a_leader_serves_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)  # partitions are looked up for each batch
+    servers = two()
+    planner = batches(servers)
+    end = await planner.latest(await planner.initial(), None)
+    before = dict(end)
+    servers.logs["orders", 2] = Log(0, 4)
+    servers.broken = {("orders", 2)}
+    for number in range(1, 3):
+        servers.logs["orders", 1].end += 1
+        start, end = end, await planner.latest(end, None)
+        assert end == {**before, ("orders", 1): before["orders", 1] + number}, "the others are read meanwhile"
+        assert len(await planner.ranges(start, end)) == 1
+    assert caplog.text.count("partition 2 is new, and no node serves it yet") == 1
+    servers.broken.clear()
+    assert (await planner.latest(end, None))["orders", 2] == 4
+    servers.broken = {("orders", 2)}
+    with pytest.raises(PartitionUnavailable):
+        await planner.latest({**end, ("orders", 2): 4}, None)
 
 
 @anyio_only

@@ -321,3 +321,20 @@ async def test_a_merge_leaves_other_partitions_and_channels_as_they_are(sessions
     async with sessions() as session:
         left = [tuple(row) for row in await session.execute(text(found))]
     assert sorted(left) == sorted([*others, ("t", "ch", 0, 0, 68)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_merge_that_fails_is_logged_and_its_message_is_handled(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("no merge")
+
+    async def handle(_: Handling) -> str:
+        return "handled"
+
+    monkeypatch.setattr(inbox, "_MERGE_EVERY", 1)
+    monkeypatch.setattr(HandledRanges, "merge", fail)
+    assert await Inbox(sessions.begin).handle(Handling([message_of(0)], "ch"), handle) == "handled"
+    assert "what was handled is not merged: no merge" in caplog.text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.request import Publishing
     from nsqext.types import Receipt
 
-__all__ = ("UNOBSERVED", "LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
+__all__ = ("LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
 
 logger: logging.Logger = logging.getLogger("nsqext.observability")
 

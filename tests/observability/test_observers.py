@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -32,14 +33,15 @@ from nsqext import (
     Requeue,
 )
 from nsqext.errors import InvalidSetting
-from nsqext.observability import LogObserver, Observer, otel
+from nsqext.middleware import Publishing
+from nsqext.observability import UNOBSERVED, LogObserver, Observer, otel
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.prometheus import Prometheus
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
-    from nsqext.middleware import Handling, Middleware, Publishing
+    from nsqext.middleware import Handling, Middleware
 
 pytestmark = pytest.mark.anyio
 
@@ -314,6 +316,27 @@ async def test_metrics(cluster: Cluster, topic: str) -> None:
     measured = telemetry.points("messaging.process.duration")
     processed = {point.attributes.get("error.type"): point.count for point in measured}
     assert processed == {None: 4, "RuntimeError": 1}
+
+
+async def test_observers_of_one_provider_count_together(cluster: Cluster, topic: str) -> None:
+    reader = InMemoryMetricReader()
+    meters = MeterProvider([reader])
+    for _ in range(3):
+        async with Producer(cluster.lookupd, middleware=[OpenTelemetry(None, meters)]) as producer:
+            await producer.publish(topic, b"x")
+    data: Any = reader.get_metrics_data()
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics
+    (sent,) = [metric for metric in metrics if metric.name == "messaging.client.sent.messages"]
+    assert [point.value for point in sent.data.data_points] == [3]
+
+
+def test_a_provider_that_is_set_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = OpenTelemetry()
+    publishing = Publishing(topic="orders", messages=[b"x"], batch=True)
+    for _ in range(2):
+        assert observer.publishing(publishing) is UNOBSERVED
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+    assert observer.publishing(publishing) is not UNOBSERVED
 
 
 async def test_contexts_become_parents(cluster: Cluster, topic: str) -> None:

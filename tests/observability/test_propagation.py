@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 from prometheus_client import CollectorRegistry
 
 from nsqext import App, Consumer, OutgoingMessage, Producer
@@ -113,3 +114,13 @@ async def test_a_second_prometheus_shares_the_metrics_of_the_first(cluster: Clus
     with pytest.raises(InvalidSetting, match="buckets"):
         Prometheus(registry, buckets=(1.0, 2.0))
     Prometheus(registry, namespace="other")
+
+
+async def test_a_context_is_passed_on_without_an_sdk(cluster: Cluster, topic: str) -> None:
+    request = SpanContext(0x1234, 0x5678, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    async with Producer(cluster.lookupd, middleware=[OpenTelemetry()]) as producer:
+        await producer.publish(topic, b"before")
+        with use_span(NonRecordingSpan(request)):
+            await producer.publish(topic, b"in a request")
+    traceparent = f"00-{0x1234:032x}-{0x5678:016x}-01"
+    assert set(await received(cluster, topic, 2)) == {None, traceparent}

@@ -365,3 +365,13 @@ async def test_identities_are_kept_for_their_time(sessions: async_sessionmaker[A
     async with sessions() as session:
         left = [row[0] for row in await session.execute(text("SELECT identity FROM nsqext_inbox"))]
     assert sorted(left) == ["kept", f"{message.topic}/new"]
+
+
+async def test_batches_are_refused(sessions: async_sessionmaker[AsyncSession]) -> None:
+    async def call_next(_: Handling) -> None:
+        raise AssertionError("called")
+
+    inbox = Inbox(sessions.begin)
+    handling = Handling([make_message(RecordingOwner())], "ch", batch=True)
+    with pytest.raises(InvalidInput, match="Inbox cannot be used with batches"):
+        await inbox.handle(handling, call_next)

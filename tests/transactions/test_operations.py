@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
@@ -132,6 +133,25 @@ def test_the_index_contains_only_what_waits_and_is_used(database: str, shards: S
                 "SELECT pg_relation_size('nsqext_outbox_next'), pg_relation_size('nsqext_outbox_pkey')", {}
             )
             assert sizes[0][0] * 8 < sizes[0][1]
+
+
+def test_processes_on_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'outbox.db'}"
+    OutboxStore(database, create=True).close()
+
+    def lease(owner: str) -> None:
+        with closing(OutboxStore(database)) as store:
+            for _ in range(100):
+                shards = store.lease(owner, 5.0)
+                store.rows(shards, (), 10, owner=owner)  # reads, then writes
+
+    with closing(connect(database)) as connection:
+        for number in range(20):
+            Outbox().add(connection, "t", b"%d" % number)
+        connection.commit()
+    with ThreadPoolExecutor(3) as threads:
+        for lent in [threads.submit(lease, owner) for owner in ("a", "b", "c")]:
+            lent.result(60)
 
 
 def test_metrics_report_what_waits(database: str) -> None:

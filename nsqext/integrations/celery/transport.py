@@ -19,6 +19,7 @@ from nsqext.errors import (
     InvalidInput,
     InvalidState,
     LookupFailed,
+    NotSent,
     NsqError,
     OperationNotSupported,
     PartitionUnavailable,
@@ -79,6 +80,13 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
     @property
     def clients(self) -> NsqClients:
         return self.connection.clients  # type: ignore[no-any-return]
+
+    @property
+    def state(self) -> Any:
+        """Exchanges and bindings of the connection; raises NotSent, after which kombu opens another channel."""
+        if self.connection is None:
+            raise NotSent("the channel is closed", hint="use another channel of the connection")
+        return self.connection.state
 
     # Exchanges and queues
 

@@ -20,7 +20,7 @@ from kombu.exceptions import ChannelError
 
 from nsqext import sync
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidSetting, InvalidState, NsqError, OperationNotSupported
+from nsqext.errors import InvalidSetting, InvalidState, NotSent, NsqError, OperationNotSupported
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.blocking_client import eventually
@@ -86,6 +86,19 @@ def test_a_queue_keeps_messages_until_a_consumer_comes(connect: Connect, name: s
         name,
     )
     assert receiver.idle()
+
+
+def test_a_closed_channel_is_an_error_after_which_kombu_connects_again(connect: Connect, name: str) -> None:
+    queue = kombu.Queue(name)
+    connection = connect()
+    receiver = Receiver(connection, queue)
+    producer = kombu.Producer(connection.channel(), serializer="json")
+    producer.channel.close()
+    with pytest.raises(NotSent, match="the channel is closed"):
+        producer.publish("lost", routing_key=name)
+    assert issubclass(NotSent, connection.connection_errors)
+    publish(connection, "kept", routing_key=name)
+    assert receiver.wait(1) == ["kept"]
 
 
 def test_each_queue_of_a_routing_key_gets_a_copy_and_others_do_not(connect: Connect, name: str) -> None:

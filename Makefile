@@ -140,7 +140,7 @@ $(VENV)/test/.ready: INSTALL = ".[all]" --group test --group coverage
 $(VENV)/check/.ready: INSTALL = ".[all]" --group test --group lint --group type --group docs --group layout --group release
 $(VENV)/fuzz/.ready: INSTALL = ".[broker,cli,snappy,speed]" --group fuzz
 $(VENV)/release/.ready: INSTALL = "." --group release
-$(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,spark,speed,transactions]" --group bench
+$(VENV)/bench/.ready: INSTALL = ".[broker,celery,cli,otel,prometheus,spark,speed,transactions]" --group bench
 
 $(VENV)/%/.ready: pyproject.toml
 	@.ci/environment $(PYTHON) $(VENV)/$* $(INSTALL)

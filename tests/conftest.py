@@ -47,6 +47,7 @@ _ALLOWED_SKIPS = (
     "NSQEXT_TEST_ORIGINAL_PROGRAMS",
     "NSQEXT_TEST_KILL_LEADER",
     "NSQEXT_TEST_DELTA_PACKAGE",
+    "NSQEXT_TEST_ICEBERG_PACKAGE",
 )
 
 gc.disable()  # until the tests are collected

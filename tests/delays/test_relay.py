@@ -257,6 +257,7 @@ POISON = (
     b'{"nsqext":"delay","identity":"i8","topic":"x","due":1,"partition":-1}\nbody',
     b'{"nsqext":"delay","identity":"i\\u0000","topic":"x","due":1}\nbody',
     b'{"nsqext":"cancel","identity":"i9","time":9223372036854775808}\n',
+    b'{"nsqext":"delay","identity":"\xff","topic":"x","due":1}\nbody',
 )
 
 

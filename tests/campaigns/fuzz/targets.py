@@ -17,6 +17,7 @@ from tests.campaigns.fuzz.file_targets import LETTERS, coordinator_state, disk, 
 from tests.campaigns.fuzz.wire_targets import (
     NODE_INFO,
     client_frames,
+    delay_records,
     filters,
     handshake,
     headers,
@@ -127,6 +128,16 @@ TARGETS: dict[str, Target] = {
             b'{"a":{"b":[1,2.5e3,null]}}',
         ),
         (b"##key", b"##client_compress", b"\\ud800", b"1e400", b"[[[[", b'{"a":'),
+    ),
+    "delay_records": Target(
+        delay_records,
+        (
+            b'{"nsqext":"delay","identity":"a","topic":"t","due":1000,"headers":{"a":"b"},"tag":"x"}\nbody',
+            b'{"nsqext":"delay","identity":"a","topic":"t","due":1000,"trace_id":7,"key":"aw==","partition":1}\nbody',
+            b'{"nsqext":"delay","identity":"a","topic":"t","due":1000,"header":"e30="}\nbody',
+            b'{"nsqext":"cancel","identity":"a","time":1000}\n',
+        ),
+        (b"9223372036854775808", b"253402300799999", b"1e400", b"-1", b"\\ud800", b"\\u0000", b'"due":', b'"key":""'),
     ),
     "filters": Target(
         filters,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from nsqext.errors import LookupFailed, NsqError, ProtocolError, TopicNotFound, 
 from nsqext.lookup.responses import read_lookup, read_lookup_nodes, read_node, unwrap
 from nsqext.protocol.client.body_compression import decompress_body
 from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
+from nsqext.protocol.delay_record import DelayedMessage, decode_delay, encode_delay
 from nsqext.protocol.extjson import UnreadableHeader, read_header
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.headers import decode_headers
@@ -35,6 +37,7 @@ from tests.support.nsqd_sessions import Client, host, make_node, sized
 __all__ = (
     "NODE_INFO",
     "client_frames",
+    "delay_records",
     "filters",
     "handshake",
     "headers",
@@ -243,3 +246,15 @@ def nsqlookupd_http(data: bytes) -> None:
     app = lookupd_app(lookupd)
     _serve(app, b"POST /topic/create?topic=t&partition_num=1&replicator=2&extend=true")
     _serve(app, data[1:])
+
+
+def delay_records(data: bytes) -> None:
+    """Records in the topic of delayed messages, which any client may publish there."""
+    try:
+        record, body = decode_delay(data)
+    except ProtocolError:
+        return
+    time = record.due if isinstance(record, DelayedMessage) else record.time
+    datetime.fromtimestamp(time / 1000, UTC)  # for `nsqext delay list`
+    if decode_delay(encode_delay(record, body)) != (record, body):
+        raise AssertionError(f"{record!r} is another record after it was encoded")

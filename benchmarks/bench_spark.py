@@ -370,6 +370,21 @@ def report(bench: Bench) -> str:
     return text
 
 
+def local_session() -> SparkSession:
+    """Return a quiet Spark session of this machine, with the data source."""
+    session = (
+        SparkSession.builder.master("local[*]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    register(session)
+    return session
+
+
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -383,16 +398,7 @@ def main() -> None:
         with redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd) as address:
             print(measure_sink(address.removeprefix("http://"), given.rows, given.rounds))
         return
-    session = (
-        SparkSession.builder.master("local[*]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    register(session)
+    session = local_session()
     where = redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd)
     with where as address, start_blocking_portal() as portal, tempfile.TemporaryDirectory() as folder:
         bench = Bench(session, portal, address.removeprefix("http://"), given.rows, Path(folder))

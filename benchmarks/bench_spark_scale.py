@@ -18,14 +18,12 @@ import orjson
 import pyarrow as pa
 import pyspark
 from anyio.from_thread import start_blocking_portal
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import nsqext
-from benchmarks.bench_spark import Bench, Figures, topic
+from benchmarks.bench_spark import Bench, Figures, local_session, topic
 from benchmarks.report import table, write_section
 from benchmarks.servers import redesigned_cluster
-from nsqext.spark import register
 
 ROWS = (200_000, 2_000_000)
 PARTITIONS = (4, 254)
@@ -107,16 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
     given = parser.parse_args()
-    session = (
-        SparkSession.builder.master("local[*]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    register(session)
+    session = local_session()
     with ExitStack() as stack:
         where = redesigned_cluster() if given.lookupd is None else nullcontext(given.lookupd)
         lookupd = stack.enter_context(where).removeprefix("http://")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,13 @@ class Handling:
         if self.batch:
             raise InvalidState("the handler receives a batch", hint="read handling.messages in the middleware")
         return self.messages[0]
+
+    @property
+    def topic_counts(self) -> Mapping[str, int]:
+        """The number of its messages by topic."""
+        if len(self.messages) == 1:
+            return {self.messages[0].topic: 1}
+        return Counter(message.topic for message in self.messages)
 
 
 SendNext = Callable[["Publishing"], Awaitable[Sequence["Receipt"]]]

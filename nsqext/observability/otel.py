@@ -262,13 +262,12 @@ class _HandlerSpan(_ObservedSpan):
     def __enter__(self) -> None:
         handling, observer = self._handling, self._observer
         messages = handling.messages
-        topics = {message.topic for message in messages}
-        for topic in topics:
-            count = len(messages) if len(topics) == 1 else sum(message.topic == topic for message in messages)
+        counts = handling.topic_counts
+        for topic, count in counts.items():
             observer.instruments.consumed.add(count, self._labelled(topic))
         name = "process"
-        if len(topics) == 1:
-            (topic,) = topics
+        if len(counts) == 1:
+            (topic,) = counts
             self._labels = self._labelled(topic)
             name = f"process {topic}"
         else:
@@ -348,7 +347,7 @@ def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingM
     return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
 
 
-@lru_cache
+@lru_cache(maxsize=4096)  # partitions, in turn
 def _place(partition: int | None, node: str) -> Mapping[str, Any]:
     host, _, port = node.rpartition(":")
     attributes: Attributes = {SERVER_ADDRESS: host.strip("[]"), SERVER_PORT: int(port)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -315,15 +314,12 @@ class Prometheus(Observer):
     def handling(self, handling: Handling) -> AbstractContextManager[object]:
         """Measure a handler."""
         channel = handling.channel
-        counts: Mapping[str, int]
-        if handling.batch:
-            counts = Tally(message.topic for message in handling.messages)
-        else:
-            counts = {handling.message.topic: 1}
         for message in handling.messages:
             if message.attempts > 1:
                 self._handled_of(message.topic, channel).redelivered.inc()
-        return _MeasuredHandler([(self._handled_of(topic, channel), count) for topic, count in counts.items()])
+        return _MeasuredHandler(
+            [(self._handled_of(topic, channel), count) for topic, count in handling.topic_counts.items()]
+        )
 
     def _handled_of(self, topic: str, channel: str) -> _Handled:
         key = (topic, channel)

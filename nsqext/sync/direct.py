@@ -9,7 +9,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.producer.publish_port import PublishPort
-from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NsqError
+from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
 from nsqext.transport.handshake import open_connection
@@ -57,20 +57,16 @@ class _Publish(ThreadRequest):
 
     def result(self) -> Receipt | None:
         """Return the receipt; None if the event loop must publish the message."""
-        ready, connection, error = self._ready, self._connection, self.error
-        if ready is None or connection is None:
-            if error is not None:
-                raise error
-            return None
-        port = self._direct.port
+        ready, connection = self._ready, self._connection
         try:
-            if error is not None:
-                raise error
-            if self.reply is None:
-                raise ConnectionLost("the thread was interrupted")
-            return port.receipt(ready, connection, self.reply)
+            reply = self.answer()
+            if reply is None or ready is None or connection is None:
+                return None
+            return self._direct.port.receipt(ready, connection, reply)
         except NsqError as failure:
-            return self._direct.publish_again(ready, port.refined(ready, failure))
+            if ready is None:
+                raise
+            return self._direct.publish_again(ready, ready.request.failed(failure))
 
 
 class DirectPublisher:

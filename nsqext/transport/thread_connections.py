@@ -52,6 +52,12 @@ class ThreadRequest(ABC):
         reply = self.reply
         return self.ended if reply is None else reply.data is not None or reply.error is not None
 
+    def answer(self) -> Reply | None:
+        """Return the response; None if there was nothing to send. Raises the error of `post`."""
+        if self.error is not None:
+            raise self.error
+        return self.reply
+
     def end(self, error: Exception | None = None) -> None:
         """End a request that was not sent."""
         self.error, self.ended = error, True
@@ -190,14 +196,13 @@ class ThreadConnections:
                 self._post_queued()
 
     def _send_alone(self, request: ThreadRequest) -> None:
-        complete = False
+        # as `_post_queued`, without a queue: a tenth of a lone thread's request
         with self._state:
             try:
                 self._flush(self._post(request))
-                complete = True
-            finally:
-                if not complete:
-                    self._recover()
+            except BaseException:
+                self._recover()
+                raise
         if self._queue:
             self._send_queued()
 
@@ -205,7 +210,6 @@ class ThreadConnections:
         """Send what is queued; with the lock."""
         request: ThreadRequest | None = None
         posted: set[Connection | None] = set()
-        complete = False
         try:
             while self._queue:
                 request = self._queue[0]
@@ -213,12 +217,11 @@ class ThreadConnections:
                 posted.add(self._post(request))
             for connection in posted:
                 self._flush(connection)
-            complete = True
-        finally:
-            if not complete:
-                if request is not None and not request.done:
-                    self._sent[request] = None
-                self._recover()
+        except BaseException:
+            if request is not None and not request.done:
+                self._sent[request] = None
+            self._recover()
+            raise
 
     def _post(self, request: ThreadRequest) -> Connection | None:
         self._sent[request] = None
@@ -269,13 +272,11 @@ class ThreadConnections:
         """Wait for responses or a short time, and process what was received; the thread has the right to read."""
         events = self._poll.poll(_TICK * 1000)
         with self._state:
-            complete = False
             try:
                 self._process(events)
-                complete = True
-            finally:
-                if not complete:
-                    self._recover()
+            except BaseException:
+                self._recover()
+                raise
             if self._queue:
                 self._post_queued()
         if self._queue:

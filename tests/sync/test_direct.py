@@ -214,11 +214,11 @@ class Command(ThreadRequest):
 
     def result(self) -> bytes:
         """Return the data of the response; raises its error."""
-        error = self.error if self.reply is None else self.reply.error
-        if error is not None:
-            raise error
-        assert self.reply is not None
-        return self.reply.data or b""
+        reply = self.answer()
+        assert reply is not None
+        if reply.error is not None:
+            raise reply.error
+        return reply.data or b""
 
 
 class Shared:

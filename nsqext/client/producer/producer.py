@@ -348,7 +348,7 @@ class Producer(ProcessBound):
                 via=via,
                 identity=identity,
             )
-            return (await (publisher.around or publisher.send)(publishing))[0]
+            return (await publisher.publish(publishing))[0]
         data = None if key is None else key_bytes(key)
         target = self._ready_target(topic, body, partition, data) if self._tasks.in_event_loop() else None
         connection = None if target is None else target.node.connection

@@ -43,7 +43,7 @@ class ReadyPublish(NamedTuple):
 class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
-    `ready` and `post` may be called in any thread, one thread at a time, `receipt` and `refined` in any thread; other
+    `ready` and `post` may be called in any thread, one thread at a time, `receipt` in any thread; other
     methods in the producer's event loop.
     """
 
@@ -88,12 +88,6 @@ class PublishPort:
             self.counters.stored += 1
             self.counters.bytes_sent += request.sent
         return receipts[0]
-
-    @staticmethod
-    def refined(publish: ReadyPublish, error: NsqError) -> NsqError:
-        """Return the error of a failed attempt as it counts for its message."""
-        publish.request.in_doubt = False
-        return publish.request.refined(error)
 
     async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
         """Publish after a failed attempt, with retries; raises as `nsqext.Producer.publish`."""

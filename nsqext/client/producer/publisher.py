@@ -65,9 +65,9 @@ class Publisher:
         self.check_open()
         return (await self._sender.wait_for_route(topic)).view.meta
 
-    async def publish(self, publishing: Publishing) -> Sequence[Receipt]:
+    def publish(self, publishing: Publishing) -> Awaitable[Sequence[Receipt]]:
         """Publish a call through the middleware; return a receipt per message."""
-        return await (self.around or self.send)(publishing)
+        return (self.around or self.send)(publishing)
 
     async def send(self, publishing: Publishing) -> Sequence[Receipt]:
         """Publish what the middleware passes on."""

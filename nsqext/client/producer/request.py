@@ -391,6 +391,11 @@ class PublishRequest:
         """Bytes of body and header of the largest message, at least."""
         raise NotImplementedError
 
+    def failed(self, error: NsqError) -> NsqError:
+        """Return the error of an attempt that was sent, which has the outcome, as it counts for this request."""
+        self.in_doubt = False
+        return self.refined(error)
+
     def refined(self, error: NsqError) -> NsqError:
         """Return an attempt's error as it counts for this request: another client's message may be too large."""
         if isinstance(error, RecordTooLarge) and error.size > self.largest + _RECORD_PARTS:

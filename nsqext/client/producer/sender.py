@@ -175,10 +175,10 @@ class Sender:
             if connection is not None and connection.usable:
                 # as `send`, without its coroutine: 7 % of a publish
                 response = await self._post(request, target, connection)
-                return self.receipts(request, target, connection, response, request.sent)
+                return self.receipts(request, target, connection, response)
             failure = None
         except NsqError as error:
-            failure = self._refined(request, error)
+            failure = request.failed(error)
         return await PublishAttempt(self, request).run(route, target, failure)
 
     async def publish_again(
@@ -200,8 +200,8 @@ class Sender:
         try:
             response = await self._post(request, target, connection)
         except NsqError as error:
-            raise self._refined(request, error) from error.__cause__
-        return self.receipts(request, target, connection, response, request.sent)
+            raise request.failed(error) from error.__cause__
+        return self.receipts(request, target, connection, response)
 
     def _post(self, request: PublishRequest, target: Target, connection: PooledConnection) -> Awaitable[bytes]:
         if self.settler is not None:
@@ -210,13 +210,8 @@ class Sender:
         request.in_doubt, request.sent = True, len(command)
         return connection.request(command, request.started + self.options.timeout, breaks=request.breaks)
 
-    @staticmethod
-    def _refined(request: PublishRequest, error: NsqError) -> NsqError:
-        request.in_doubt = False  # the error has the outcome
-        return request.refined(error)
-
     def receipts(
-        self, request: PublishRequest, target: Target, connection: PooledConnection, response: bytes, size: int
+        self, request: PublishRequest, target: Target, connection: PooledConnection, response: bytes
     ) -> list[Receipt]:
         """Parse and count a response; raises DeliveryUnknown."""
         request.in_doubt = False
@@ -225,7 +220,7 @@ class Sender:
         except ProtocolError as error:
             raise out_of_step(target, connection, error) from error
         self.counters.stored += len(receipts)
-        self.counters.bytes_sent += size
+        self.counters.bytes_sent += request.sent
         if self.settler is not None:
             self.settler.stored(receipts)
         if tracing.log is not None:

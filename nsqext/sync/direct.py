@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -84,6 +86,7 @@ class DirectPublisher:
         self._connections: ThreadConnections | None = None
         self._of_nodes: dict[PooledNode, Connection] = {}
         self._missed: dict[PooledNode, int] = {}
+        self._to_open: deque[PooledNode] = deque()
         self._counting = threading.Lock()  # held to count publishes before the first connection
         self._closed = self.port.in_event_loop_only or not thread_can_wait()
 
@@ -97,9 +100,12 @@ class DirectPublisher:
                 ready = self.port.ready(topic, message, partition)
                 if ready is not None:
                     self.connection(ready)
+            self._open_missing()
             return None
         publish = _Publish(self, topic, message, partition)
         connections.run(publish)
+        if self._to_open:
+            self._open_missing()
         return publish.result()
 
     def publish_again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
@@ -118,7 +124,7 @@ class DirectPublisher:
     # Connections
 
     def connection(self, publish: ReadyPublish) -> Connection | None:
-        """Return the connection of a publish's node; without one give the publish back, and open one after a few."""
+        """Return the connection of a publish's node; without one give the publish back, and note it after a few."""
         connection = self._of_nodes.get(publish.node)
         if connection is not None and connection.usable:
             return connection
@@ -126,8 +132,14 @@ class DirectPublisher:
         node = publish.node
         self._missed[node] = missed = self._missed.get(node, 0) + 1
         if missed == _WARM_UP:
-            self._portal.start_task_soon(self._open, node)
+            self._to_open.append(node)
         return None
+
+    def _open_missing(self) -> None:
+        """Open noted connections, in a thread without locks: it waits for the event loop, which may wait for them."""
+        with suppress(IndexError):  # another thread was quicker
+            while self._to_open:
+                self._portal.start_task_soon(self._open, self._to_open.popleft())
 
     async def _open(self, node: PooledNode) -> None:
         try:

@@ -80,6 +80,34 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
     assert bodies <= set(bodies_of(cluster, topic, bodies))
 
 
+def test_a_connection_is_opened_while_no_lock_is_held(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread waits for the event loop then, which waits for the lock to check the connections."""
+    with sync.Producer(cluster.lookupd) as producer:
+        warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        connections = direct._connections
+        assert connections is not None
+        held: list[bool] = []
+        start = direct._portal.start_task_soon
+
+        def start_task_soon(function: Callable[..., Any], *arguments: Any) -> Any:
+            if function == direct._open:
+                held.append(connections._state.locked())
+            return start(function, *arguments)
+
+        monkeypatch.setattr(direct._portal, "start_task_soon", start_task_soon)
+        for connection in tuple(direct._of_nodes.values()):
+            connection.shut_down()
+        deadline = time.monotonic() + 25
+        while not held:
+            producer.publish(topic, b"x")
+            assert time.monotonic() < deadline
+    assert not any(held)
+
+
 def test_keys_and_refusals_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd) as producer:
         warm(producer, topic)

@@ -232,7 +232,8 @@ class OutboxStore:
                 {**values, "count": max(0, share - own)},
             )
             self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)
-            return [row[0] for row in self._run("SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner", values)]
+            held = "SELECT shard FROM nsqext_outbox_shard WHERE owner = :owner ORDER BY shard"
+            return [row[0] for row in self._run(held, values)]
 
     def renew(self, owner: str, shards: Collection[int], seconds: float, now: float | None = None) -> bool:
         """Lease the parts of `lease` for longer; return whether the relay still has all ``shards``."""

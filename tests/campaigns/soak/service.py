@@ -196,6 +196,14 @@ def _drain(soaks: list[ServiceSoak]) -> None:
     time.sleep(2.0)  # what is delivered again is delivered now
 
 
+def _end_parts(soaks: list[ServiceSoak]) -> None:
+    parts = [part for soak in soaks for part in soak.parts]
+    for part in parts:
+        part.close()
+    for part in parts:
+        part.errors += part.explain()
+
+
 def run(
     chosen: list[str], seconds: float, folder: Path, *, names: list[str], every: float, pause: float, seed: int
 ) -> list[ServiceSoak]:
@@ -232,13 +240,13 @@ def run(
         for soak in soaks:
             soak.watch({})
     finally:
-        for soak in soaks:
-            for part in soak.parts:
-                part.close()
-        for soak in soaks:
-            if soak.target == "real":
-                anyio.run(delete_topics, soak.site.lookupd, {name: name for name in soak.site.created})
-            soak.cluster.stop()
+        try:
+            _end_parts(soaks)
+        finally:
+            for soak in soaks:
+                if soak.target == "real":
+                    anyio.run(delete_topics, soak.site.lookupd, {name: name for name in soak.site.created})
+                soak.cluster.stop()
     for soak in soaks:
         soak.judge()
     return soaks

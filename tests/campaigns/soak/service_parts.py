@@ -28,6 +28,7 @@ from nsqext import Consumer, Message, NsqError, sync
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.transactions import Outbox, OutboxStore
 from tests.campaigns.soak.client_process import _WAIT_FOR_ORDER
+from tests.campaigns.soak.recorded_relay import RelayNotes, explain, numbers_in_log
 from tests.support.numbered_keys import KEYS, body
 from tests.support.programs import ROOT
 
@@ -86,6 +87,16 @@ class Ledger:
             return sum(
                 count - self.handled[key].low - len(self.handled[key].ahead) for key, count in self.published.items()
             )
+
+    def missing_numbers(self) -> set[tuple[str, int]]:
+        """Return the keys and numbers that were published and not handled."""
+        with self._lock:
+            return {
+                (key, number)
+                for key, count in self.published.items()
+                for number in range(self.handled[key].low, count)
+                if number not in self.handled[key].ahead
+            }
 
     def total(self, name: str) -> int:
         """Return the sum of ``late`` or ``repeated`` of all keys."""
@@ -212,6 +223,10 @@ class Part(ABC):
         """Return how many rows tables have."""
         return {}
 
+    def explain(self) -> list[str]:
+        """Return what is wrong by the records of programs; the cluster still runs, the programs have ended."""
+        return []
+
     def begin(self, pause: float) -> None:
         """Start programs, consumer and publisher, which rests between two numbers of all keys."""
         self.prepare()
@@ -316,7 +331,9 @@ class MirrorPart(Part):
         self.ordered = keyed and self.other.redesigned
         self.topic = self.site.create("mirrored", ["relay"], extend=keyed)
         self.target = self.other.create("mirror", ["ch"])
-        words = ["nsqext", "relay", self.topic, "--to", self.target, "--lookupd", ",".join(self.site.lookupd)]
+        self.notes = self.folder / "notes"
+        words = ["tests.campaigns.soak.recorded_relay", str(self.notes), "relay", self.topic, "--to", self.target]
+        words += ["--lookupd", ",".join(self.site.lookupd)]
         words += ["--to-lookupd", ",".join(self.other.lookupd), "--report", "60"]
         if self.other.redesigned and not keyed:
             words += ["--key-member", "customer.id"]
@@ -329,6 +346,17 @@ class MirrorPart(Part):
 
     def consume(self) -> None:
         self.receive(self.target, "ch", self.other)
+
+    def explain(self) -> list[str]:
+        notes = RelayNotes.read(self.notes)
+        found = (
+            [f"mirror: {len(notes.early)} numbers were finished before a copy was acknowledged"] if notes.early else []
+        )
+        missing = self.ledger.missing_numbers()
+        if missing:
+            log = numbers_in_log(self.other.lookupd, self.target) if self.other.redesigned else None
+            found.append(f"mirror: of the {len(missing)} lost numbers were {explain(missing, notes, log)}")
+        return found
 
 
 class OutboxPart(Part):

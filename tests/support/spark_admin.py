@@ -12,8 +12,7 @@ from nsqext.partitions import MessagePosition
 from nsqext.spark.cluster.admin import SourceAdmin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Container, Iterable, Mapping
 
     from nsqext.partitions.leaders import KnownLeaders
     from nsqext.spark.read.offsets import Key
@@ -38,9 +37,14 @@ class Log:
     regrown_from: int | None = None
 
     @property
-    def channels(self) -> frozenset[str]:
+    def channels(self) -> dict[str, int]:
         """No channel but the anchor, whose name it does not know."""
-        return frozenset()
+        return {}
+
+    @property
+    def start_offset(self) -> int:
+        """Byte offset of the first retained message."""
+        return self.start * self.size
 
     def message(self, count: int) -> MessagePosition:
         """Return a message; those of a log that was truncated are newer from there on."""
@@ -135,7 +139,7 @@ class FakeAdmin:
         return sorted({topic for topic, _ in self.logs if pattern.fullmatch(topic)})
 
     async def anchor_count(
-        self, topic: str, partition: int, channel: str, listed: AbstractSet[str] | None = None
+        self, topic: str, partition: int, channel: str, listed: Container[str] | None = None
     ) -> int | None:
         return self.log(topic, partition).anchor
 
@@ -144,6 +148,13 @@ class FakeAdmin:
         assert log.anchor is None
         log.anchor = count
         self.moves.append((topic, partition, count))
+
+    async def create_anchors(self, counts: Mapping[Key, int], channel: str) -> None:
+        for key, count in counts.items():
+            await self.create_anchor(*key, channel, count)
+
+    def is_incomplete(self, found: Mapping[Key, Log], channel: str) -> bool:
+        return False
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False

@@ -12,7 +12,7 @@ from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.options import parse_lookup_addresses
-from nsqext.spark.cluster.admin import MARK, SourceAdmin
+from nsqext.spark.cluster.admin import MARK, QUERY_MARK, SourceAdmin
 from nsqext.spark.cluster.client_config import ClientConfig
 
 _TIMEOUT = 10.0
@@ -89,7 +89,7 @@ async def _anchors(
     for partition in await admin.leaders.partitions(topic):
         stats = await admin.leaders.ask(topic, partition, admin.leaders.nodes.stats)
         for name, one in stats.channels.items():
-            if "#" in name or name.endswith(MARK):
+            if "#" in name or name.endswith((MARK, QUERY_MARK)):
                 continue
             if channel is None or name == channel:
                 found[partition, name] = one

@@ -5,15 +5,14 @@ Each reader has an ephemeral channel, which the server deletes with the connecti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Self
 
 import anyio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.errors import InvalidPartition, InvalidState, NsqError, PartitionUnavailable
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 MARK = ".setup"
 """Suffix of the channel that exists during the creation of an anchor channel."""
+QUERY_MARK = ".begin"
+"""Suffix of the channel that exists, at one partition, during the creation of all anchor channels of a new query."""
 _DIGEST = 8
 
 _PREFIX = "nsqext_spark"
@@ -51,12 +52,12 @@ def ephemeral_name(prefix: str | None = None) -> str:
     return f"{(prefix or _PREFIX)[: MAX_NAME_LENGTH - len(suffix)]}{suffix}"
 
 
-def setup_mark(channel: str) -> str:
-    room = MAX_NAME_LENGTH - len(MARK)
+def setup_mark(channel: str, suffix: str = MARK) -> str:
+    room = MAX_NAME_LENGTH - len(suffix)
     if len(channel) <= room:
-        return f"{channel}{MARK}"
+        return f"{channel}{suffix}"
     digest = blake2b(channel.encode(), digest_size=_DIGEST // 2).hexdigest()
-    return f"{channel[: room - _DIGEST]}{digest}{MARK}"
+    return f"{channel[: room - _DIGEST]}{digest}{suffix}"
 
 
 async def open_ephemeral(
@@ -90,7 +91,9 @@ class Bounds:
     start: int  #: first retained message, from 0
     end: int  #: behind the last committed message
     end_offset: int  #: byte offset there, larger with uncommitted messages
-    channels: AbstractSet[str] = frozenset()  #: of the partition
+    #: of the partition, each with the messages before its position, or some more while messages are published
+    channels: Mapping[str, int] = field(factory=dict)
+    start_offset: int = 0  #: byte offset of the first retained message
 
 
 class SourceAdmin:
@@ -151,34 +154,44 @@ class SourceAdmin:
     async def survey(self, keys: Iterable[tuple[str, int]], patience: float = _SETTLE) -> dict[tuple[str, int], Bounds]:
         """Return the bounds of several partitions, see `bounds`, with one request per node and topic where possible."""
         wanted = list(keys)
-        led: dict[Leader, dict[str, list[int]]] = {}
-        for topic, partition in wanted:
-            with suppress(NsqError):  # requested below
+
+        async def bounds_of(key: tuple[str, int]) -> Bounds:
+            leader, stats = led.get(key, (None, None))
+            if leader is not None and stats is not None and stats.committed >= stats.messages:
+                with suppress(NsqError):
+                    return await self._bounds(leader, *key, stats)
+            return await self.bounds(*key, patience)
+
+        led = await self._stats(wanted)
+        return await gather(wanted, bounds_of)
+
+    async def _stats(self, keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[Leader, PartitionStats]]:
+        """Return the statistics of the partitions whose last known leaders return them, see `survey`."""
+        wanted: dict[Leader, dict[str, list[int]]] = {}
+        for topic, partition in keys:
+            with suppress(NsqError):
                 leader, _ = await self.leaders.leader(topic, partition)
-                led.setdefault(leader, {}).setdefault(topic, []).append(partition)
+                wanted.setdefault(leader, {}).setdefault(topic, []).append(partition)
         requests: list[tuple[Leader, str | None]] = []
-        for leader, topics in led.items():
+        for leader, topics in wanted.items():
             requests += [(leader, topic) for topic in topics] if len(topics) < _MANY_TOPICS else [(leader, None)]
-        found: dict[tuple[str, int], Bounds] = {}
+        found: dict[tuple[str, int], tuple[Leader, PartitionStats]] = {}
 
         async def ask(request: tuple[Leader, str | None]) -> None:
             leader, topic = request
-            topics = led[leader] if topic is None else {topic: led[leader][topic]}
+            topics = wanted[leader] if topic is None else {topic: wanted[leader][topic]}
             with suppress(NsqError):
-                stats_by_key = await self.leaders.nodes.led(leader, topic)
-                for key in [(name, partition) for name, partitions in topics.items() for partition in partitions]:
-                    stats = stats_by_key.get(key)
-                    if stats is not None and stats.committed >= stats.messages:
-                        found[key] = await self._bounds(leader, *key, stats)
+                led = await self.leaders.nodes.led(leader, topic)
+                asked = [(name, partition) for name, partitions in topics.items() for partition in partitions]
+                found.update({key: (leader, led[key]) for key in asked if key in led})
 
         await gather(requests, ask)
-        missing = [key for key in wanted if key not in found]
-        found |= await gather(missing, lambda key: self.bounds(*key, patience))
-        return {key: found[key] for key in wanted}
+        return found
 
     async def _bounds(self, leader: Leader, topic: str, partition: int, stats: PartitionStats) -> Bounds:
         start = await self._start(leader, topic, partition, stats)
-        return Bounds(min(start, stats.committed), stats.committed, stats.end or 0, stats.channels.keys())
+        positions = {name: channel.messages - channel.depth for name, channel in stats.channels.items()}
+        return Bounds(min(start, stats.committed), stats.committed, stats.end or 0, positions, stats.start)
 
     async def _settled(
         self, leader: Leader, topic: str, partition: int, wanted: int, patience: float
@@ -267,7 +280,7 @@ class SourceAdmin:
         return await self.leaders.ask(topic, partition, self.leaders.nodes.position, channel)
 
     async def anchor_count(
-        self, topic: str, partition: int, channel: str, listed: AbstractSet[str] | None = None
+        self, topic: str, partition: int, channel: str, listed: Container[str] | None = None
     ) -> int | None:
         """Return the number of messages before an anchor; None if missing or incompletely created.
 
@@ -304,6 +317,58 @@ class SourceAdmin:
         await self._move(topic, partition, channel, count)
         await self.leaders.ask(topic, partition, nodes.change_channel, "delete", mark)
         self._set_up.add((topic, partition, channel))
+
+    async def create_anchors(self, counts: Mapping[tuple[str, int], int], channel: str) -> None:
+        """Create the anchors of a query that has none, see `create_anchor`, or complete an earlier creation.
+
+        A channel at one partition marks an incomplete creation, see `is_incomplete`.
+        """
+        nodes, mark = self.leaders.nodes, setup_mark(channel, QUERY_MARK)
+        before = await self._stats(counts)
+        # after the mark, to know the channels of an earlier creation
+        marked = [key for key, (_, stats) in before.items() if mark in stats.channels] or [min(counts)]
+        await gather(marked, lambda key: self.leaders.ask(*key, nodes.change_channel, "create", mark))
+        await gather(counts, lambda key: self.leaders.ask(*key, nodes.change_channel, "create", channel))
+        new = {key for key, (_, stats) in before.items() if channel not in stats.channels}
+        await self._place({key: count for key, count in counts.items() if key in new}, channel)
+        await gather(counts.keys() - new, lambda key: self._move(*key, channel, counts[key]))
+        await gather(marked, lambda key: self.leaders.ask(*key, nodes.change_channel, "delete", mark))
+        self._set_up |= {(*key, channel) for key in counts}
+
+    @staticmethod
+    def is_incomplete(found: Mapping[tuple[str, int], Bounds], channel: str) -> bool:
+        """Return whether `create_anchors` was interrupted: positions of anchors are no starts then."""
+        mark = setup_mark(channel, QUERY_MARK)
+        return any(mark in bounds.channels for bounds in found.values())
+
+    async def _place(self, counts: Mapping[tuple[str, int], int], channel: str) -> None:
+        """Move new channels behind ``counts`` messages, and wait until they are there.
+
+        A new channel is at the end, and statistics never show it before its position: what they show at its place is
+        there.
+        """
+        nodes = self.leaders.nodes
+
+        async def elsewhere(keys: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+            stats = await self._stats(keys)
+            return [
+                key
+                for key in keys
+                if key not in stats
+                or (found := stats[key][1].channels.get(channel)) is None
+                or found.messages - found.depth != counts[key]
+            ]
+
+        left = await elsewhere(counts)
+        await gather(left, lambda key: self.leaders.ask(*key, nodes.move, channel, counts[key]))
+        pauses = Doubling(0.001, 0.1)
+        until = anyio.current_time() + _MOVE
+        while True:
+            left = await elsewhere(left)
+            if not left or anyio.current_time() >= until:
+                break
+            await anyio.sleep(pauses.next())
+        await gather(left, lambda key: self._move(*key, channel, counts[key]))
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False

@@ -68,7 +68,11 @@ class Anchors:
         self._start_limit.check(read)
         keys = [(topic, partition) for topic, found in read.items() for partition in found]
         bounds = await self._admin.survey(keys)
-        anchors = await gather(keys, lambda key: self._admin.anchor_count(*key, self._channel, bounds[key].channels))
+        left_over = self._admin.is_incomplete(bounds, self._channel)
+        anchors = await gather(
+            [] if left_over else keys,
+            lambda key: self._admin.anchor_count(*key, self._channel, bounds[key].channels),
+        )
         existing = {key: count for key, count in anchors.items() if count is not None}
         # Spark asks twice for the start of a new query
         others = {key: count for key, count in existing.items() if key not in self._moved_to}
@@ -76,7 +80,10 @@ class Anchors:
         missing = [key for key in keys if self._reset or key not in existing]
         starts = await gather(missing, lambda key: self._start(key, bounds[key]))
         await self._check_start(checked, others, bounds)
-        await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
+        if starts and not existing:
+            await self._admin.create_anchors(starts, self._channel)
+        else:
+            await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
         self._moved_to |= counts
         self._begun = {key: (anyio.current_time(), count) for key, count in counts.items()}
@@ -169,12 +176,11 @@ class Anchors:
         new = [] if known is None else [key for key in keys if key not in known and key not in self._moved_to]
         served = await gather(new, self._join)
         keys = [key for key in keys if served.get(key, True)]
-        # anchors first, because an anchor is never after a later requested end
         fresh = _FRESH * max(len(keys) / _FEW, 1.0)
         positions = self._seen if quick else self._begun
         self._begun = {}
-        anchors = await gather(keys, partial(self._anchor, known=positions, fresh=fresh))
         bounds = await self._admin.survey(keys, *([_QUICK] if quick else []))
+        anchors = await gather(keys, partial(self._anchor, bounds=bounds, known=positions, fresh=fresh))
         # a topic with anchors is the earlier topic of this name
         self._recreated &= {topic for topic, partition in keys if anchors[topic, partition] is None}
         found = {
@@ -184,6 +190,7 @@ class Anchors:
                 anchors[key],
                 bounds[key].end_offset,
                 recreated=anchors[key] is None and key[0] in self._recreated,
+                start_offset=bounds[key].start_offset,
             )
             for key in keys
         }
@@ -279,15 +286,21 @@ class Anchors:
                     return None
                 await anyio.sleep(_UNKNOWN_PAUSE)
 
-    async def _anchor(self, key: Key, *, known: Mapping[Key, tuple[float, int]], fresh: float) -> int | None:
+    async def _anchor(
+        self, key: Key, *, bounds: Mapping[Key, Bounds], known: Mapping[Key, tuple[float, int]], fresh: float
+    ) -> int | None:
         """Return an anchor's position, a ``known`` one for ``fresh`` seconds; None if it is missing."""
-        topic, partition = key
+        expected = self._moved_to.get(key)
+        if expected is not None and bounds[key].channels.get(self._channel) == expected:
+            # where publishers make the listed position inexact, it is past the anchor
+            self._seen[key] = (anyio.current_time(), expected)
+            return expected
         seen, anchor = known.get(key, (float("-inf"), None))
         if anyio.current_time() - seen > fresh:
-            anchor = await self._admin.anchor_count(topic, partition, self._channel)
+            anchor = await self._admin.anchor_count(*key, self._channel, bounds[key].channels)
             if anchor is not None:
                 self._seen[key] = (anyio.current_time(), anchor)
-                if anchor < self._moved_to.get(key, -1):
+                if expected is not None and anchor < expected:
                     self._unmoved.add(key)  # the server did not move it, or a new leader does not know it
         return anchor
 

@@ -31,6 +31,7 @@ class PartitionState:
     recreated: bool = False
     #: in a log truncated or recreated since the last read, the first message behind the last message read
     divergence: int | None = None
+    start_offset: int = 0  #: byte offset of the first retained message
 
 
 @frozen
@@ -40,6 +41,8 @@ class Planned:
     leader: Leader
     meta: TopicMeta
     before: MessagePosition | None = None  #: the message before the batch
+    start: int | None = None  #: first retained message
+    start_offset: int = 0  #: its byte offset
 
 
 @frozen

@@ -76,6 +76,7 @@ class RangeReader:
         self.range: Range = found
         self._planned = planned  # for the first attempt
         self._before: MessagePosition | None = None  # the message before the range, while it is awaited
+        self._unproved = False  # whether the first message has to show that the server moved the channel
         self._admin = admin
         self._options = options
         self._timeout = options.read_timeout
@@ -153,9 +154,7 @@ class RangeReader:
             options = self._admin.connection
             reader = await open_ephemeral(options, leader, topic, partition, meta, channel)
             try:
-                if planned is not None and planned.before is not None and planned.before.count + 1 == self.range.start:
-                    await self._move_before(reader, leader, planned.before)
-                else:
+                if planned is None or not await self._move_as_planned(reader, leader, planned):
                     await self._move(reader, leader, check=planned is None)
                 self._admin.leaders.exists(topic)
                 self._reader = reader
@@ -164,8 +163,8 @@ class RangeReader:
                 self._reader = None
                 reader.end()
         except NsqError as error:
-            if self._before is not None:
-                self._before = None
+            if self._unproved:
+                self._before, self._unproved = None, False
                 self._reassembler = self._reassembler_from(self.range.start)
             if not self._reassembler.done:
                 self._admin.leaders.distrust(topic, partition, leader)
@@ -190,13 +189,23 @@ class RangeReader:
                 hint="restart the query with a new checkpoint",
             )
 
-    async def _move_before(self, reader: PartitionReader, leader: Leader, before: MessagePosition) -> None:
-        """Move the ephemeral channel to the message before the range: its arrival shows that the channel moved."""
+    async def _move_as_planned(self, reader: PartitionReader, leader: Leader, planned: Planned) -> bool:
+        """Move the ephemeral channel to the message before the range, or to the start of the log, whose arrival shows
+        that the channel moved; return False for a range that begins elsewhere.
+        """
+        before, first = planned.before, self.range.start
+        if before is not None and before.count + 1 == first:
+            self._before, first, offset = before, before.count, before.offset
+        elif planned.start == first:
+            offset = planned.start_offset
+        else:
+            return False
+        self._unproved = True
+        self._reassembler = self._reassembler_from(first)
+        self._reassembler.begin(offset)
         topic, partition = self.range.topic, self.range.partition
-        await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, before.count)
-        self._before = before
-        self._reassembler = self._reassembler_from(before.count)
-        self._reassembler.begin(before.offset)
+        await self._admin.leaders.nodes.move(leader, topic, partition, reader.request.channel, first)
+        return True
 
     def _drop_before(self, run: MessageColumns, before: MessagePosition) -> MessageColumns:
         """Return a run without the message before the range, which is its first; raise `DataLoss` for another one."""
@@ -240,7 +249,7 @@ class RangeReader:
     async def _watch(self, reader: PartitionReader) -> None:
         since = _clock()
         while True:
-            stall = min(_STALL if self._before is None else _MOVE, self._timeout / 2)
+            stall = min(_MOVE if self._unproved else _STALL, self._timeout / 2)
             await anyio.sleep(min(_TICK, stall))
             reader.tick()
             now = _clock()
@@ -259,6 +268,7 @@ class RangeReader:
             runs = self._reassembler.take(delivery)
             if runs and self._before is not None:
                 runs[0] = self._drop_before(runs[0], self._before)
+            self._unproved = self._unproved and not runs
         except NsqError as error:
             reader.fail(error)
             return

@@ -248,10 +248,12 @@ class StreamPlanner:
                 )
 
     async def _create_anchors(self, start: Offsets, end: Offsets) -> None:
-        for key, state in self._states.items():
-            last = end.get(key)
-            if state.anchor is None and last is not None:
-                await self._anchors.create(key, max(min(start.get(key, state.start), last), state.start))
+        counts = {
+            key: max(min(start.get(key, state.start), end[key]), state.start)
+            for key, state in self._states.items()
+            if state.anchor is None and key in end
+        }
+        await gather(counts, lambda key: self._anchors.create(key, counts[key]))
 
     def report(self) -> dict[str, Any] | None:
         """Return the partitions' ends and metrics for the query's progress; None before the first batch."""
@@ -288,9 +290,9 @@ class StreamPlanner:
         firsts = {(found.topic, found.partition): found.start for found in ranges}
         planned: dict[Key, Planned] = {}
         for key, (leader, meta) in self._admin.leaders.known(firsts).items():
-            before = self._before.get(key)
-            retained = before is not None and self._states[key].start <= before.count == firsts[key] - 1
-            planned[key] = Planned(leader, meta, before if retained else None)
+            before, state = self._before.get(key), self._states[key]
+            retained = before is not None and state.start <= before.count == firsts[key] - 1
+            planned[key] = Planned(leader, meta, before if retained else None, state.start, state.start_offset)
         return planned
 
     def _only(self, offsets: Offsets) -> Offsets:

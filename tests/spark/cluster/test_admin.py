@@ -29,7 +29,7 @@ from nsqext.errors import (
 from nsqext.errors.server import ChannelNotRegistered
 from nsqext.partitions import PartitionNodes, leaders
 from nsqext.spark.cluster import admin as admin_module
-from nsqext.spark.cluster.admin import SourceAdmin, ephemeral_name, setup_mark
+from nsqext.spark.cluster.admin import QUERY_MARK, SourceAdmin, ephemeral_name, setup_mark
 from nsqext.spark.cluster.client_config import ClientConfig
 from tests.support.fake_nsqd import scripted_lookup, until
 from tests.support.messages import placed
@@ -344,6 +344,78 @@ async def test_an_anchor_that_was_created_and_not_moved(servers: Servers, topics
         await admin.delete_anchor(topic, 0, channel)
 
 
+async def test_the_anchors_of_a_new_query(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests for each, and statistics of the nodes; anchors at the end need no move."""
+    topic, channel, asked = topics["plain"], f"anchor_{token_hex(4)}", Counter[str]()
+    await publish(servers.lookupd, topic, 10, 1)
+    async with SourceAdmin(access(servers.lookupd)) as admin:
+        bounds = await admin.survey([(topic, 0), (topic, 1)])
+        counts = {(topic, 0): bounds[topic, 0].end, (topic, 1): bounds[topic, 1].end - 4}
+        ask = PartitionNodes._ask
+
+        async def count(
+            nodes: PartitionNodes, method: str, leader: Leader, path: str, *given: Any, **named: Any
+        ) -> Any:
+            asked[path] += 1
+            return await ask(nodes, method, leader, path, *given, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionNodes, "_ask", count)
+            await admin.create_anchors(counts, channel)
+        assert asked == {"/channel/create": 3, "/channel/delete": 1}, "no request for a position"
+        found = await admin.survey(counts)
+        assert not admin.is_incomplete(found, channel)
+        for key, expected in counts.items():
+            assert await admin.anchor_count(*key, channel) == expected == found[key].channels[channel]
+            await admin.delete_anchor(*key, channel)
+
+
+async def test_anchors_of_a_new_query_that_were_not_all_created(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt moves all of them, whatever the first one did, and to another start."""
+    topic, channel = topics["extend"], f"anchor_{token_hex(4)}"
+    for partition in range(2):
+        await publish(servers.lookupd, topic, 10, partition)
+    keys = [(topic, 0), (topic, 1)]
+    for interrupted in ("create", "_place", "delete"):
+        async with SourceAdmin(access(servers.lookupd)) as admin:
+            change = admin.leaders.nodes.change_channel
+
+            async def refuse(
+                leader: Leader,
+                topic: str,
+                partition: int,
+                action: str,
+                name: str,
+                *,
+                at: str = interrupted,
+                change: Any = change,
+            ) -> None:
+                if action == at and (action == "delete" or (name == channel and partition)):
+                    raise InvalidState("the process ended")
+                await change(leader, topic, partition, action, name)
+
+            async def end(*_: object) -> None:
+                raise InvalidState("the process ended")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(admin.leaders.nodes, "change_channel", refuse)
+                if interrupted == "_place":
+                    patch.setattr(admin, "_place", end)
+                with pytest.raises(InvalidState, match="the process ended"):
+                    await admin.create_anchors(dict.fromkeys(keys, 2), channel)
+        async with SourceAdmin(access(servers.lookupd)) as admin:
+            assert admin.is_incomplete(await admin.survey(keys), channel), interrupted
+            await admin.create_anchors(dict.fromkeys(keys, 3), channel)
+            assert not admin.is_incomplete(await admin.survey(keys), channel)
+            for key in keys:
+                assert await admin.anchor_count(*key, channel) == 3
+                await admin.delete_anchor(*key, channel)
+
+
 async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str, str]) -> None:
     async with SourceAdmin(access(servers.lookupd)) as admin:
         with pytest.raises(TopicNotFound, match="no_such_topic"):
@@ -487,6 +559,7 @@ def test_each_channel_has_its_own_mark() -> None:
     long = "x" * 60
     marks = [setup_mark(name) for name in ("c", "x" * 58, f"{long}1", f"{long}2")]
     assert marks[:2] == ["c.setup", f"{'x' * 58}.setup"]
+    assert setup_mark("c", QUERY_MARK) == "c.begin"
     assert len(set(marks)) == len(marks)
     assert all(len(name) <= 64 and name.endswith(".setup") for name in marks)
 

@@ -252,11 +252,15 @@ async def test_messages_that_are_removed_before_the_channel_is_moved(
 
 
 def planned_reader(
-    monkeypatch: pytest.MonkeyPatch, servers: Servers, end: int, before: MessagePosition | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    servers: Servers,
+    end: int,
+    before: MessagePosition | None = None,
+    start: int | None = None,
 ) -> RangeReader:
-    """Return a reader of the messages from 5, whose planner has asked the leader."""
+    """Return a reader of the messages from 5, whose planner has asked the leader, also for the ``start`` of the log."""
     monkeypatch.setattr(range_reader, "open_ephemeral", servers.open)
-    planned = Planned(LEADER, TopicMeta(), before)
+    planned = Planned(LEADER, TopicMeta(), before, start, 50)
     return RangeReader(cast("SourceAdmin", servers), Range("t", 0, 5, end), options(), planned)
 
 
@@ -285,6 +289,37 @@ async def test_a_channel_that_has_not_moved_to_the_message_before_a_range(
         assert await read(planned_reader(monkeypatch, servers, 7, MessagePosition(4, 0, 40, 1))) == [5, 6]
         assert servers.moves == [4, 5]
     assert "no message was received for 2 s" in str(silent.failure)
+
+
+async def test_the_first_message_of_a_log_shows_that_the_channel_has_moved(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    servers = Servers(Connection(frames(8), frames(5, 6)))
+    settled, waited = servers.wait_for_move, []
+
+    async def wait(*given: Any) -> Any:
+        waited.append(given)
+        return await settled(*given)
+
+    monkeypatch.setattr(servers, "wait_for_move", wait)
+    assert await read(planned_reader(monkeypatch, servers, 7, start=5)) == [5, 6]
+    assert (servers.moves, waited) == ([5], []), "nothing asks for the position"
+    servers.waiting = [Connection(frames(5, 6))]
+    assert await read(planned_reader(monkeypatch, servers, 7, start=4)) == [5, 6]
+    assert len(waited) == 1, "the range begins behind the start of the log"
+    silent = Connection(frames(9), clock.pass_by(1.9), clock.pass_by(0.2))
+    servers.waiting = [silent, Connection(frames(5, 6))]
+    assert await read(planned_reader(monkeypatch, servers, 7, start=5)) == [5, 6]
+    assert len(waited) == 2, "the channel did not move"
+    assert "no message was received for 2 s" in str(silent.failure)
+
+
+async def test_a_log_that_begins_later_than_planned(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Its messages were removed after the batch was planned: the server delivers what it has."""
+    servers = Servers(Connection(frames(7, 8), clock.pass_by(2.1)), Connection(frames(5)))
+    servers.retained[0] = [7]
+    failure = await failure_of(planned_reader(monkeypatch, servers, 7, start=5), DataLoss)
+    assert "message 5 is not retained any more; the first retained message is 7" in str(failure)
 
 
 async def test_the_leader_that_planned_a_range_is_asked_nothing_twice(

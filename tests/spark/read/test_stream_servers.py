@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -106,20 +107,12 @@ async def test_a_second_query_on_the_same_channel_is_noticed(
 
 
 async def test_a_micro_batch_of_two_partitions_needs_few_requests(
-    servers: Servers, topic: str, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, topic: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    fetch = LookupHttp.fetch
-
-    async def count(http: LookupHttp, address: Address, path: str, *given: Any, **named: Any) -> tuple[int, bytes]:
-        asked.append(path)
-        return await fetch(http, address, path, *given, **named)
-
     lookupd = list(servers.lookupd)
     async with planning(lookupd, topic) as planner:
         end = await planner.latest(await planner.initial(), None)
         await planner.ranges({}, end)
-        monkeypatch.setattr(LookupHttp, "fetch", count)
         monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", 600.0)  # positions of anchors are known, however slow
         for number in range(2):
             for partition in range(2):
@@ -134,6 +127,68 @@ async def test_a_micro_batch_of_two_partitions_needs_few_requests(
                     pass
             assert sum(map(len, ranges)) == 6
             assert number == 0 or len(asked) <= 10, asked
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the HTTP requests of a test."""
+    paths: list[str] = []
+    fetch = LookupHttp.fetch
+
+    async def count(http: LookupHttp, address: Address, path: str, *given: Any, **named: Any) -> tuple[int, bytes]:
+        paths.append(path)
+        return await fetch(http, address, path, *given, **named)
+
+    monkeypatch.setattr(LookupHttp, "fetch", count)
+    return paths
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+async def test_the_first_micro_batch_of_many_partitions_needs_few_requests(
+    asked: list[str], available_now: bool
+) -> None:
+    """For each: two create the anchor, one asks for the last message, one moves the task's channel."""
+    partitions = 40
+    with Cluster(2) as cluster:
+        cluster.create_topic("orders", partitions, channels=["other"])
+        for partition in range(partitions):
+            await publish(cluster.lookupd, "orders", 3, partition)
+        asked.clear()
+        async with planning(cluster.lookupd, "orders") as planner:
+            if available_now:
+                await planner.freeze()
+            start = await planner.initial()
+            end = await planner.latest(start, None, None, planner.last)
+            ranges = await planner.ranges(start, end, {}, planner.last)
+            options = _options(cluster.lookupd, "orders")
+            async with TaskReader(options, ranges, planner.planned_of(ranges)) as reader:
+                while await reader.next_block() is not None:
+                    pass
+            assert sum(map(len, ranges)) == 3 * partitions
+            assert len(asked) <= 4 * partitions + 30, Counter(asked)
+            asked.clear()
+            await planner.commit(end)
+            assert await planner.latest(end, None, None, planner.last) == end
+        async with planning(cluster.lookupd, "orders") as planner:
+            asked.clear()
+            assert await planner.latest(end, None) == end
+            assert len(asked) <= partitions + 10, "a process that continues asks for positions once"
+
+
+async def test_a_query_whose_anchors_were_not_all_created_begins_at_its_start(servers: Servers, topic: str) -> None:
+    """The positions of the channels that exist are not its own, even if it is told to continue there."""
+    lookupd = list(servers.lookupd)
+    await publish(lookupd, topic)
+    async with SourceAdmin(_options(lookupd, topic).client) as admin:
+        for name in ("spark.begin", "spark"):
+            await admin.leaders.ask(topic, 0, admin.leaders.nodes.change_channel, "create", name)
+        given = {"startingOffsets": starting(servers.first, {topic: 2}), "existingChannel": "continue"}
+        async with planning(lookupd, topic, **given) as planner:
+            start = await planner.initial()
+            assert start == {(topic, 0): servers.first, (topic, 1): servers.first}
+        assert not admin.is_incomplete(await admin.survey(start), "spark")
+    async with planning(lookupd, topic, **given) as planner:
+        assert await planner.initial() == start
 
 
 @pytest.fixture

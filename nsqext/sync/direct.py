@@ -11,6 +11,7 @@ import anyio
 from attrs import evolve
 
 from nsqext.client.producer.publish_port import PublishPort
+from nsqext.client.producer.sender import outcome_unknown
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
@@ -113,7 +114,7 @@ class DirectPublisher:
         try:
             return call(self._portal, "producer", self.port.again, publish, failure)
         except InvalidState as error:
-            if not failure.maybe_stored:
+            if not outcome_unknown(failure):
                 raise
             raise DeliveryUnknown(
                 f"the message may have been stored: {failure.message}",
@@ -137,7 +138,7 @@ class DirectPublisher:
 
     def _open_missing(self) -> None:
         """Open noted connections, in a thread without locks: it waits for the event loop, which may wait for them."""
-        with suppress(IndexError):  # another thread was quicker
+        with suppress(IndexError, RuntimeError):  # another thread was quicker, or closed the producer
             while self._to_open:
                 self._portal.start_task_soon(self._open, self._to_open.popleft())
 
@@ -147,8 +148,9 @@ class DirectPublisher:
         except NsqError:
             self._missed[node] = -_PAUSE
             return
-        if self._closed:
+        if not connection.usable:  # the server ended it at once
             connection.close()
+            self._missed[node] = -_PAUSE
             return
         first = not self._of_nodes
         if self._connections is None:
@@ -156,7 +158,9 @@ class DirectPublisher:
         self._connections.add(connection)
         self._of_nodes[node] = connection
         self._missed.pop(node, None)
-        if first:
+        if self._closed:  # meanwhile, by a thread that may not have seen it
+            self._connections.close(0)
+        elif first:
             self.port.start_soon(self._run)
 
     async def _run(self) -> None:
@@ -179,10 +183,14 @@ class DirectPublisher:
         if self._portal in shared_loop.orphaned:  # the connections belong to the parent
             connections.abandon()
             return
-        if not connections.close(self.port.options.close_timeout):
-            call_now(self._portal, "producer", self.port.abort)  # without another attempt
-            connections.shut_down()
-            connections.close(_ABORT_TIMEOUT)
+        closed = False
+        try:
+            closed = connections.close(self.port.options.close_timeout)
+        finally:
+            if not closed:  # too late, or interrupted
+                call_now(self._portal, "producer", self.port.abort)  # without another attempt
+                connections.shut_down()
+                connections.close(_ABORT_TIMEOUT)
 
     @property
     def stored(self) -> int:

@@ -76,9 +76,11 @@ class Producer(BlockingClient[AsyncProducer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         direct, self._direct = self._direct, None
-        if direct is not None:
-            direct.close()
-        super().__exit__(kind, error, trace)
+        try:
+            if direct is not None:
+                direct.close()
+        finally:
+            super().__exit__(kind, error, trace)
 
     ping: Final = Method(AsyncProducer.ping)
     meta: Final = Method(AsyncProducer.meta)

@@ -356,6 +356,8 @@ class Connection:
     def _send_rest(self) -> None:
         rest = self._rest
         while rest and not self.closed:
+            # none counts as unsent if an exception from a signal hides how much was sent
+            queued, self._queued = self._queued, 0
             try:
                 if self._layers:
                     rest.encode(self._layers)
@@ -363,15 +365,13 @@ class Connection:
                 sent = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
             except (BlockingIOError, InterruptedError):
                 sent = 0
-            except OSError as error:
-                self.fail(_broken(error))
-                return
-            except NsqError as error:
-                self.fail(error)
+            except (OSError, NsqError) as error:
+                self._queued = queued
+                self.fail(_broken(error) if isinstance(error, OSError) else error)
                 return
             if sent:
                 self._sent = _clock()
-            self._queued = max(0, self._queued - rest.sent(sent))
+            self._queued = max(0, queued - rest.sent(sent))
             if sent < sum(map(len, parts)):
                 self._continue_when_writable()
                 return

@@ -135,8 +135,10 @@ class ThreadConnections:
             if request.sleep is not None and request.reply is not None:
                 request.reply.wake = None  # they would refer to each other
             if not request.done:
-                with suppress(ValueError, IndexError):  # sent, or about to be
+                # with the lock: no other thread is about to send it, or what is behind it
+                with self._state, suppress(ValueError):  # it was sent
                     self._queue.remove(request)
+                self._sent.pop(request, None)
             if self._sleeping:
                 self._pass_on_reading()
 
@@ -314,10 +316,10 @@ class ThreadConnections:
         try:
             # otherwise it may have been settled, or the reader may have looked for its successor, just before
             reader = self._reader.get("")
-            if reader is not None and not request.done:
-                left = isinstance(reader, ThreadRequest) and reader.done
-                if not request.sleep.acquire(timeout=_NAP) and left:
-                    self._reads_no_more(reader)  # a signal interrupted it before it did
+            if reader is None or request.done or request.sleep.acquire(timeout=_NAP):
+                return
+            if _clock() - self._ticked > _NAP:
+                self._reads_no_more(reader)  # signals interrupted it before it did
         finally:
             self._sleeping.pop(request, None)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,7 +21,11 @@ from nsqext import sync
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
 from nsqext.middleware import Middleware, Publishing
+from nsqext.protocol.client.commands import LARGE, with_body
+from nsqext.sync import direct as module
+from nsqext.transport import thread_connections
 from nsqext.transport.connection import Connection
+from nsqext.transport.handshake import open_connection
 from nsqext.transport.thread_connections import ThreadConnections, ThreadRequest
 from nsqext.types import Address
 from tests.support.connections import pub
@@ -191,6 +196,80 @@ def test_closing_while_threads_publish_gives_each_publish_an_outcome(cluster: Cl
                 until(lambda stored=stored: len(stored) > 20)  # type: ignore[misc]
             for end in ends:
                 assert isinstance(end.result(30), (InvalidState, PublishFailed, DeliveryUnknown))
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_a_lost_connection_while_the_producer_closes_leaves_the_outcome_unknown(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        publish = direct.port.ready(topic, nsqext.OutgoingMessage(b"x"), None)
+        assert publish is not None
+    with pytest.raises(DeliveryUnknown, match="may have been stored: lost"):
+        direct.publish_again(publish, ConnectionLost("lost"))
+    with pytest.raises(InvalidState):
+        direct.publish_again(publish, NotSent("not sent"))
+    direct._to_open.append(publish.node)
+    direct._open_missing()
+    assert not direct._to_open
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_an_interrupted_close_closes(cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = sync.Producer(cluster.lookupd).start()
+    warm(producer, topic)
+    direct = producer._direct
+    assert direct is not None
+    connections = direct._connections
+    assert connections is not None
+
+    def interrupted(timeout: float) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connections, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    assert not len(connections)
+    with pytest.raises(InvalidState, match="not open"):
+        producer.ping()
+
+
+def test_a_connection_that_opens_while_the_producer_closes_is_closed(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ThreadConnections] = []
+
+    class Late(ThreadConnections):
+        def __init__(self) -> None:
+            super().__init__()
+            direct.close()
+            made.append(self)
+
+    monkeypatch.setattr(module, "ThreadConnections", Late)
+    with sync.Producer(cluster.lookupd) as producer:
+        assert producer._direct is not None
+        direct = producer._direct
+        until(lambda: producer.publish(topic, b"x") and made)
+        until(lambda: made[0]._woken.fileno() == -1)
+        assert not len(made[0])
+
+
+def test_a_connection_that_the_server_ends_at_once_is_not_used(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended(*arguments: Any) -> Any:
+        connection, negotiated = await open_connection(*arguments)
+        connection.close()
+        return connection, negotiated
+
+    monkeypatch.setattr(module, "open_connection", ended)
+    with sync.Producer(cluster.lookupd) as producer:
+        assert producer._direct is not None
+        direct = producer._direct
+        until(lambda: producer.publish(topic, b"x") and min(direct._missed.values(), default=0) < 0)
+        assert producer.statistics().failed == 0
 
 
 @pytest.fixture
@@ -458,3 +537,81 @@ def test_an_interrupted_thread_leaves_the_others_an_outcome(interrupts: None) ->
             for end in ends:
                 end.result(25)
             ended.result(25)
+
+
+def test_what_an_interrupted_send_may_have_sent_counts_as_sent() -> None:
+    class Interrupted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+        def sendmsg(self, parts: list[bytes]) -> int:
+            own.sendmsg(parts)
+            raise KeyboardInterrupt
+
+    with blocking() as (shared, right):
+        connection = shared.connection
+        own = connection._sock
+        connection.post(pub(b"first"))
+        replies = [connection.post(command) for command in (pub(b"x"), with_body(b"PUB t\n", b"b" * LARGE))]
+        connection._sock = Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            connection.flush()
+        connection.close()
+        assert [type(reply.error) for reply in replies] == [ConnectionLost, ConnectionLost]
+        assert right.recv(100).startswith(pub(b"first") + pub(b"x"))
+
+
+def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue() -> None:
+    noticed, left = threading.Event(), threading.Event()
+
+    class Interrupted:
+        def acquire(self, timeout: float) -> bool:
+            noticed.wait(25)
+            raise KeyboardInterrupt
+
+        def release(self) -> None: ...
+
+    class Queue(deque[ThreadRequest]):
+        def popleft(self) -> ThreadRequest:
+            noticed.set()
+            left.wait(0.2)  # never, if its thread waits for the lock
+            return super().popleft()
+
+    def leave(connections: ThreadConnections, command: Command) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            connections.run(command)
+        left.set()
+
+    with blocking() as (shared, right), ThreadPoolExecutor(4) as threads:
+        connections = shared.connections
+        reader = threads.submit(shared.request, pub(b"reader"), float("inf"))
+        assert right.recv(100) == pub(b"reader")
+        ended = threads.submit(answer, right.dup())
+        command = Command(shared.connection, pub(b"left"), float("inf"))
+        command.sleep = Interrupted()  # type: ignore[assignment]
+        with connections._state:
+            connections._queue = Queue()
+            leaves = threads.submit(leave, connections, command)
+            until(lambda: len(connections._queue) == 1)
+            stays = threads.submit(shared.request, pub(b"stays"), time.monotonic() + 25)
+            until(lambda: len(connections._queue) == 2)
+        right.sendall(ok(b"reader"))
+        assert reader.result(25) == b"reader"
+        assert stays.result(25) == b"stays"
+        leaves.result(25)
+        assert not connections.in_flight
+        shared.connection.close()
+        ended.result(25)
+
+
+def test_a_reader_that_was_interrupted_before_it_left_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_connections, "_NAP", 0.05)
+    with blocking() as (shared, right), ThreadPoolExecutor(1) as threads:
+        shared.connections._reader[""] = object()
+        waiting = threads.submit(shared.request, pub(b"x"), float("inf"))
+        try:
+            assert right.recv(100) == pub(b"x")
+            right.sendall(ok(b"x"))
+            assert waiting.result(25) == b"x"
+        finally:
+            shared.connections._reader.clear()

@@ -13,6 +13,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.lowlevel import checkpoint
 from attrs import define, field
 
 from nsqext.client.producer.batch import Batch
@@ -276,14 +277,18 @@ class KeyGroups:
                 receipts = await self._sender.publish_again(batch, route, target, failure)
             for member, receipt in zip(members, receipts, strict=True):
                 member.settle(receipt)
+            # the tasks of the members run first: what they publish next becomes one batch, not one message and a batch
+            await checkpoint()
+            await checkpoint()  # trio runs the tasks of a turn in any order
         except NsqError as error:
             for member in members:
                 member.settle(copy(error))
         finally:
             place.leave()
-            for member in members:  # cut off when the producer closed
-                cut_off = "the producer was closed before the response to a batch of its key"
-                member.settle(delivery_unknown(cut_off, topic=member.topic))
+            for member in members:
+                if member.outcome is None:  # cut off when the producer closed
+                    cut_off = "the producer was closed before the response to a batch of its key"
+                    member.settle(delivery_unknown(cut_off, topic=member.topic))
 
     async def _publish_alone(
         self, members: Sequence[MessageRequest], route: Route, target: Target, failure: NsqError

@@ -106,6 +106,23 @@ async def test_later_publishes_wait_for_the_batch() -> None:
         await scene.answer("MPUB", b"d,e", ok())
 
 
+async def test_what_the_tasks_of_a_batch_publish_next_is_one_batch() -> None:
+    async with _waiting() as scene:
+
+        async def both(first: bytes, second: bytes) -> object:
+            await scene.producer.publish("t", first, key="k")
+            return await scene.producer.publish("t", second, key="k")
+
+        await scene.begin(b"b", partial(both, b"b", b"d"))
+        await scene.begin(b"c", partial(both, b"c", b"e"))
+        await scene.answer("PUB", b"a", ok())
+        await scene.answer("MPUB", b"b,c", ok())
+        following = await scene.peer.expect("MPUB")
+        assert sorted(multi_items(following.body or b"")) == [b"d", b"e"]  # trio wakes tasks in any order
+        await scene.peer.raw(ok())
+        await scene.ended(b"a", b"b", b"c")
+
+
 @pytest.mark.parametrize("failure", ["E_MPUB_FAILED disk", "E_FAILED_ON_NOT_WRITABLE", "E_FAILED_ON_NOT_LEADER"])
 async def test_after_a_failed_batch_each_is_published_alone_in_order(failure: str) -> None:
     async with _waiting(b"b", b"c", b"d") as scene:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable,
 from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from weakref import ref
 
 import anyio
 from anyio.lowlevel import checkpoint, current_token
@@ -115,9 +116,9 @@ class AsyncioLoop(Protocol):
 
 
 class Turns:
-    """The turns of an event loop of asyncio, in which waiting tasks continue."""
+    """The turns of an event loop of asyncio, in which waiting tasks continue; see `turns_of`."""
 
-    __slots__ = ("call_soon", "cancelled", "loop", "woken")
+    __slots__ = ("__weakref__", "call_soon", "cancelled", "loop", "woken")
 
     def __init__(self, loop: AsyncioLoop) -> None:
         self.loop: AsyncioLoop = loop
@@ -125,6 +126,24 @@ class Turns:
         self.cancelled: type[BaseException] = anyio.get_cancelled_exc_class()  #: exception that cancels a task
         #: waiters that were set within a callback that continues them itself; None outside of such a callback
         self.woken: list[Waiter] | None = None
+
+
+class _LastTurns(threading.local):
+    """The `Turns` used last in a thread, as long as something waits with it."""
+
+    turns: Callable[[], Turns | None] = staticmethod(lambda: None)
+
+
+_last = _LastTurns()
+
+
+def turns_of(loop: AsyncioLoop) -> Turns:
+    """Return the object that all waits in an event loop share; call it in the loop's thread."""
+    turns = _last.turns()
+    if turns is None or turns.loop is not loop:
+        turns = Turns(loop)
+        _last.turns = ref(turns)
+    return turns
 
 
 class Waiter:
@@ -228,7 +247,7 @@ class WaitingTasks:
         if not isinstance(loop, AsyncioLoop):
             self._events = True
             return EventWaiter()
-        self._turns, self._thread = Turns(loop), _get_ident()
+        self._turns, self._thread = turns_of(loop), _get_ident()
         return Waiter(self._turns)
 
 

@@ -122,7 +122,7 @@ class Connection:
         """
         reply = self.post(data, deadline, breaks=breaks)
         watch = self._watch
-        return self._read_until(reply) if watch is None else ResponseWaiter(watch, reply)
+        return self._read_until(reply) if watch is None else ResponseWaiter(watch.turns, reply)
 
     def post(self, data: Command, deadline: float = _NEVER, *, breaks: bool = False) -> Reply:
         """Send a command as `request`; return its response, to be set later. Raises NotSent.
@@ -166,7 +166,7 @@ class Connection:
         self._queued += 1
         if not self._flush_due and self._watch is not None:
             self._flush_due = True
-            self._watch.call_soon(self._flush_turn)
+            self._watch.turns.call_soon(self._flush_turn)
 
     def _flush_turn(self) -> None:
         self._flush_due = False

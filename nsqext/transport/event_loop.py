@@ -14,52 +14,56 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import EventLoopToken, current_token
 
-from nsqext.waits import AsyncioLoop, Turns, Waiter
+from nsqext.waits import AsyncioLoop, Turns, Waiter, turns_of
 
 if TYPE_CHECKING:
     from nsqext.protocol.client.client_protocol import Reply
 
 
-class Watch(Turns):
+class Watch:
     """A socket registered at the event loop by `watch_readable`."""
 
-    __slots__ = ("_callback", "_fd", "_writing")
+    __slots__ = ("_callback", "_fd", "_writing", "turns")
 
     def __init__(self, loop: AsyncioLoop, fd: int, callback: Callable[[], None]) -> None:
-        super().__init__(loop)
+        self.turns: Turns = turns_of(loop)
         self._callback = callback
         self._fd = fd
         self._writing = False
 
     def readable(self) -> None:
-        """Run the callback, then tasks with responses; called by the event loop, outside any task."""
+        """Run the callback, then the tasks that it woke; called by the event loop, outside any task.
+
+        So they do not wait for a further turn, after another poll of all sockets.
+        """
         woken: list[Waiter] = []
-        self.woken = woken
+        turns = self.turns
+        turns.woken = woken
         waiters = iter(woken)
         try:
             try:
                 self._callback()
             finally:
-                self.woken = None
+                turns.woken = None
             for waiter in waiters:
                 waiter.resume()
         finally:
             for waiter in waiters:  # after an exception that stops the event loop
-                self.call_soon(waiter.resume)
+                turns.call_soon(waiter.resume)
 
     def start_writing(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` while the socket is writable, until `stop_writing`."""
         if not self._writing:
-            self.loop.add_writer(self._fd, callback)
+            self.turns.loop.add_writer(self._fd, callback)
             self._writing = True
 
     def stop_writing(self) -> None:
         if self._writing:
-            self.loop.remove_writer(self._fd)
+            self.turns.loop.remove_writer(self._fd)
             self._writing = False
 
     def end(self) -> None:
-        self.loop.remove_reader(self._fd)
+        self.turns.loop.remove_reader(self._fd)
         self.stop_writing()
 
 
@@ -73,8 +77,8 @@ class ResponseWaiter(Waiter):
 
     __slots__ = ("_reply",)
 
-    def __init__(self, watch: Watch, reply: Reply) -> None:
-        super().__init__(watch)
+    def __init__(self, turns: Turns, reply: Reply) -> None:
+        super().__init__(turns)
         self._reply = reply
 
     def __await__(self) -> Generator[Any, None, bytes]:  # type: ignore[override]

@@ -12,6 +12,7 @@ import pytest
 
 from nsqext.protocol.client.client_protocol import Reply
 from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
+from nsqext.waits import Waiters
 from tests.conftest import WATCHING_LOOPS
 
 pytestmark = pytest.mark.anyio
@@ -50,28 +51,35 @@ async def test_waiters_continue_in_order_within_the_turn_that_set_them(
     seen: list[str] = []
 
     def answer(replies: list[Reply]) -> None:
-        watch.call_soon(lambda: seen.append("next turn"))
+        watch.turns.call_soon(lambda: seen.append("next turn"))
         _answer_all(replies)
+        messages.wake()
         seen.append("set")
 
+    messages = Waiters()
     watch, replies = await _waiting(near, answer)
 
     async def wait(name: str) -> None:
         reply = Reply()
         replies.append(reply)
-        waiter = ResponseWaiter(watch, reply)
+        waiter = ResponseWaiter(watch.turns, reply)
         assert await waiter == b"OK"
         assert await waiter == b"OK"  # a response that was received is not waited for
         seen.append(name)
+
+    async def handle() -> None:
+        await messages.wait()
+        seen.append("handler")
 
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, "first")
             tasks.start_soon(wait, "second")
+            tasks.start_soon(handle)
             await anyio.wait_all_tasks_blocked()
             far.send(b"x")
     watch.end()
-    assert seen == ["set", "first", "second", "next turn"]
+    assert seen == ["set", "first", "second", "handler", "next turn"]
 
 
 async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -80,7 +88,7 @@ async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket
     seen: list[str] = []
 
     async def wait() -> None:
-        await ResponseWaiter(watch, reply)
+        await ResponseWaiter(watch.turns, reply)
         seen.append("waiter")
 
     with anyio.fail_after(25):
@@ -98,7 +106,7 @@ async def test_cancellation_reaches_a_waiter_and_its_scope(
 ) -> None:
     watch, _ = await _waiting(pair[0], _answer_all)
     reply = Reply()
-    waiter = ResponseWaiter(watch, reply)
+    waiter = ResponseWaiter(watch.turns, reply)
     with anyio.fail_after(25):
         with anyio.move_on_after(0.01) as scope:
             await waiter
@@ -121,7 +129,7 @@ async def test_a_woken_waiter_may_cancel_the_next(pair: tuple[socket.socket, soc
     async def wait(name: str) -> None:
         reply = Reply()
         replies.append(reply)
-        await ResponseWaiter(watch, reply)
+        await ResponseWaiter(watch.turns, reply)
         ends.append(name)
         scope.cancel()
         await anyio.lowlevel.checkpoint()
@@ -151,7 +159,7 @@ async def test_an_exception_in_the_callback_delays_no_caller(pair: tuple[socket.
     went_on = anyio.Event()
 
     async def wait() -> None:
-        await ResponseWaiter(watch, reply)
+        await ResponseWaiter(watch.turns, reply)
         went_on.set()
 
     with anyio.fail_after(25):

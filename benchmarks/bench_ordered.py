@@ -40,6 +40,9 @@ ROWS = {
 }
 """What is measured, by the mode of the peers."""
 
+FLOOR = ("onekeyext", "ordered")
+"""Modes in which a client waits for the server after each message, which `benchmarks.floor` does, too."""
+
 
 # A measurement, in a process of its own
 
@@ -135,8 +138,12 @@ def measure(client: str, mode: str, lookupd: str, program: str) -> dict[str, flo
     count = CONSUMED if mode == "ordered" else COUNT
     with new_topic(lookupd, mode) as topic:
         words = [mode, str(count), lookupd, topic]
-        own = [sys.executable, "-m", "benchmarks.bench_ordered", "--child", client]
-        command = [program, *words] if client == "go-nsq" else [*own, *words]
+        if client == "asyncio alone":
+            command = [sys.executable, "-m", "benchmarks.floor", mode, lookupd, topic, str(count // 2)]
+        elif client == "go-nsq":
+            command = [program, *words]
+        else:
+            command = [sys.executable, "-m", "benchmarks.bench_ordered", "--child", client, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)  # noqa: S603
         if done.returncode or not done.stdout:
             raise SystemExit(f"{client} {mode} failed:\n{done.stderr}")
@@ -146,25 +153,28 @@ def measure(client: str, mode: str, lookupd: str, program: str) -> dict[str, flo
 
 def compare(lookupd: str, server: str, rounds: int, program: str) -> None:
     """Measure all rows, and write the page."""
-    clients = ("nsqext", "uvloop", *(("go-nsq",) if program else ()))
+    clients = ("nsqext", "uvloop", "asyncio alone", *(("go-nsq",) if program else ()))
     found: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for mode in ROWS:
             for client in clients:
+                if client == "asyncio alone" and mode not in FLOOR:
+                    continue
                 cost = measure(client, mode, lookupd, program)["cpu"]
                 found.setdefault((mode, client), []).append(cost)
                 print(client, mode, f"{cost:.1f}", flush=True)
     costs = {key: median(values) for key, values in found.items()}
     rows = []
     for mode, name in ROWS.items():
-        cells = [f"{costs[mode, client]:.1f}" for client in clients]
+        cells = [f"{costs[mode, client]:.1f}" if (mode, client) in costs else "–" for client in clients]
         share = [f"{costs[mode, 'nsqext'] / costs[mode, 'go-nsq']:.2f}"] if program else []
         rows.append([name, *cells, *share])
     head = ("µs of CPU a message", *clients, *(("nsqext / go-nsq",) if program else ()))
     text = f"""Bodies of 200 bytes, topics of two partitions, {server}, {rounds} rounds; go-nsq is the client of the
 redesigned NSQ, which sends a key's messages without waiting for earlier ones. Here messages of one key wait for each
 other, and become batches where their receipts allow it: the response to a batch with headers has no position, so that
-messages of one key with header and trace id are sent one by one.
+messages of one key with header and trace id are sent one by one. "asyncio alone" is `benchmarks/floor.py`, a client of
+asyncio that parses and checks nothing, but waits for the server after each message, too.
 
 {table(head, rows)}"""
     print(text)
@@ -184,5 +194,5 @@ if __name__ == "__main__":
     elif given.lookupd:
         compare(given.lookupd, "a real cluster of three nodes", given.rounds, given.go)
     else:
-        with cluster_process() as (_, embedded):
-            compare(embedded, "an embedded cluster of one node", given.rounds, given.go)
+        with cluster_process(nodes=2) as (_, embedded):
+            compare(embedded, "an embedded cluster of two nodes", given.rounds, given.go)

@@ -96,11 +96,10 @@ def redesigned_cluster(*topics: str) -> Iterator[str]:
 
 
 @contextmanager
-def cluster_process(*topics: str) -> Iterator[tuple[int, str]]:
-    """Run a cluster of one node; yields the id of its process and the address of its lookup node."""
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "benchmarks.servers", *topics], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def cluster_process(*topics: str, nodes: int = 1) -> Iterator[tuple[int, str]]:
+    """Run a cluster; yields the id of its process and the address of its lookup node."""
+    command = [sys.executable, "-m", "benchmarks.servers", str(nodes), *topics]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     try:
         if process.stdout is None:
             raise SystemExit("the cluster has no stdout")
@@ -134,8 +133,8 @@ def fill(address: str, topic: str, count: int, body: bytes) -> None:
 if __name__ == "__main__":
     from nsqext.broker import Cluster
 
-    with Cluster(nodes=1) as cluster:
-        for text in sys.argv[1:]:
+    with Cluster(nodes=int(sys.argv[1])) as cluster:
+        for text in sys.argv[2:]:
             name, partitions, extend, *_ = (*text.split(":"), "1", "")
             cluster.create_topic(name, partitions=int(partitions), extend=extend == "ext", channels=["ch"])
         print(cluster.lookupd[0], flush=True)

@@ -113,7 +113,14 @@ class ServiceSoak:
     violations: list[str] = field(factory=list)
 
     def disturb(self, until: float, every: float, seed: int) -> None:
-        """Kill nodes and programs until a moment; all nodes run then."""
+        """Kill nodes and programs until a moment; all nodes run then. An error is a violation: faults are missing."""
+        try:
+            self._disturb(until, every, seed)
+        except BaseException as error:
+            self.violations.append(f"no further faults after {error!r}")
+            raise
+
+    def _disturb(self, until: float, every: float, seed: int) -> None:
         chance = random.Random(seed)
         kinds = [kind for kind in self.cluster.kinds if kind != "kill" or not getattr(self.cluster, "forgets", False)]
         while (rest := until - time.monotonic()) > 0:

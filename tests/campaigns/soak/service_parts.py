@@ -29,6 +29,7 @@ from nsqext.delays import DelayRelay, DelayStore
 from nsqext.transactions import Outbox, OutboxStore
 from tests.campaigns.soak.client_process import _WAIT_FOR_ORDER
 from tests.campaigns.soak.recorded_relay import RelayNotes, explain, numbers_in_log
+from tests.support.child_processes import kill_children
 from tests.support.numbered_keys import KEYS, body
 from tests.support.programs import ROOT
 
@@ -157,9 +158,7 @@ class Program:
     def kill(self) -> None:
         """Kill it with the processes that it has started, and start it again."""
         assert self.process is not None
-        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                os.kill(int(child), 9)
+        kill_children(self.process.pid)
         self.process.kill()
         self.process.wait()
         self.start()
@@ -378,7 +377,8 @@ class OutboxPart(Part):
             while not self._ending.is_set():
                 for key, number in self.ledger.published.items():
                     with connection:
-                        outbox.add(connection, self.topic, body(int(key[1:]), number), key=key)
+                        own = key if self.site.redesigned else None
+                        outbox.add(connection, self.topic, body(int(key[1:]), number), key=own)
                     self.ledger.published[key] = number + 1
                 self._ending.wait(pause)
 
@@ -387,7 +387,8 @@ class OutboxPart(Part):
 
     def rows(self) -> dict[str, int]:
         with OutboxStore(self._database) as store:
-            return {"outbox": store.summary(time.time()).waiting}
+            found = store.summary(time.time())
+        return {"outbox": found.waiting, "set aside by the outbox": found.refused}
 
 
 class DelayPart(Part):

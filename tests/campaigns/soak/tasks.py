@@ -28,6 +28,7 @@ from attrs import define, frozen
 from nsqext import NsqError, sync
 from nsqext.testing.simulation import Fault
 from tests.campaigns.soak.clusters import SoakCluster, new_cluster, targets
+from tests.support.child_processes import children, kill_children
 from tests.support.programs import ROOT
 
 __all__ = ("FRAMEWORKS", "TaskResult", "main", "run_tasks")
@@ -153,16 +154,12 @@ class _Workers:
             command = [sys.executable, "-m", *self.framework.command(name)]
             self.processes[name] = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=log)
 
-    def children(self, name: str) -> list[int]:
-        pid = self.processes[name].pid
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
-
     def kill(self, name: str) -> None:
         """Kill a worker with its processes, and start it again."""
-        for pid in (self.processes[name].pid, *self.children(name)):
-            os.kill(pid, signal.SIGKILL)
-        self.processes[name].wait()
+        process = self.processes[name]
+        kill_children(process.pid)
+        process.kill()
+        process.wait()
         self.start(name)
 
     def stop(self) -> None:
@@ -179,7 +176,7 @@ class _Workers:
 def _inject(kind: str, node: str, workers: _Workers, cluster: SoakCluster) -> str:
     """Begin and end a fault; return its kind."""
     if kind == "child_kill":
-        os.kill(workers.children("one")[-1], signal.SIGKILL)
+        os.kill(children(workers.processes["one"].pid)[-1], signal.SIGKILL)
     elif kind == "worker_kill":
         workers.kill("two")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,16 @@ def test_nothing_is_lost_and_tables_are_empty_while_programs_and_nodes_are_kille
         "cluster",
     )
     assert set(soak.samples) == {f"embedded: {name}" for name in names}
-    assert set(soak.rows) == {"embedded: outbox", "embedded: delayed"}
+    rows = ("outbox", "set aside by the outbox", "delayed")
+    assert set(soak.rows) == {f"embedded: {name}" for name in rows}
+
+
+@pytest.mark.timeout(90)
+def test_an_outbox_sends_no_keys_to_the_original_nsq_which_would_set_its_rows_aside(tmp_path: Path) -> None:
+    (soak,) = run(["original"], 3.0, tmp_path, names=["outbox"], every=10.0, pause=0.1, seed=7)
+    assert soak.violations == []
+    assert sum(soak.parts[0].ledger.published.values()) > 20
+    assert soak.rows["original: set aside by the outbox"][-1] == 0
 
 
 def test_a_record_counts_what_is_late_and_repeated_and_forgets_what_is_complete() -> None:
@@ -97,3 +107,20 @@ def test_the_second_program_of_a_kind_is_never_killed(tmp_path: Path) -> None:
     part.programs = {name: _Program(name) for name in ("relay 1", "relay 2")}  # type: ignore[misc]
     chance = random.Random(1)
     assert {part.kill(chance) for _ in range(20)} == {"relay 1"} == set(killed)
+
+
+def test_faults_that_end_early_are_a_violation(tmp_path: Path) -> None:
+    class _Cluster:
+        kinds = ("kill",)
+        shortest = 0.0
+
+        def begin(self, fault: object, topics: object) -> object:
+            raise RuntimeError("the node did not start")
+
+    site = Site(["127.0.0.1:1"], True, 1, "t")
+    part = OutboxPart(site, site, tmp_path)
+    part.kill = lambda chance: "relay 1"  # type: ignore[method-assign]
+    soak = ServiceSoak("embedded", _Cluster(), site, tmp_path, [part])  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError):
+        soak.disturb(time.monotonic() + 60.0, 0.001, seed=1)
+    assert soak.violations == ["no further faults after RuntimeError('the node did not start')"]

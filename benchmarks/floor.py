@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 
 BODY = b"x" * 200
 WARM_UP = 200
@@ -54,6 +55,10 @@ class Peer(asyncio.Protocol):
             await self._waiter
 
 
+def _given(peer: Peer) -> Peer:
+    return peer
+
+
 def sized(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
@@ -73,7 +78,7 @@ async def measure(mode: str, lookupd: str, topic: str, count: int) -> None:
         partitions = dict([min(partitions.items())])
         peers = {n: Peer(hello) for n in partitions}
     for number, address in partitions.items():
-        await asyncio.get_running_loop().create_connection(lambda peer=peers[number]: peer, *address)
+        await asyncio.get_running_loop().create_connection(partial(_given, peers[number]), *address)
     total = WARM_UP + count
     taken, began, used = 0, 0.0, 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,6 +20,8 @@ from nsqext.transport.handshake import open_connection
 from nsqext.transport.thread_connections import ThreadConnections, ThreadRequest, thread_can_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from anyio.from_thread import BlockingPortal
 
     from nsqext.client.producer.connection_pool import PooledNode
@@ -39,17 +42,17 @@ _ABORT_TIMEOUT = 5.0  # seconds within which threads learn that their sockets we
 
 
 class _Publish(ThreadRequest):
-    """A publish of a thread."""
+    """A publish of a thread: a message or a batch."""
 
     _ready: ReadyPublish | None = None
     _connection: Connection | None = None
 
-    def __init__(self, direct: DirectPublisher, topic: str, message: OutgoingMessage, partition: int | None) -> None:
-        self._arguments = (topic, message, partition)
+    def __init__(self, direct: DirectPublisher, choose: Callable[[], ReadyPublish | None]) -> None:
+        self._choose = choose
         self._direct = direct
 
     def post(self) -> Posted | None:
-        ready = self._direct.port.ready(*self._arguments)
+        ready = self._choose()
         if ready is None:
             return None
         connection = self._direct.connection(ready)
@@ -58,14 +61,14 @@ class _Publish(ThreadRequest):
         self._ready, self._connection = ready, connection
         return connection, self._direct.port.post(ready, connection)
 
-    def result(self) -> Receipt | None:
-        """Return the receipt; None if the event loop must publish the message."""
+    def result(self) -> list[Receipt] | None:
+        """Return the receipts; None if the event loop must publish."""
         ready, connection = self._ready, self._connection
         try:
             reply = self.answer()
             if reply is None or ready is None or connection is None:
                 return None
-            return self._direct.port.receipt(ready, connection, reply)
+            return self._direct.port.receipts(ready, connection, reply)
         except NsqError as failure:
             if ready is None:
                 raise
@@ -73,7 +76,7 @@ class _Publish(ThreadRequest):
 
 
 class DirectPublisher:
-    """Publishes messages without key on connections of the calling threads.
+    """Publishes messages and single batches without key on connections of the calling threads.
 
     A call of the event loop costs several times a publish, because two threads wait for each other. Therefore threads
     publish themselves, on a second connection to each node, with the routes, protocol and timeouts of the asynchronous
@@ -93,23 +96,48 @@ class DirectPublisher:
 
     def publish(self, topic: str, message: OutgoingMessage, partition: int | None) -> Receipt | None:
         """Publish a message and wait until it is stored; None if the event loop must publish it."""
-        if self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread:
+        if self._loop_must_publish():
             return None
+        receipts = self._publish(partial(self.port.ready, topic, message, partition))
+        return None if receipts is None else receipts[0]
+
+    def publish_many(
+        self, topic: str, messages: list[bytes | OutgoingMessage], partition: int | None, trace_ids: Sequence[int]
+    ) -> list[Receipt] | None:
+        """Publish messages as one batch, and wait until it is stored; None if the event loop must publish them."""
+        if self._loop_must_publish():
+            return None
+        batch = self.port.batch(topic, messages, partition, trace_ids)  # checked before any lock
+        if batch is None:
+            return None
+        try:
+            return self._publish(partial(self.port.ready_batch, batch))
+        except InvalidState:
+            raise  # nothing was sent
+        except NsqError as error:
+            from nsqext.client.producer.batch_publisher import raise_for_all
+
+            raise_for_all(error, batch.count)
+
+    def _loop_must_publish(self) -> bool:
+        return self._closed or self._portal in shared_loop.orphaned or threading.get_ident() == self._loop_thread
+
+    def _publish(self, choose: Callable[[], ReadyPublish | None]) -> list[Receipt] | None:
         connections = self._connections
         if connections is None:
             with self._counting:
-                ready = self.port.ready(topic, message, partition)
+                ready = choose()
                 if ready is not None:
                     self.connection(ready)
             self._open_missing()
             return None
-        publish = _Publish(self, topic, message, partition)
+        publish = _Publish(self, choose)
         connections.run(publish)
         if self._to_open:
             self._open_missing()
         return publish.result()
 
-    def publish_again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
+    def publish_again(self, publish: ReadyPublish, failure: NsqError) -> list[Receipt]:
         """Let the event loop continue after a failed attempt."""
         try:
             return call(self._portal, "producer", self.port.again, publish, failure)

@@ -19,7 +19,15 @@ import pytest
 import nsqext
 from nsqext import sync
 from nsqext.broker import Cluster
-from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidState, NotSent, PublishFailed, RequestTimeout
+from nsqext.errors import (
+    BatchFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    InvalidState,
+    NotSent,
+    PublishFailed,
+    RequestTimeout,
+)
 from nsqext.middleware import Middleware, Publishing
 from nsqext.protocol.client.commands import LARGE, with_body
 from nsqext.sync import direct as module
@@ -83,6 +91,68 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
         assert producer._direct.stored > 40
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
     assert bodies <= set(bodies_of(cluster, topic, bodies))
+
+
+def test_a_lone_thread_publishes_batches_by_itself(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        before = warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        already = direct.stored
+        receipts = producer.publish_many(topic, (b"a%d" % number for number in range(20)))
+        assert len({receipt.partition for receipt in receipts}) == 1
+        assert [receipt.partition for receipt in producer.publish_many(topic, [b"b", b"c"], partition=1)] == [1, 1]
+        assert direct.stored == already + 22
+        traced = producer.publish_many(topic, [b"d", b"e"], trace_ids=[5, 6])
+        assert [receipt.trace_id for receipt in traced] == [5, 6]
+        assert direct.stored == already + 24
+        assert producer.statistics().stored == before + 24
+    bodies = {b"a%d" % number for number in range(20)} | {b"b", b"c", b"d", b"e"}
+    assert bodies <= set(bodies_of(cluster, topic, bodies))
+
+
+def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd, max_batch_count=3) as producer:
+        warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        already = direct.stored
+        assert len(producer.publish_many(topic, [b"x"] * 4)) == 4
+        assert producer.publish_many(topic, []) == []
+        assert len({receipt.partition for receipt in producer.publish_many(topic, [b"x"] * 3, key="k")}) == 1
+        producer.publish_many(topic, [b"x", nsqext.OutgoingMessage(b"y", headers={"name": "value"})])
+        producer.publish_many(topic, [b"x"], headers={"name": ["value"]})
+        with pytest.raises(nsqext.errors.InvalidInput, match="1 trace ids were given for 2 messages"):
+            producer.publish_many(topic, [b"x", b"y"], trace_ids=[1])
+        with pytest.raises(nsqext.errors.InvalidBody) as refused:
+            producer.publish_many(topic, [b"x", b""])
+        assert refused.value.index == 1
+        with pytest.raises(nsqext.errors.InvalidPartition):
+            producer.publish_many(topic, [b"x"], partition=7)
+        for one in (b"x", "x"):
+            with pytest.raises(nsqext.errors.InvalidBody, match="needs a list of bodies, not one body"):
+                producer.publish_many(topic, one)  # type: ignore[arg-type]
+        assert direct.stored == already
+
+
+def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd, on_unknown="raise") as producer:
+        warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        connection = next(iter(direct._of_nodes.values()))
+        post = connection.post
+
+        def posted(*arguments: Any, **options: Any) -> Any:
+            reply = post(*arguments, **options)
+            connection.shut_down()
+            return reply
+
+        connection.post = posted  # type: ignore[method-assign]
+        with pytest.raises(BatchFailed) as failed:
+            for _ in range(2):  # the partitions take turns
+                producer.publish_many(topic, [b"x", b"y"])
+    assert [type(outcome) for outcome in failed.value.outcomes] == [DeliveryUnknown, DeliveryUnknown]
 
 
 def test_a_connection_is_opened_while_no_lock_is_held(
@@ -153,8 +223,11 @@ def test_threads_publish_through_kills_of_leaders_without_loss() -> None:
                 number += 1
                 body = b"%d-%d" % (name, number)
                 try:
-                    receipt = producer.publish("orders", body, trace_id=number)
-                except DeliveryUnknown:
+                    if name % 2:
+                        receipt = producer.publish("orders", body, trace_id=number)
+                    else:
+                        receipt = producer.publish_many("orders", [body, b"other"], trace_ids=[number, 0])[0]
+                except (DeliveryUnknown, BatchFailed):
                     unknown.append(body)
                 else:
                     assert receipt.trace_id == number

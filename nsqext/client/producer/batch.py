@@ -78,6 +78,11 @@ class Batch(PublishRequest):
         return len(self._bodies)
 
     @property
+    def first(self) -> bytes:
+        """The first body."""
+        return self._bodies[0]
+
+    @property
     def trace_ids(self) -> Sequence[int | None]:
         return self._traces
 

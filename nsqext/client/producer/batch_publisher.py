@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 from attrs import define
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from nsqext.client.producer.sender import Sender
 
 _clock = time.monotonic
+
+
+def raise_for_all(error: NsqError, count: int) -> NoReturn:
+    """Raise the error of a call with a single batch: BatchFailed, unless lookup explains why nothing was sent."""
+    if isinstance(error, (TopicNotFound, TopicNotReady, LookupFailed)):
+        raise error
+    raise BatchFailed([error] * count) from error
 
 
 @define(eq=False)
@@ -97,6 +104,8 @@ class BatchPublisher:
         return self._planned(await self._sender.wait_for_route(call.topic, started), call)
 
     def _planned(self, route: Route, call: Publishing) -> BatchPlanner:
+        if call.partition is not None:
+            route.check(call.partition)
         key = None if call.key is None else key_bytes(call.key)
         options = self._sender.routes.topic_options.of(call.topic)
         planner = BatchPlanner(route, options, self._sender.routes.key_hash, key, call.partition)
@@ -108,10 +117,8 @@ class BatchPublisher:
         batch.started = started
         try:
             return await self._sender.publish(batch)
-        except (TopicNotFound, TopicNotReady, LookupFailed):
-            raise
         except NsqError as error:
-            raise BatchFailed([error] * batch.count) from error
+            raise_for_all(error, batch.count)
 
     async def _check_marked(self, route: Route, index: int, header: bool) -> None:
         """Raise InvalidInput if nodes of a topic without metadata accept no headers or trace ids."""

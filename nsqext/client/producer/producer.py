@@ -483,7 +483,7 @@ class Producer(ProcessBound):
         """
         if unknown:
             refuse_unknown(Producer.publish_many, unknown)
-        listed = messages if type(messages) is list else _listed(messages, topic)
+        listed = messages if type(messages) is list else as_sequence(messages, topic)
         if trace_ids and len(trace_ids) != len(listed):
             raise InvalidInput(f"{len(trace_ids)} trace ids were given for {len(listed)} messages", topic=topic)
         publishing = Publishing(
@@ -534,7 +534,8 @@ def _checked_columns(headers: Mapping[str, Sequence[str]], count: int, topic: st
     return headers
 
 
-def _listed(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:
+def as_sequence(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:
+    """Return the messages of a batch call; raises InvalidBody."""
     if isinstance(messages, (bytes, bytearray, str)):
         raise InvalidBody("publish_many needs a list of bodies, not one body", hint="use publish", topic=topic)
     if not isinstance(messages, Iterable):

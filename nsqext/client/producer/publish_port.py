@@ -10,8 +10,9 @@ from nsqext.client.producer.sender import Counters, unreadable
 from nsqext.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from nsqext.client.producer.batch import Batch
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.producer import Producer
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class ReadyPublish(NamedTuple):
-    """A message that can be sent now, and where."""
+    """A message or batch that can be sent now, and where."""
 
-    request: MessageRequest
+    request: MessageRequest | Batch
     route: Route
     target: Target
 
@@ -35,7 +36,7 @@ class ReadyPublish(NamedTuple):
         return self.target.node
 
     def give_back(self) -> None:
-        """Leave the partition to the next publish: this message is not sent."""
+        """Leave the partition to the next publish: this one is not sent."""
         if self.request.partition is None:
             self.route.give_back()
 
@@ -43,8 +44,8 @@ class ReadyPublish(NamedTuple):
 class PublishPort:
     """Publish in a thread, with the routes, checks and retries of an open producer.
 
-    `ready` and `post` may be called in any thread, one thread at a time, `receipt` in any thread; other
-    methods in the producer's event loop.
+    `ready`, `ready_batch` and `post` may be called in any thread, one thread at a time, `batch` and `receipts` in any
+    thread; other methods in the producer's event loop.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -66,15 +67,37 @@ class PublishPort:
         request = MessageRequest(routes.topic_options.of(topic), topic, message, partition=partition)
         return ReadyPublish(request, route, target)
 
+    def batch(
+        self, topic: str, messages: list[bytes | OutgoingMessage], partition: int | None, trace_ids: Sequence[int]
+    ) -> Batch | None:
+        """Return messages as one batch; None if the event loop must check each, or divide them."""
+        from nsqext.client.producer.batch import plain_batches  # few programs publish batches
+
+        routes = self._sender.routes
+        route = routes.by_topic.get(topic)
+        options = routes.topic_options.of(topic)
+        if route is None or not messages or options.key_tags:
+            return None
+        batches = plain_batches(route, partition, messages, options, trace_ids)
+        return batches[0] if batches is not None and len(batches) == 1 else None
+
+    def ready_batch(self, batch: Batch) -> ReadyPublish | None:
+        """As `ready`, for a batch."""
+        route = self._sender.routes.by_topic.get(batch.topic)
+        target = self._producer._ready_target(batch.topic, batch.first, batch.partition, None)
+        if route is None or target is None:
+            return None
+        return ReadyPublish(batch, route, target)
+
     def post(self, publish: ReadyPublish, connection: Connection) -> Reply:
-        """Send a message once; return its response, to be set later. Raises InvalidInput or NotSent."""
+        """Send a message or batch once; return its response, to be set later. Raises InvalidInput or NotSent."""
         request, _, target = publish
         command = request.command(target)
         request.in_doubt, request.sent = True, len(command)
-        return connection.post(command, request.started + self.options.timeout)
+        return connection.post(command, request.started + self.options.timeout, breaks=request.breaks)
 
-    def receipt(self, publish: ReadyPublish, connection: Connection, reply: Reply) -> Receipt:
-        """Return the receipt in a response, in any thread; raises the error for `again`."""
+    def receipts(self, publish: ReadyPublish, connection: Connection, reply: Reply) -> list[Receipt]:
+        """Return the receipts in a response, in any thread; raises the error for `again`."""
         request, _, target = publish
         if reply.error is not None:
             raise reply.error
@@ -85,13 +108,13 @@ class PublishPort:
             connection.shut_down()  # the thread that reads it fails the other requests
             raise unreadable(target, error) from error
         with self._counting:
-            self.counters.stored += 1
+            self.counters.stored += len(receipts)
             self.counters.bytes_sent += request.sent
-        return receipts[0]
+        return receipts
 
-    async def again(self, publish: ReadyPublish, failure: NsqError) -> Receipt:
+    async def again(self, publish: ReadyPublish, failure: NsqError) -> list[Receipt]:
         """Publish after a failed attempt, with retries; raises as `nsqext.Producer.publish`."""
-        return (await self._sender.publish_again(*publish, failure))[0]
+        return await self._sender.publish_again(*publish, failure)
 
     def start_soon(self, function: Callable[[], Awaitable[object]]) -> None:
         """Run a coroutine function until the producer closes."""

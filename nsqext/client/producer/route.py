@@ -194,6 +194,13 @@ class Route:
             if target.rest_until and target.rest_until <= _clock():
                 target.rest_until = 0.0  # the fast path checks only for 0
             return target
+        self.check(partition)
+        raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
+
+    def check(self, partition: int) -> None:
+        """Raise InvalidPartition or InvalidSetting for a partition that the topic or this producer lacks."""
+        if partition in self.partitions:
+            return
         self._check_filter(partition)
         count = self.view.partition_num
         if count <= 0:
@@ -206,7 +213,6 @@ class Route:
             raise InvalidPartition(
                 f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
             )
-        raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
 
     def _check_filter(self, partition: int) -> None:
         for number, node in self.view.filtered:

@@ -26,6 +26,7 @@ __all__ = (
     "ReadLimit",
     "ReadMaxBytes",
     "ReadMaxRows",
+    "ReadMinRows",
     "SupportsTriggerAvailableNow",
     "check_stream",
 )
@@ -41,6 +42,7 @@ if TYPE_CHECKING or HAS_READ_LIMITS:
         ReadLimit,
         ReadMaxBytes,
         ReadMaxRows,
+        ReadMinRows,
         SupportsTriggerAvailableNow,
     )
 else:
@@ -52,6 +54,10 @@ else:
     @frozen
     class ReadMaxRows(ReadLimit):
         max_rows: int
+
+    @frozen
+    class ReadMinRows(ReadLimit):
+        min_rows: int
 
     @frozen
     class ReadMaxBytes(ReadLimit):

@@ -120,6 +120,7 @@ _TESTS = {
     "write: rate": "tests/spark/write/test_pacing.py::test_a_task_publishes_at_the_rate_of_the_option",
     "write: rows that cannot be published": "tests/spark/write/test_bad_rows.py::test_bad_rows_are_described",
     "`transformWithState`": "tests/spark/read/test_state.py::test_state_of_keys_is_kept_over_a_restart",
+    "async progress tracking": "tests/spark/test_kafka_cases.py::test_async_progress_tracking_is_for_sinks_of_spark",
     "sinks: Delta, Iceberg": "tests/spark/test_iceberg.py::test_each_message_is_in_the_table_once_after_kills",
     "Spark Connect": (
         "tests/spark/test_shipped_source.py::test_processes_without_the_package_load_the_source_its_readers_and_writers"
@@ -135,3 +136,10 @@ def test_each_row_against_kafka_has_a_test() -> None:
     for test in _TESTS.values():
         file, _, name = test.partition("::")
         assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
+
+
+def test_tests_that_the_page_about_the_kafka_suites_names() -> None:
+    page = (ROOT / "docs/reference/spark-kafka.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)?test_\w+\.py)`", page))
+    assert len(named) > 15
+    assert [name for name in named if not (ROOT / "tests/spark" / name).exists()] == []

@@ -1,4 +1,7 @@
-"""Cases of the suites of Spark's Kafka connector that no other test has: reuse of a DataFrame, progress, triggers."""
+"""Cases of the suites of Spark's Kafka connector that no other test has: reuse of a DataFrame, progress, triggers.
+
+The table of the documentation names the suites, and what is different here.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import UnsupportedOperationException
 
-from tests.support.spark_queries import run_to_end, starting
+from nsqext.spark.pyspark_features import HAS_READ_LIMITS
+from tests.support.spark_queries import Reading, post, run_to_end, starting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from nsqext.broker import Cluster
     from tests.support.spark_cluster import Servers
 
 
@@ -71,3 +77,195 @@ def test_columns_of_wrong_types_fail_before_a_row_is_written(spark: SparkSession
         with pytest.raises(Exception, match=rf"{name}.* is .*cannot be written|column {name}"):
             rows.write.format("nsqext").mode("append").options(**servers.options).save()
     assert read(spark, servers, topic).count() == 0
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    """Return messages of consecutive numbers."""
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def values(reading: Reading) -> list[int]:
+    """Return the numbers that were read."""
+    return sorted(int(row[3]) for row in reading.rows())
+
+
+def stream_options(servers: Servers, topic: str, count: int = 1, /, **given: str) -> dict[str, str]:
+    """Return the options of a stream from the first message on."""
+    known = {"subscribe": topic, "channel": "spark", "startingOffsets": starting(servers.first, {topic: count})}
+    return {**servers.options, **known, **given}
+
+
+needs_read_limits = pytest.mark.skipif(not HAS_READ_LIMITS, reason="PySpark 4.0 and 4.1 pass no limits")
+
+
+@needs_read_limits
+def test_the_trigger_once_ignores_limits(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("once")
+    servers.publish(topic, bodies(0, 15))
+    published = 15
+    for number, limits in enumerate(({"maxOffsetsPerTrigger": "5"}, {"minOffsetsPerTrigger": "1000"})):
+        options = stream_options(servers, topic, channel=f"once_{number}", **limits)
+        reading = Reading(spark, tmp_path / str(number), options)
+        for count in (published, published + 3):
+            servers.publish(topic, bodies(published, count - published))
+            published = count
+            run_to_end(lambda reading=reading: reading.start(once=True))  # type: ignore[misc]
+            assert values(reading) == [*range(count)]
+        assert len(reading.batches) == 2
+
+
+@needs_read_limits
+def test_the_largest_limit_and_batches_of_a_limit(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic = servers.make_topic("limits", 3)
+    for partition, (first, count) in enumerate(((100, 101), (10, 11), (1, 1))):
+        servers.publish(topic, bodies(first, count), partition)
+    everything = Reading(
+        spark, tmp_path / "all", stream_options(servers, topic, 3, channel="all", maxOffsetsPerTrigger=str(2**63 - 1))
+    )
+    everything.run()
+    assert [len(times[-1]) for times in everything.batches.values()] == [113]
+    parts = Reading(spark, tmp_path / "parts", stream_options(servers, topic, 3, maxOffsetsPerTrigger="10"))
+    parts.run()
+    assert len(parts.batches) == 12
+    assert [values(parts)[0], len(parts.rows())] == [1, 113]
+    counts = [[row[1] for row in times[-1]].count(0) for times in parts.batches.values()]
+    assert counts[:2] == [7, 8], "in proportion; every partition has one at least"
+
+
+def test_a_failed_batch_is_repeated_after_partitions_were_added(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    topic = servers.make_topic("grows")
+    servers.publish(topic, bodies(0, 7))
+    reading = Reading(spark, tmp_path / "checkpoint", stream_options(servers, topic))
+
+    def fail(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr("topic", "partition", "offset", "value", "assert_true(CAST(value AS STRING) != '6')")
+
+    for added in (False, True):
+        with pytest.raises(StreamingQueryException, match="is not true"):
+            reading.run(fail)
+        if not added:
+            post(servers.lookupd[0], "/topic/partition/expand", topic=topic, partition_num=3)
+    assert reading.batches == {}
+    servers.cluster.wait_writable(topic, 2)  # the query has created its anchor
+    servers.publish(topic, bodies(7, 3), 2)
+    reading.run()
+    assert values(reading) == [*range(10)]
+
+
+class Recreating(Reading):
+    """A query whose topic is recreated after its first batch."""
+
+    cluster: Cluster
+    renewed: tuple[str, int]
+    count: int
+    servers: Servers
+
+    def _keep(self, rows: DataFrame, batch: int) -> None:
+        super()._keep(rows, batch)
+        if batch == 0:
+            name, partitions = self.renewed
+            self.cluster.delete_topic(name)
+            self.cluster.create_topic(name, partitions, channels=["ready"])
+            self.servers.publish(name, bodies(0, self.count))
+
+
+def test_a_topic_that_is_recreated_between_batches(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    """With as many messages or fewer, and with fewer partitions; the end of the query is from before."""
+    if servers.cluster is None:
+        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
+    cluster = servers.cluster
+    for name, count, partitions in (("same", 15, 2), ("fewer", 3, 2), ("narrow", 15, 1)):
+        topic = servers.make_topic(name, 2)
+        servers.publish(topic, bodies(0, 15))
+        reading = Recreating(spark, tmp_path / name, stream_options(servers, topic, 2, maxOffsetsPerTrigger="5"))
+        reading.cluster, reading.servers, reading.renewed, reading.count = cluster, servers, (topic, partitions), count
+        with pytest.raises(StreamingQueryException, match="DataLoss"):
+            reading.run()
+        assert [len(times[-1]) for times in reading.batches.values()] == [5]
+
+
+def test_a_union_of_two_streams_continues_where_each_of_them_was(
+    spark: SparkSession, servers: Servers, tmp_path: Path
+) -> None:
+    """Also of the one that had no new messages in the last batch before the restart."""
+    topics = [servers.make_topic("small"), servers.make_topic("large")]
+    servers.publish(topics[0], bodies(0, 4))
+    servers.publish(topics[1], bodies(100, 12))
+    found: dict[int, list[int]] = {}
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        found[batch] = sorted(int(bytes(row.value)) for row in rows.collect())
+
+    def run() -> None:
+        small, large = (
+            spark.readStream.format("nsqext")
+            .options(**stream_options(servers, topic, channel=f"union_{number}", maxOffsetsPerTrigger="4"))
+            .load()
+            .select("value")
+            for number, topic in enumerate(topics)
+        )
+        writer = small.union(large).writeStream.foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        run_to_end(writer.start)
+
+    for _ in range(1 if HAS_READ_LIMITS else 3):
+        run()
+    servers.publish(topics[1], bodies(112, 3))
+    run()
+    assert list(found.values()) == [
+        [*range(4), *range(100, 104)],
+        [*range(104, 108)],
+        [*range(108, 112)],
+        [*range(112, 115)],
+    ]
+
+
+def test_a_start_by_topic(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    old, new = servers.make_topic("old", 2), servers.make_topic("new", 2)
+    for topic in (old, new):
+        servers.publish(topic, bodies(0, 3), 1)
+    options = stream_options(servers, old, subscribe=f"{old},{new}")
+    options["startingOffsets"] = f'''{{"{old}": {{"0": {servers.first}, "1": {servers.first}}}, "{new}": "latest"}}'''
+    reading = Reading(spark, tmp_path / "checkpoint", options)
+    reading.run()
+    servers.publish(new, bodies(10, 2), 1)
+    reading.run()
+    assert values(reading) == [0, 1, 2, 10, 11]
+
+
+def test_async_progress_tracking_is_for_sinks_of_spark(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
+    topic, target = servers.make_topic("source"), servers.make_topic("target")
+    rows = spark.readStream.format("nsqext").options(**stream_options(servers, topic)).load().select("value")
+    writer = rows.writeStream.format("nsqext").options(**servers.options, topic=target)
+    writer = writer.options(asyncProgressTrackingEnabled="true", checkpointLocation=str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception, match="does not support async progress tracking"):
+        run_to_end(writer.start, 30)
+
+
+def test_a_null_partition_is_ignored(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("nulls", 2)
+    rows = spark.range(40).selectExpr(
+        "CAST(id AS STRING) AS value", "CAST(id AS STRING) AS key", "CAST(NULL AS INT) AS partition"
+    )
+    rows.write.format("nsqext").mode("append").options(**servers.options, topic=topic).save()
+    start = starting(servers.first, {topic: 2})
+    found = spark.read.format("nsqext").options(**servers.options, subscribe=topic, startingOffsets=start).load()
+    assert {row.partition for row in found.collect()} == {0, 1}
+
+
+def test_one_end_by_time_is_after_all_messages(spark: SparkSession, servers: Servers) -> None:
+    topic = servers.make_topic("times", 2)
+    for partition in range(2):
+        servers.publish(topic, bodies(10 * partition, 3), partition)
+    ends = f'''{{"{topic}": {{"0": 1, "1": {2**53}}}}}'''
+    options = {
+        "subscribe": topic,
+        "startingOffsets": starting(servers.first, {topic: 2}),
+        "endingOffsetsByTimestamp": ends,
+    }
+    found = spark.read.format("nsqext").options(**servers.options, **options).load().select("value").collect()
+    assert sorted(int(bytes(row.value)) for row in found) == [10, 11, 12]

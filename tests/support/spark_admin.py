@@ -68,6 +68,7 @@ class FakeAdmin:
         moves: positions of anchors, in the order of the moves.
         move_requests: number of requests to move an anchor, also of those that move nothing.
         broken: partitions without a leader.
+        incomplete: the anchors of a new query were not all created.
     """
 
     logs: dict[Key, Log]
@@ -76,6 +77,7 @@ class FakeAdmin:
     moves: list[tuple[str, int, int]] = field(factory=list)
     move_requests: int = 0
     broken: set[Key] = field(factory=set)
+    incomplete: bool = False
     closed: bool = False
 
     @property
@@ -150,11 +152,14 @@ class FakeAdmin:
         self.moves.append((topic, partition, count))
 
     async def create_anchors(self, counts: Mapping[Key, int], channel: str) -> None:
+        self.incomplete = True
         for key, count in counts.items():
+            self.log(*key).anchor = None
             await self.create_anchor(*key, channel, count)
+        self.incomplete = False
 
     def is_incomplete(self, found: Mapping[Key, Log], channel: str) -> bool:
-        return False
+        return self.incomplete
 
     async def move_anchor(
         self, topic: str, partition: int, channel: str, count: int, *, backwards: bool = False

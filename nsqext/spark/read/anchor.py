@@ -78,7 +78,11 @@ class Anchors:
         others = {key: count for key, count in existing.items() if key not in self._moved_to}
         checked = [] if self._reset or self._continues or not self._start_limit.option else list(others)
         missing = [key for key in keys if self._reset or key not in existing]
-        starts = await gather(missing, lambda key: self._start(key, bounds[key]))
+        # partitions that were added after the query began, and before the end of its first batch
+        begun = set() if self._reset else {topic for topic, _ in existing}
+        added = {key: bounds[key].start for key in missing if key[0] in begun}
+        chosen = [key for key in missing if key not in added]
+        starts = added | await gather(chosen, lambda key: self._start(key, bounds[key]))
         await self._check_start(checked, others, bounds)
         if starts and not existing:
             await self._admin.create_anchors(starts, self._channel)

@@ -187,6 +187,7 @@ class RangeLimit:
     number: int | None  #: an offset, `EARLIEST`, `LATEST` or a time, for all partitions; None for JSON
     #: offsets of partitions, maybe `EARLIEST` or `LATEST`; or times in milliseconds since 1970
     named: Mapping[Key, int] = field(factory=dict)
+    topics: Mapping[str, int] = field(factory=dict)  #: `EARLIEST` or `LATEST` for all partitions of a topic
     timed: bool = False
     option: str = ""  #: for errors; empty for a default
 
@@ -194,7 +195,7 @@ class RangeLimit:
         """Return a partition's number: a count, `EARLIEST`, `LATEST`, or a time."""
         if self.number is not None:
             return self.number
-        found = self.named.get((topic, partition))
+        found = self.named.get((topic, partition), self.topics.get(topic))
         if found is None:
             special = "" if self.timed else "; -2 is the earliest message, -1 the latest"
             raise InvalidSetting(
@@ -212,10 +213,21 @@ class RangeLimit:
                 raise InvalidSetting(
                     f"{self.option} names a partition that is not read", topic=topic, partition=partition
                 )
+        for topic in self.topics:
+            if topic not in read:
+                raise InvalidSetting(f"{self.option} names a topic that is not read", topic=topic)
 
     @property
     def is_latest(self) -> bool:
-        return not self.timed and LATEST in (self.number, *self.named.values())
+        return not self.timed and LATEST in self._numbers
+
+    @property
+    def _numbers(self) -> tuple[int | None, ...]:
+        return self.number, *self.named.values(), *self.topics.values()
+
+    @property
+    def is_earliest(self) -> bool:
+        return not self.timed and EARLIEST in self._numbers
 
     def time_of(self, key: Key) -> int | None:
         """Return a partition's time, in milliseconds since 1970."""
@@ -267,18 +279,23 @@ class RangeLimit:
 
 
 def parse_starting(text: str) -> RangeLimit:
-    """Parse ``earliest``, ``latest``, JSON as ``{"orders": {"0": 23, "1": -2}}``, or a checkpoint's JSON."""
+    """Parse ``earliest``, ``latest``, JSON as ``{"orders": {"0": 23}, "bills": "latest"}``, or a checkpoint."""
     word = _WORDS.get(text.lower())
     if word is not None:
         return RangeLimit(word)
     hint = 'write earliest, latest, or JSON as {"topic": {"0": 23, "1": -2}}; -2 is earliest, -1 latest'
-    return RangeLimit(None, _named(text, EARLIEST, hint))
+    data = _json(text, hint)
+    words: dict[str, int] = {}
+    if isinstance(data, Mapping) and not _is_checkpoint(data):
+        words = {topic: _WORDS[word.lower()] for topic, word in data.items() if str(word).lower() in _WORDS}
+        data = {topic: found for topic, found in data.items() if topic not in words}
+    return RangeLimit(None, _named(data, EARLIEST, hint), words)
 
 
 def parse_ending(text: str) -> RangeLimit:
     """Parse ``latest``, or JSON as ``{"orders": {"0": 23, "1": -1}}``."""
     found = parse_starting(text)
-    if EARLIEST in (found.number, *found.named.values()):
+    if found.is_earliest:
         raise InvalidSetting("it cannot be earliest: the batch would be empty", hint="write latest, or a number")
     return found
 
@@ -290,16 +307,23 @@ def parse_time(text: str) -> RangeLimit:
 def parse_times(text: str) -> RangeLimit:
     """Parse times in milliseconds since 1970 by topic and partition: ``{"orders": {"0": 1700000000000}}``."""
     hint = 'write JSON as {"topic": {"0": 1700000000000}}: milliseconds since 1970 by partition'
-    return RangeLimit(None, _named(text, 0, hint), timed=True)
+    return RangeLimit(None, _named(_json(text, hint), 0, hint), timed=True)
 
 
-def _named(text: str, lowest: int, hint: str) -> Offsets:
+def _json(text: str, hint: str) -> Any:
     try:
-        data: Any = orjson.loads(text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
         raise InvalidSetting("it is not JSON", hint=hint) from None
+
+
+def _is_checkpoint(data: Mapping[str, Any]) -> bool:
+    return "v" in data and "topics" in data
+
+
+def _named(data: Any, lowest: int, hint: str) -> Offsets:
     try:
-        if lowest == EARLIEST and isinstance(data, Mapping) and "v" in data and "topics" in data:
+        if lowest == EARLIEST and isinstance(data, Mapping) and _is_checkpoint(data):
             return load(data)
         return read_pairs(data, lowest)
     except (TypeError, ValueError, InvalidInput) as error:

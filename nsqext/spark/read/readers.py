@@ -33,6 +33,7 @@ from nsqext.spark.pyspark_features import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from nsqext.spark.read.batch_plan import Pruning, plan, read_ranges, read_within
@@ -189,11 +190,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_planner": None, "_planned": None, "_lock": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit of a batch: ``maxOffsetsPerTrigger`` or ``maxBytesPerTrigger``."""
-        rows, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
-        if size is not None:
-            return ReadMaxBytes(size)
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        """Return the limit of a batch: ``maxOffsetsPerTrigger``, ``maxBytesPerTrigger`` or ``minOffsetsPerTrigger``."""
+        options = self._options
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        least = options.min_offsets_per_trigger
+        return ReadAllAvailable() if least is None else ReadMinRows(least)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Exclude messages published from now on."""
@@ -217,7 +221,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             limit = self.getDefaultReadLimit()
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        if rows is None and size is None and not isinstance(limit, ReadAllAvailable):
+        if rows is None and size is None and not isinstance(limit, (ReadAllAvailable, ReadMinRows)):
             raise InvalidSetting(
                 f"the source does not support {type(limit).__name__}",
                 hint="use maxOffsetsPerTrigger or maxBytesPerTrigger",
@@ -228,7 +232,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = load_last(start, begin)
 
         async def latest(planner: StreamPlanner) -> dict[str, Any]:
-            return _with_last(await planner.latest(begin, rows, size, last), planner)
+            # with the trigger "once", Spark replaces the limits
+            at_once = isinstance(limit, ReadAllAvailable)
+            return _with_last(await planner.latest(begin, rows, size, last, at_once=at_once), planner)
 
         return self._call(latest)
 

@@ -157,7 +157,13 @@ class StreamPlanner:
         self._frozen = dict(self._states)
 
     async def latest(
-        self, start: Offsets, limit: int | None, size: int | None = None, last: LastMessages | None = None
+        self,
+        start: Offsets,
+        limit: int | None,
+        size: int | None = None,
+        last: LastMessages | None = None,
+        *,
+        at_once: bool = False,
     ) -> Offsets:
         """Return the end of the batch that begins at ``start``, after Spark has completed the batch before it.
 
@@ -167,6 +173,7 @@ class StreamPlanner:
             limit: largest number of messages; None for no limit.
             size: approximate bytes of the partitions' logs, see `within_bytes`; None for no limit.
             last: the last messages before ``start``, as far as known.
+            at_once: do not wait for ``minOffsetsPerTrigger``.
         """
         await anyio.sleep_until(self._next)
         began = anyio.current_time()
@@ -180,7 +187,7 @@ class StreamPlanner:
             states = frozen_at(states, self._frozen)
         known = {topic for topic, _ in start}
         lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss, topics=known)
-        if self._waits_for_more(sum(lag.count for lag in lags.values())):
+        if not at_once and self._waits_for_more(sum(lag.count for lag in lags.values())):
             end = start
         else:
             counts = within_rows(lags, limit) if size is None else await within_bytes(self._admin, lags, states, size)
@@ -198,13 +205,14 @@ class StreamPlanner:
         return end
 
     def _waits_for_more(self, unread: int) -> bool:
-        """Return whether a batch would be smaller than ``minOffsetsPerTrigger``, and is not overdue."""
+        """Return whether a batch is not the first, smaller than ``minOffsetsPerTrigger``, and not overdue."""
         least = self._options.min_offsets_per_trigger
         if least is None or self._frozen is not None or unread >= least:
             return False
         now = anyio.current_time()
         if self._batch_at is None:
             self._batch_at = now
+            return False
         return now - self._batch_at < self._options.max_trigger_delay
 
     async def _survey(self, begin: Offsets, last: LastMessages) -> None:

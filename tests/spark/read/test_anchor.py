@@ -13,7 +13,6 @@ from nsqext.errors import (
     InvalidPartition,
     InvalidSetting,
     InvalidState,
-    PartitionUnavailable,
     TopicNotFound,
 )
 from nsqext.spark.options import SourceOptions
@@ -82,18 +81,26 @@ async def test_it_restarts_there_in_spite_of_messages_received_meanwhile() -> No
     assert len(servers.moves) == 2
 
 
-async def test_a_crash_between_two_anchors_leaves_the_first_one_where_it_is() -> None:
-    servers = pretended()
-    servers.broken.add(("orders", 1))
-    with pytest.raises(PartitionUnavailable):
-        await Anchors(servers.admin, options()).begin()
-    servers.broken.clear()
-    servers.logs["orders", 0].end += 7
-    servers.logs["orders", 1].end += 7
-    first = servers.logs["orders", 0].anchor
-    assert first in (None, 50)
-    begun = await Anchors(servers.admin, options()).begin()
-    assert begun == {("orders", 0): 50 if first == 50 else 57, ("orders", 1): 37}
+async def test_after_a_crash_between_two_anchors_both_are_created_again() -> None:
+    """No batch was planned: the query begins where the options say, and not at the first anchor."""
+    servers = pretended(p0=50)
+    servers.incomplete = True
+    servers.logs["orders", 0].end = 57
+    assert await Anchors(servers.admin, options()).begin() == {("orders", 0): 57, ("orders", 1): 30}
+    assert [log.anchor for log in servers.logs.values()] == [57, 30]
+    assert not servers.incomplete
+
+
+@pytest.mark.parametrize("given", [{}, {"startingOffsets": '{"orders": {"0": 20}}'}, {"startingOffsets": "latest"}])
+async def test_a_partition_that_is_added_before_the_first_batch_is_complete(given: dict[str, str]) -> None:
+    """It is read from its first message, like later ones; a topic without anchors begins where the options say."""
+    servers = pretended(p0=20)
+    if not given:
+        servers.logs["bills", 0] = Log(0, 9)
+        begun = await Anchors(servers.admin, options(subscribe="bills,orders")).begin()
+        assert begun == {("bills", 0): 9, ("orders", 0): 20, ("orders", 1): 0}
+        return
+    assert await Anchors(servers.admin, options(**given)).begin() == {("orders", 0): 20, ("orders", 1): 0}
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,17 @@ def test_positions_by_partition() -> None:
     assert parse_starting(json.dumps(dump({("t", 0): 4}))) == RangeLimit(None, {("t", 0): 4})
 
 
+def test_positions_by_topic() -> None:
+    places = evolve(parse_starting('{"t": "eArLiEst", "u": {"0": 23}, "w": "latest"}'), option="startingOffsets")
+    assert [places.of("t", 5), places.of("u", 0), places.of("w", 1)] == [EARLIEST, 23, LATEST]
+    assert (places.is_latest, places.is_earliest) == (True, True)
+    places.check({"t": [0, 1], "u": [0], "w": [0]})
+    with pytest.raises(InvalidSetting, match=r"names a topic that is not read \(topic w\)"):
+        places.check({"t": [0], "u": [0]})
+    with pytest.raises(InvalidSetting, match=r"has no offset .*topic u, partition 1"):
+        places.of("u", 1)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -113,6 +124,7 @@ def test_positions_by_partition() -> None:
         ("[1]", "it is not an object of topics"),
         ('{"t": 3}', "topic 't' has no offsets by partition"),
         ('{"t": [3]}', "topic 't' has no offsets by partition"),
+        ('{"t": "first"}', "topic 't' has no offsets by partition"),
         ('{"t": {"x": 3}}', "'x' is not a partition"),
         ('{"t": {"1_0": 3}}', "'1_0' is not a partition"),
         ('{"t": {"1024": 3}}', "'1024' is not a partition"),
@@ -127,7 +139,7 @@ def test_offsets_that_are_invalid(text: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["earliest", '{"t": {"0": -2}}'])
+@pytest.mark.parametrize("text", ["earliest", '{"t": {"0": -2}}', '{"t": "earliest"}'])
 def test_nothing_ends_at_the_beginning(text: str) -> None:
     with pytest.raises(InvalidSetting, match="it cannot be earliest"):
         parse_ending(text)

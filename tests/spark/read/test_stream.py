@@ -330,16 +330,23 @@ async def test_anchors_of_an_idle_query_are_at_the_end() -> None:
 async def test_a_batch_waits_for_a_number_of_messages() -> None:
     servers = two()
     planner = batches(servers, minOffsetsPerTrigger="100", maxTriggerDelay="1h")
-    start = await planner.initial()
+    start = await planner.latest(await planner.initial(), None)
+    assert start == {("orders", 0): 50, ("orders", 1): 30}, "the first one does not wait"
+    servers.logs["orders", 0].end = 149
     assert await planner.latest(start, None) == start
-    servers.logs["orders", 0].end = 70
-    assert await planner.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
+    assert await planner.latest(start, None, at_once=True) == {("orders", 0): 149, ("orders", 1): 30}
+    servers.logs["orders", 0].end = 150
+    assert await planner.latest(start, 60) == {("orders", 0): 110, ("orders", 1): 30}, "with a limit besides"
+    start = await planner.latest(start, None)
+    assert start == {("orders", 0): 150, ("orders", 1): 30}
     hasty = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1ms")
     assert await hasty.latest(start, None) == start
-    assert await hasty.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
+    servers.logs["orders", 0].end = 170
+    await anyio.sleep(0.002)
+    assert await hasty.latest(start, None) == {("orders", 0): 170, ("orders", 1): 30}, "it is overdue"
     frozen = batches(servers, minOffsetsPerTrigger="1000", maxTriggerDelay="1h")
     await frozen.freeze()
-    assert await frozen.latest(start, None) == {("orders", 0): 70, ("orders", 1): 30}
+    assert await frozen.latest(start, None) == {("orders", 0): 170, ("orders", 1): 30}
 
 
 @anyio_only

@@ -176,7 +176,7 @@ async def test_the_first_micro_batch_of_many_partitions_needs_few_requests(
 
 
 async def test_a_query_whose_anchors_were_not_all_created_begins_at_its_start(servers: Servers, topic: str) -> None:
-    """The positions of the channels that exist are not its own, even if it is told to continue there."""
+    """The positions of the channels that exist are not its own, even if `existingChannel` says to continue there."""
     lookupd = list(servers.lookupd)
     await publish(lookupd, topic)
     async with SourceAdmin(_options(lookupd, topic).client) as admin:

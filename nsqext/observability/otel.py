@@ -152,13 +152,11 @@ class _ObservedSpan:
             context.detach(self._token)
             self._span.end()
 
-    def _fail(self, error: BaseException, kind: str, text: str) -> Labels:
-        """Record an error; return it as a label."""
-        labels = {ERROR_TYPE: kind}
+    def _fail(self, error: BaseException, kind: str, text: str) -> None:
+        """Record an error."""
         self._span.record_exception(error)
         self._span.set_status(Status(StatusCode.ERROR, text))
-        self._span.set_attributes(labels)
-        return labels
+        self._span.set_attribute(ERROR_TYPE, kind)
 
 
 class _PublishSpan(_ObservedSpan):
@@ -194,16 +192,19 @@ class _PublishSpan(_ObservedSpan):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         labels = self._labels
-        if error is None:
-            self._add_receipts()
-        elif isinstance(error, Exception):
-            labels = labels | self._fail(error, type(error).__qualname__, f"{type(error).__name__}: {error}")
-        else:  # a cancellation is no failure of the span
+        if error is not None:
             labels = labels | {ERROR_TYPE: type(error).__qualname__}
-            self._span.set_attribute(ERROR_TYPE, labels[ERROR_TYPE])
         instruments = self._observer.instruments
-        instruments.sent.add(self._count, labels)
-        self._end(instruments.duration, {**labels, OPERATION_TYPE: "send"})
+        try:
+            instruments.sent.add(self._count, labels)
+            if error is None:
+                self._add_receipts()
+            elif isinstance(error, Exception):
+                self._fail(error, labels[ERROR_TYPE], f"{type(error).__name__}: {error}")
+            else:  # a cancellation is no failure of the span
+                self._span.set_attribute(ERROR_TYPE, labels[ERROR_TYPE])
+        finally:
+            self._end(instruments.duration, {**labels, OPERATION_TYPE: "send"})
 
     def _create(self, origins: Sequence[Context | None]) -> list[Link]:
         links, contexts = [], []
@@ -289,9 +290,12 @@ class _HandlerSpan(_ObservedSpan):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         labels, failed = self._labels, failure(error)
-        if error is not None and failed is not None:
-            labels = labels | self._fail(error, failed, failed)
-        self._end(self._observer.instruments.process, labels)
+        try:
+            if error is not None and failed is not None:
+                labels = labels | {ERROR_TYPE: failed}
+                self._fail(error, failed, failed)
+        finally:
+            self._end(self._observer.instruments.process, labels)
 
     def _labelled(self, topic: str | None = None) -> Labels:
         labels = {SYSTEM: "nsq", OPERATION_NAME: "process", GROUP: self._handling.channel}

@@ -82,10 +82,12 @@ class Instruments:
     @classmethod
     def of(cls, provider: MeterProvider | None) -> Instruments:
         """Return the instruments of a provider, or of the global provider, which may be set later."""
-        if provider is None or provider is metrics.get_meter_provider():
+        current = metrics.get_meter_provider()
+        found = cls._of_providers.get(provider or current)  # it may have become the global one
+        if found is not None:
+            return found
+        if provider is None or provider is current:
             cls._global = cls._global or cls(None)
             return cls._global
-        found = cls._of_providers.get(provider)
-        if found is None:
-            found = cls._of_providers[provider] = cls(provider)
-        return found
+        cls._of_providers[provider] = own = cls(provider)
+        return own

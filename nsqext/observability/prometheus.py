@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -156,6 +157,9 @@ class _ClientCollector:
         self.delays: WeakSet[DelayRelay] = WeakSet()
         self.mirrors: WeakSet[TopicRelay] = WeakSet()
         self._namespace = namespace
+        # of counters by labels: the value reported last, and what clients that are gone had counted
+        self._reported: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {}
+        self._reporting = Lock()
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of all clients; combine metrics with the same labels."""
@@ -198,11 +202,24 @@ class _ClientCollector:
                     if value is not None:
                         number = float(value)
                         values[name] = series.combine(values[name], number) if name in values else number
+            if series.kind == "counter":
+                values = self._never_less(series.name, values)
             family = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
             metric = family(f"{self._namespace}_{series.name}", series.help, labels=(*labels, *series.labels))
             for name, number in values.items():
                 metric.add_metric(name, number)
             yield metric
+
+    def _never_less(self, series: str, values: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+        """Return sums that no client's end reduces: Prometheus would count the rest of such a sum once more."""
+        with self._reporting:
+            before, now = self._reported.get(series, {}), {}
+            for name, number in values.items():
+                last, gone = before.get(name, (0.0, 0.0))
+                gone = max(gone, last - number)
+                now[name] = number + gone, gone
+            self._reported[series] = now
+        return {name: number for name, (number, _) in now.items()}
 
 
 def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -247,14 +264,14 @@ class Prometheus(Observer):
     def __init__(
         self, registry: CollectorRegistry = REGISTRY, *, namespace: str = "nsqext", buckets: Sequence[float] = _BUCKETS
     ) -> None:
-        first = self._first.setdefault(registry, {}).setdefault(namespace, self)
+        first = self._first.setdefault(registry, {}).get(namespace)
         self._buckets: tuple[float, ...] = tuple(buckets)
-        if first is not self:
+        if first is not None:
             if self._buckets != first._buckets:
                 raise InvalidSetting("the metrics of this registry and namespace exist with other buckets")
             vars(self).update(vars(first))
             return
-        common: dict[str, Any] = {"namespace": namespace, "registry": registry}
+        common: dict[str, Any] = {"namespace": namespace, "registry": None}
         topic, channel = ("topic",), ("topic", "channel")
         self._messages = Counter("published_messages", "Messages that were stored.", topic, **common)
         self._bytes = Counter("published_bytes", "Bytes of the bodies that were stored.", topic, **common)
@@ -270,7 +287,13 @@ class Prometheus(Observer):
         self._producer_events = Counter("producer_events", "Events of producers.", ("kind",), **common)
         self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)
         self._clients = _ClientCollector(namespace)
-        registry.register(self._clients)
+        with ExitStack() as undo:  # all or none
+            for collector in vars(self).values():
+                if hasattr(collector, "collect"):
+                    registry.register(collector)
+                    undo.callback(registry.unregister, collector)
+            undo.pop_all()
+        self._first[registry][namespace] = self
         # labelled children, whose look-up is slow
         self._by_topic: dict[str, _Published] = {}
         self._by_channel: dict[tuple[str, str], _Handled] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -19,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanKind, StatusCode
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from nsqext import (
     App,
@@ -34,8 +35,9 @@ from nsqext import (
 )
 from nsqext.errors import InvalidSetting
 from nsqext.middleware import Publishing
-from nsqext.observability import UNOBSERVED, LogObserver, Observer, otel
+from nsqext.observability import UNOBSERVED, LogObserver, Observer, TopicRelay, TopicRelayStatistics, otel
 from nsqext.observability.otel import OpenTelemetry
+from nsqext.observability.otel_metrics import Instruments
 from nsqext.observability.prometheus import Prometheus
 from tests.support.consumers import eventually
 
@@ -339,6 +341,25 @@ def test_a_provider_that_is_set_later_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert observer.publishing(publishing) is not UNOBSERVED
 
 
+def test_a_provider_that_becomes_the_global_one_keeps_its_instruments(monkeypatch: pytest.MonkeyPatch) -> None:
+    meters = MeterProvider()
+    own = Instruments.of(meters)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
+    assert Instruments.of(None) is Instruments.of(meters) is own
+
+
+def test_the_span_of_an_error_that_has_no_text_ends() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    observed = OpenTelemetry(TracerProvider()).publishing(Publishing(topic="orders", messages=[b"x"], batch=True))
+    observed.__enter__()
+    with pytest.raises(ZeroDivisionError):
+        observed.__exit__(Silent, Silent(), None)
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
 async def test_contexts_become_parents(cluster: Cluster, topic: str) -> None:
     telemetry = Telemetry(create_spans=False, parent=True, body_size=True)
     await journey(cluster, topic, [telemetry.observer])
@@ -395,6 +416,40 @@ async def test_prometheus(cluster: Cluster, topic: str) -> None:
     assert value("handler_seconds_count", channel="ch") == 5
     assert value("handler_failures_total", channel="ch", error="RuntimeError") == 1
     assert value("running_handlers", channel="ch") == 0
+
+
+def test_metrics_that_the_registry_refused_are_registered_later() -> None:
+    registry = CollectorRegistry()
+    other = Gauge("nsqext_handler_seconds", "Of another package.", registry=registry)
+    with pytest.raises(ValueError, match="Duplicated"):
+        Prometheus(registry)
+    registry.unregister(other)
+    with Prometheus(registry).publishing(Publishing(topic="orders", messages=[b"x"], batch=True)):
+        pass
+    assert registry.get_sample_value("nsqext_published_messages_total", {"topic": "orders"}) == 1
+
+
+class Relaying(TopicRelay):
+    relayed = 3
+
+    def statistics(self) -> TopicRelayStatistics:
+        return TopicRelayStatistics("orders", "ch", "copy", self.relayed, None, 0)
+
+
+def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
+    registry = CollectorRegistry()
+    prometheus = Prometheus(registry)
+    relays = [Relaying(), Relaying()]
+    labels = {"topic": "orders", "channel": "ch", "target": "copy"}
+    found: list[float | None] = []
+    prometheus.attach(relays[0])
+    prometheus.attach(relays[1])
+    for relayed in (3, 3, 5):
+        relays[0].relayed = relayed
+        found.append(registry.get_sample_value("nsqext_relay_messages_total", labels))
+        del relays[1:]
+        gc.collect()
+    assert found == [6, 6, 8]
 
 
 class Broken(Observer):

@@ -17,6 +17,7 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
+    InvalidSetting,
     InvalidState,
     NsqError,
     OperationNotSupported,
@@ -294,7 +295,7 @@ def _key_tag(count: int, tag: str | None, key: bytes | None) -> str:
     from nsqext.key_ranges import bucket_tag, shared_tag
 
     if tag is not None:
-        raise InvalidInput(f"tag={tag!r} and key_tags contradict each other", hint="use a producer without key_tags")
+        raise InvalidSetting(f"tag={tag!r} and key_tags contradict each other", hint="use a producer without key_tags")
     return shared_tag(count) if key is None else bucket_tag(key, count)
 
 

@@ -455,7 +455,7 @@ def test_key_tags_are_those_of_all_producers() -> None:
     for key, tag in ((b"k", bucket_tag(b"k", 16)), (None, shared_tag(16))):
         header = encode_message(options, meta, b"x", key)[1]
         assert decode_headers(header)["##client_dispatch_tag"] == tag
-    with pytest.raises(InvalidInput, match="contradict each other"):
+    with pytest.raises(InvalidSetting, match="contradict each other"):  # no fault of the message
         encode_message(options, meta, OutgoingMessage(b"x", tag="red"))
 
 

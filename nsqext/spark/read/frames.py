@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _EXTEND_HEAD = np.dtype(
 _DETAIL = np.dtype([("offset", ">i8"), ("size", ">u4")])
 _FIN = np.dtype([("verb", "S4"), ("id", "V16"), ("end", "S1")])
 _NO_HEADER = b"\0"
+_MOST_INT32 = 2**31 - 1
 
 _head_of = itemgetter(slice(_HEAD.itemsize))
 _extend_head_of = itemgetter(slice(_EXTEND_HEAD.itemsize))
@@ -47,6 +49,7 @@ class MessageColumns:
     _starts: Array  # where the body begins in each
     #: each message's extend part as received (version, and with a header its length and bytes); None without any header
     headers: list[bytes] | None = None
+    _lengths: Array | None = field(default=None, init=False)  # of the frames, once they are counted
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -61,23 +64,30 @@ class MessageColumns:
         return [frame[start:] for frame, start in zip(self._frames, starts, strict=True)]
 
     def body_sizes(self) -> Array:
-        if self._frames is None:
-            return np.zeros(len(self), np.int64)
-        return np.fromiter(map(len, self._frames), np.int64, len(self)) - self._starts
+        return np.zeros(len(self), np.int64) if self._frames is None else self._frame_lengths() - self._starts
+
+    def _frame_lengths(self) -> Array:
+        if self._lengths is None:
+            frames = self._frames or []
+            self._lengths = np.fromiter(map(len, frames), np.int64, len(frames))
+        return self._lengths
 
     def body_array(self) -> pa.Array:
         """Return the bodies as an Arrow column; less than 2 GiB."""
         frames = self._frames or []
-        lengths = np.fromiter(map(len, frames), np.int64, len(frames))
-        edges = np.zeros(2 * len(frames) + 1, np.int64)
-        np.cumsum(lengths, out=edges[2::2])
+        joined = b"".join(frames)
+        kind, number = (pa.binary(), np.int32) if len(joined) <= _MOST_INT32 else (pa.large_binary(), np.int64)
+        edges = np.zeros(2 * len(frames) + 1, number)
+        np.cumsum(self._frame_lengths(), out=edges[2::2])
         edges[1::2] = edges[:-1:2] + self._starts
         # Arrow copies the bodies out of the joined frames faster than Python slices each frame
-        buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(frames))]
-        halves = pa.Array.from_buffers(pa.large_binary(), 2 * len(frames), buffers)
-        return halves.take(pa.array(np.arange(1, len(halves), 2))).cast(pa.binary())
+        halves = pa.Array.from_buffers(kind, 2 * len(frames), [None, pa.py_buffer(edges), pa.py_buffer(joined)])
+        bodies = halves.take(pa.array(np.arange(1, len(halves), 2)))
+        return bodies if kind == pa.binary() else bodies.cast(pa.binary())
 
     def part(self, start: int, stop: int) -> MessageColumns:
+        if start == 0 and stop >= len(self):
+            return self
         return MessageColumns(
             self.heads[start:stop],
             None if self._frames is None else self._frames[start:stop],
@@ -90,7 +100,7 @@ class MessageColumns:
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
-        frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]
+        frames = None if parts[0]._frames is None else list(chain.from_iterable(part._frames or () for part in parts))
         headers = None
         if any(part.headers is not None for part in parts):
             headers = [header for part in parts for header in part.headers or [_NO_HEADER] * len(part)]
@@ -194,13 +204,15 @@ class Reassembler:
         offsets = delivery.heads["offset"].astype(np.int64)
         sizes = delivery.heads["size"].astype(np.int64)
         ends = offsets + sizes
-        if sizes.min() <= 0 or offsets.min() < 0:
+        if not sizes.all():
             raise ProtocolError("a message has no queue position")
         if not self._ahead and offsets[0] == expected and (ends[:-1] == offsets[1:]).all():
             run = delivery if len(delivery) <= left else delivery.part(0, left)
             self.offset = int(ends[len(run) - 1])
             self.count += len(run)
             return [run]
+        if offsets.min() < 0:
+            raise ProtocolError("a message has no queue position")
         return self._sort(delivery, offsets.tolist(), expected, left)
 
     def _sort(self, delivery: MessageColumns, offsets: list[int], expected: int, left: int) -> list[MessageColumns]:

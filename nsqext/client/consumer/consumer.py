@@ -340,7 +340,15 @@ class Consumer(Runnable):
             self._tasks.check()  # `aclose` may have ended it meanwhile; then the metadata would not be released
             self._metadata.acquire()
             state.opened = True
-            tasks = [*background, self._subscribe, self._group.run_flush, self._group.run_narrow, self._metadata.run]
+            group = self._group
+            tasks = [
+                *background,
+                self._subscribe,
+                group.run_flush,
+                group.run_collected,
+                group.run_narrow,
+                self._metadata.run,
+            ]
             tasks.append(partial(self._group.run_timer, self._receiver.tick))
             if self._dead_letters is not None:
                 tasks.append(partial(self._dead_letters.run, check=self.warns_of_dead_letters))

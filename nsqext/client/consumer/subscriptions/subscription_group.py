@@ -46,6 +46,10 @@ _TICKS_PER_TIMEOUT = 8
 # seconds within which answers are sent together, after an answer that is sent at once: its handler may block the event
 # loop next
 _TOGETHER = 0.02
+# messages in the queue with which answers may wait for others while a handler waits for something, and for how many
+# seconds: otherwise a handler that publishes costs a system call for each answer
+_AHEAD = 3
+_LONGEST_WAIT = 0.002
 _BURST = 16  # answers that show a burst: an answer sent at once would split the next burst
 _AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
@@ -82,11 +86,13 @@ class SubscriptionGroup:
         self.idle: bool = False  #: the timer rests until something is due, and the next read has to wake it
         #: messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
+        self.ahead: Sized = ()  #: received messages that wait for handlers
         self._unsent: list[Subscription] = []
         self._shares_due = False  # whether the next flush distributes RDY
         self._collects_until = -inf  # until when answers are sent together
         self._blocked_at = -inf  # when the event loop was last found blocked
         self._flush_due = Wakeup()
+        self._collect_due = Wakeup()
         self._narrow_due = Wakeup()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
@@ -276,21 +282,24 @@ class SubscriptionGroup:
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
         """Record that a subscription has commands to send, at the end of this turn of the event loop.
 
-        Returns whether an ``answer`` has to be sent at once: after a pause, or while handlers block the event loop.
+        An ``answer`` may wait for others, for 2 ms, while at least half of what RDY allows is in the queue. Returns
+        whether it has to be sent at once: after a pause, or while handlers block the event loop.
 
         Raises InvalidState outside of the event loop.
         """
         self.tasks.check_event_loop()
-        if not self._unsent:
+        if answer:
+            now = _clock()
+            if now >= self._collects_until or now - self._blocked_at <= _BLOCKS_AGAIN:
+                self._collects_until = now + _TOGETHER
+                return True
+        ahead = len(self.ahead)
+        if answer and ahead >= _AHEAD and 2 * ahead >= subscription.ready:
+            self._collect_due.wake()
+        else:
             self._flush_due.wake()
         self._unsent.append(subscription)
-        if not answer:
-            return False
-        now = _clock()
-        if now < self._collects_until and now - self._blocked_at > _BLOCKS_AGAIN:
-            return False
-        self._collects_until = now + _TOGETHER
-        return True
+        return False
 
     def flush(self) -> None:
         """Send all pending commands now, and RDY counts that follow reads: many reads share one distribution."""
@@ -306,6 +315,13 @@ class SubscriptionGroup:
         """Send pending commands until cancelled, many with one write."""
         while True:
             await self._flush_due.wait()
+            self.flush()
+
+    async def run_collected(self) -> None:
+        """Send answers that waited for others until cancelled."""
+        while True:
+            await self._collect_due.wait()
+            await anyio.sleep(_LONGEST_WAIT)
             self.flush()
 
     async def run_narrow(self) -> None:

@@ -143,6 +143,7 @@ def test_no_answer_of_a_burst_is_sent_at_once(now: list[float], answers: int, af
         return bench.group.needs_flush(cast("Subscription", connection), answer=True)
 
     assert at_once(0.0)
+    assert not at_once(0.0)
     connection.pending += [b"FIN"] * answers
     bench.group.flush()
     assert at_once(0.05) is after_50_ms

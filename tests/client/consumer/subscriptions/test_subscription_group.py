@@ -318,6 +318,28 @@ async def test_pending_commands_of_a_turn_are_sent_together() -> None:
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(("ahead", "ready", "waits"), [(3, 6, True), (3, 7, False), (2, 1, False)])
+async def test_answers_wait_for_others_while_handlers_have_messages(
+    monkeypatch: pytest.MonkeyPatch, ahead: int, ready: int, waits: bool
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WAIT", 0.1)
+    bench, connection = Bench(), Connection()
+    bench.add(connection)
+    group, subscription = bench.group, cast("Subscription", connection)
+    group.ahead, connection.ready = [b"x"] * ahead, ready
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(group.run_flush)
+        tasks.start_soon(group.run_collected)
+        await anyio.wait_all_tasks_blocked()
+        connection.flushes = 0
+        assert group.needs_flush(subscription, answer=True)
+        assert not group.needs_flush(subscription, answer=True)
+        await anyio.wait_all_tasks_blocked()
+        assert connection.flushes == (not waits)
+        await eventually(lambda: connection.flushes == 1)
+        tasks.cancel_scope.cancel()
+
+
 async def test_an_idle_consumer_notices_by_the_timer_of_another_that_the_process_stood_still() -> None:
     async with scripted_node(granted=PLAIN) as node:
         async with (

@@ -33,6 +33,7 @@ __all__ = (
     "OriginalProcesses",
     "RealCluster",
     "SoakCluster",
+    "led_by_others",
     "new_cluster",
     "targets",
 )
@@ -447,10 +448,22 @@ class RealCluster:
         return sorted(node["tcp_port"] for node in _ask("GET", self.lookupd[0], "/nodes")["data"]["producers"])
 
     def _leads(self, port: int, topics: Sequence[str]) -> bool:
-        """Return whether a node leads a partition of a topic, or nsqlookupd does not say who does."""
-        found = [_ask("GET", self.lookupd[0], "/lookup", topic=topic) for topic in topics]
-        leaders = [leader for one in found if one for leader in one["data"]["partitions"].values()]
-        return not all(found) or port in [leader["tcp_port"] for leader in leaders]
+        """Return whether a partition of a topic is not led by another node yet."""
+        return not all(
+            led_by_others(_ask("GET", self.lookupd[0], "/lookup", topic=topic, metainfo="true"), port)
+            for topic in topics
+        )
+
+
+def led_by_others(answer: Any, port: int) -> bool:
+    """Return whether lookup names a leader with another port for each partition; ``answer`` is None for no answer.
+
+    Lookup leaves out partitions without a leader.
+    """
+    if not answer:
+        return False
+    leaders = [leader["tcp_port"] for leader in answer["data"]["partitions"].values()]
+    return len(leaders) == answer["data"]["meta"]["partition_num"] and port not in leaders
 
 
 def _run(command: str, number: int) -> None:

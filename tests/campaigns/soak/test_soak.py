@@ -14,7 +14,7 @@ from nsqext import DeliveryUnknown, PublishFailed, Receipt
 from nsqext.testing.simulation import Fault
 from tests.campaigns.simulation.history import Channel, Delivery
 from tests.campaigns.soak.__main__ import Run
-from tests.campaigns.soak.clusters import TOPICS, EmbeddedProcess
+from tests.campaigns.soak.clusters import TOPICS, EmbeddedProcess, led_by_others
 from tests.campaigns.soak.records import Record, Recorder, SoakHistory
 from tests.campaigns.soak.soak_round import ALL, KEYED, ORIGINAL, Soak, make_plan
 
@@ -130,3 +130,14 @@ def test_unfinished_events_of_a_killed_process_are_recorded_as_ended(tmp_path: P
     (publish,), (delivery,) = history.publishes, history.deliveries
     assert (publish.outcome, publish.end) == ("killed", 9.0)
     assert (delivery.outcome, delivery.end) == ("cancelled", 9.0)
+
+
+def test_a_killed_node_starts_again_after_others_lead_every_partition() -> None:
+    def answer(*ports: int) -> dict[str, object]:
+        leaders = {str(number): {"tcp_port": port} for number, port in enumerate(ports)}
+        return {"data": {"partitions": leaders, "meta": {"partition_num": 2}}}
+
+    assert led_by_others(answer(4152, 4154), 4150)
+    assert not led_by_others(answer(4152, 4150), 4150)
+    assert not led_by_others(answer(4152), 4150), "the other partition has no leader"
+    assert not led_by_others(None, 4150)

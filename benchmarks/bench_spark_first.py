@@ -81,7 +81,7 @@ async def without_spark(lookupd: str, pid: int, channel: str) -> dict[str, Step]
     options = SourceOptions.parse(given, streaming=True)
     steps = {name: Step() for name in ("start", "plan", "read")}
     planner = StreamPlanner(options, SourceAdmin(options.client))
-    LookupHttp.fetch = count  # type: ignore[method-assign]
+    LookupHttp.fetch = count  # type: ignore[assignment, method-assign]
     try:
         with measured(steps["start"], pid, asked):
             begin = await planner.initial()

@@ -2,13 +2,15 @@
 
 For each size: the client publishes and consumes a topic, Spark reads it in one batch, and writes as many rows in one
 job. Each has its own topic. The figures of a row of the table are measured one after the other; other load on the
-machine affects the figures, and their ratios less.
+machine affects the figures, and their ratios less. With ``--results``, a run that ended early continues with the sizes
+that the file lacks.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import tempfile
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -56,9 +58,15 @@ async def _publish_small(lookupd: str, topic: str, rows: int, chunk: int) -> Non
             await producer.publish_many(topic, [_BODY] * len(numbers), trace_ids=list(numbers))
 
 
-def measure(bench: ScaleBench) -> dict[tuple[int, int], dict[str, Figures]]:
-    """Measure each size; return figures by rows and partitions."""
+def measure(bench: ScaleBench, results: Path | None) -> tuple[dict[tuple[int, int], dict[str, Figures]], list[float]]:
+    """Measure each size that the results lack; return figures by rows and partitions, and load averages."""
     found: dict[tuple[int, int], dict[str, Figures]] = {}
+    loads: list[float] = []
+    if results is not None and results.exists():
+        stored = orjson.loads(results.read_bytes())
+        loads = stored["loads"]
+        for rows, partitions, figures in stored["sizes"]:
+            found[rows, partitions] = {way: Figures(*pair) for way, pair in figures.items()}
     with topic(bench, 2) as name:  # starts the workers
         bench.rows = 1000
         bench.publish_small(name, 2)
@@ -66,14 +74,36 @@ def measure(bench: ScaleBench) -> dict[tuple[int, int], dict[str, Figures]]:
         bench.write_small(name)
     for partitions in PARTITIONS:
         for bench.rows in ROWS:
+            if (bench.rows, partitions) in found:
+                continue
+            loads.append(os.getloadavg()[0])
             with topic(bench, partitions) as name:
                 published = bench.publish_small(name, partitions)
                 consumed, read = bench.consume(name), bench.read(name)
                 written = bench.write_small(name)
             figures = dict(zip(WAYS, (published, written, consumed, read), strict=True))
             found[bench.rows, partitions] = figures
-            print(bench.rows, partitions, figures, flush=True)
-    return found
+            loads.append(os.getloadavg()[0])
+            print(bench.rows, partitions, figures, loads[-2:], flush=True)
+            if results is not None:
+                sizes = [
+                    [*size, {way: [figures.rate, figures.cpu] for way, figures in each.items()}]
+                    for size, each in found.items()
+                ]
+                results.write_bytes(orjson.dumps({"loads": loads, "sizes": sizes}))
+    return found, loads
+
+
+def commit() -> str:
+    """Return the commit of this tree."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    return found.stdout.strip()
 
 
 def report(found: dict[tuple[int, int], dict[str, Figures]]) -> str:
@@ -104,6 +134,7 @@ def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
+    parser.add_argument("--results", metavar="FILE", type=Path, help="where figures are kept until all are measured")
     given = parser.parse_args()
     session = local_session()
     with ExitStack() as stack:
@@ -112,17 +143,17 @@ def main() -> None:
         portal = stack.enter_context(start_blocking_portal())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         server = "one node of `nsqext`" if given.lookupd is None else f"the real cluster, nsqd {version_of(lookupd)}"
-        load = os.getloadavg()[0]
-        text = report(measure(ScaleBench(session, portal, lookupd, 0, Path(folder))))
-        loads = f"{load:.1f} before, {os.getloadavg()[0]:.1f} after"
+        found, loads = measure(ScaleBench(session, portal, lookupd, 0, Path(folder)), given.results)
+        text = report(found)
         session.stop()
     print(text)
     write_section(
         "Spark by rows and partitions",
-        f"Messages of 200 bytes on {server}; PySpark {pyspark.__version__}, pyarrow {pa.__version__}, `local[*]`, "
-        f"written by {_TASKS} tasks. One run: each size once, the client and Spark one after the other on a topic of "
-        "its own. Rates and CPU include planning and the start of a job's tasks. Servers, Java, Python and other "
-        f"programs share the cores (load average {loads}): compare the ratios to the client.\n\n{text}",
+        f"Messages of 200 bytes on {server}; commit {commit()}, PySpark {pyspark.__version__}, "
+        f"pyarrow {pa.__version__}, `local[*]`, written by {_TASKS} tasks. One run: each size once, the client and "
+        "Spark one after the other on a topic of its own. Rates and CPU include planning and the start of a job's "
+        "tasks. Servers, Java, Python and other programs share the cores (load averages of "
+        f"{min(loads):.0f} to {max(loads):.0f}): compare the ratios to the client.\n\n{text}",
     )
 
 

@@ -119,7 +119,10 @@ class Anchors:
                 partition,
             )
             return
-        begin = await gather(keys, lambda key: self._start(key, bounds[key]))
+        # without a number for the partition, it was added after the query began
+        numbered = [key for key in keys if self._start_limit.covers(key)]
+        begin = await gather(numbered, lambda key: self._start(key, bounds[key]))
+        begin |= {key: bounds[key].start for key in keys if key not in begin}
         for (topic, partition), count in begin.items():
             found = existing[topic, partition]
             if found != count:

@@ -191,6 +191,10 @@ class RangeLimit:
     timed: bool = False
     option: str = ""  #: for errors; empty for a default
 
+    def covers(self, key: Key) -> bool:
+        """Return whether a partition has a number."""
+        return self.number is not None or key in self.named or key[0] in self.topics
+
     def of(self, topic: str, partition: int) -> int:
         """Return a partition's number: a count, `EARLIEST`, `LATEST`, or a time."""
         if self.number is not None:

@@ -100,7 +100,7 @@ class MessageColumns:
         if len(parts) == 1:
             return parts[0]
         heads = np.concatenate([part.heads for part in parts])
-        frames = None if parts[0]._frames is None else list(chain.from_iterable(part._frames or () for part in parts))
+        frames = None if parts[0]._frames is None else [*chain.from_iterable(part._frames or () for part in parts)]
         headers = None
         if any(part.headers is not None for part in parts):
             headers = [header for part in parts for header in part.headers or [_NO_HEADER] * len(part)]

@@ -156,7 +156,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "spark/read/frames.py",
         "number + 1",
-        "frames = None if parts[0]._frames is None else [frame for part in parts for frame in part._frames or ()]",
+        "frames = None if parts[0]._frames is None else [*chain.from_iterable(part._frames or () for part in parts)]",
     ): "all deliveries of a reader have bodies, or none has",
     (
         "spark/read/arrow.py",

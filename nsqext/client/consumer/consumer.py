@@ -340,16 +340,9 @@ class Consumer(Runnable):
             self._tasks.check()  # `aclose` may have ended it meanwhile; then the metadata would not be released
             self._metadata.acquire()
             state.opened = True
-            group = self._group
-            tasks = [
-                *background,
-                self._subscribe,
-                group.run_flush,
-                group.run_collected,
-                group.run_narrow,
-                self._metadata.run,
-            ]
-            tasks.append(partial(self._group.run_timer, self._receiver.tick))
+            group, schedule = self._group, self._group.schedule
+            tasks = [*background, self._subscribe, schedule.run, schedule.run_collected, group.run_narrow]
+            tasks += [partial(group.run_timer, self._receiver.tick), self._metadata.run]
             if self._dead_letters is not None:
                 tasks.append(partial(self._dead_letters.run, check=self.warns_of_dead_letters))
             for task in tasks:

@@ -37,7 +37,7 @@ class ReceiverQueues:
         #: messages for all workers, or for the program; empty with lanes
         self.queue: MessageQueue = MessageQueue()
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self.queue.messages)
-        group.ahead = self.queue.messages
+        group.schedule.ahead = self.queue.messages
         self._group = group
         self._state = state
         self._options = options = group.options

@@ -13,6 +13,7 @@ from attrs import define
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.consumer.subscriptions.flush_schedule import FlushSchedule
 from nsqext.client.consumer.subscriptions.rdy_distributor import IDLE, IDLE_TURN, RdyDistributor
 from nsqext.client.pulse import PAST_DUE, Pulse
 from nsqext.waits import Waiters, Wakeup
@@ -43,16 +44,6 @@ _TICK = 0.25  # seconds between two ticks while messages are received or unsent 
 _IDLE_TICK = 5.0  # longest time between two ticks of a `Pulse`, and of a connection without messages
 _LONGEST_REST = 60.0  # the same, while nothing is in flight or due
 _TICKS_PER_TIMEOUT = 8
-# seconds within which answers are sent together, after an answer that is sent at once: its handler may block the event
-# loop next
-_TOGETHER = 0.02
-# messages in the queue with which answers may wait for others while a handler waits for something, and for how many
-# seconds: otherwise a handler that publishes costs a system call for each answer
-_AHEAD = 3
-_LONGEST_WAIT = 0.002
-_BURST = 16  # answers that show a burst: an answer sent at once would split the next burst
-_AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
-_BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
 
 _clock = time.monotonic
 
@@ -86,13 +77,8 @@ class SubscriptionGroup:
         self.idle: bool = False  #: the timer rests until something is due, and the next read has to wake it
         #: messages read before this time arrived when they were read; later, ask `earliest_receipt`
         self.on_time_until: float = -inf
-        self.ahead: Sized = ()  #: received messages that wait for handlers
-        self._unsent: list[Subscription] = []
+        self.schedule: FlushSchedule = FlushSchedule(self.flush)
         self._shares_due = False  # whether the next flush distributes RDY
-        self._collects_until = -inf  # until when answers are sent together
-        self._blocked_at = -inf  # when the event loop was last found blocked
-        self._flush_due = Wakeup()
-        self._collect_due = Wakeup()
         self._narrow_due = Wakeup()
         self._tick_due = Waiters()
         self._ticked_at = 0.0
@@ -196,7 +182,7 @@ class SubscriptionGroup:
 
     def _distribute_soon(self) -> None:
         self._shares_due = True
-        self._flush_due.wake()
+        self.schedule.wake()
 
     def _record(self, subscription: Subscription) -> bool:
         """Report messages since the last call to the distributor; return whether RDY counts change."""
@@ -280,49 +266,18 @@ class SubscriptionGroup:
     # Sending
 
     def needs_flush(self, subscription: Subscription, *, answer: bool = False) -> bool:
-        """Record that a subscription has commands to send, at the end of this turn of the event loop.
-
-        An ``answer`` may wait for others, for 2 ms, while at least half of what RDY allows is in the queue. Returns
-        whether it has to be sent at once: after a pause, or while handlers block the event loop.
+        """Record that a subscription has commands to send; see `FlushSchedule.add`.
 
         Raises InvalidState outside of the event loop.
         """
         self.tasks.check_event_loop()
-        if answer:
-            now = _clock()
-            if now >= self._collects_until or now - self._blocked_at <= _BLOCKS_AGAIN:
-                self._collects_until = now + _TOGETHER
-                return True
-        ahead = len(self.ahead)
-        if answer and ahead >= _AHEAD and 2 * ahead >= subscription.ready:
-            self._collect_due.wake()
-        else:
-            self._flush_due.wake()
-        self._unsent.append(subscription)
-        return False
+        return self.schedule.add(subscription, answer=answer)
 
     def flush(self) -> None:
         """Send all pending commands now, and RDY counts that follow reads: many reads share one distribution."""
         if self._shares_due:
             self.rebalance()
-        unsent, self._unsent = self._unsent, []
-        if any(len(subscription.pending) >= _BURST for subscription in unsent):
-            self._collects_until = _clock() + _AFTER_BURST
-        for subscription in unsent:
-            subscription.flush()
-
-    async def run_flush(self) -> None:
-        """Send pending commands until cancelled, many with one write."""
-        while True:
-            await self._flush_due.wait()
-            self.flush()
-
-    async def run_collected(self) -> None:
-        """Send answers that waited for others until cancelled."""
-        while True:
-            await self._collect_due.wait()
-            await anyio.sleep(_LONGEST_WAIT)
-            self.flush()
+        self.schedule.flush_added()
 
     async def run_narrow(self) -> None:
         """Shrink windows until cancelled, after which servers send at once what they collect."""
@@ -357,7 +312,7 @@ class SubscriptionGroup:
                 now = _clock()
                 late = max(0.0, now - self._due_at)
                 if late >= _TICK:
-                    self._blocked_at = now
+                    self.schedule.blocked(now)
                     pulse.notice(self._ticked_at, now)
                 self._tick(now)
                 ticked(now, late)

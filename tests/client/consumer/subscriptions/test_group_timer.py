@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.statistics import ConsumerConnection, connections_of, statistics_of
+from nsqext.client.consumer.subscriptions import flush_schedule
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.errors import InvalidState
@@ -30,7 +31,8 @@ _NOW = 1000.0
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the clock."""
     time = [_NOW]
-    monkeypatch.setattr(module, "_clock", lambda: time[0])
+    for each in (module, flush_schedule):
+        monkeypatch.setattr(each, "_clock", lambda: time[0])
     return time
 
 
@@ -120,34 +122,6 @@ def test_no_command_is_recorded_in_another_event_loop(now: list[float]) -> None:
         bench.group.needs_flush(cast("Subscription", connection))
     bench.group.flush()
     assert connection.flushes == 0
-
-
-def test_the_first_answer_after_a_pause_is_sent_at_once(now: list[float]) -> None:
-    bench, connection = Bench(), cast("Subscription", Connection())
-
-    def at_once(after: float) -> bool:
-        now[0] += after
-        return bench.group.needs_flush(connection, answer=True)
-
-    assert not bench.group.needs_flush(connection), "RDY waits"
-    assert [at_once(after) for after in (0.0, 0.01, 0.009, 0.002, 0.019)] == [True, False, False, True, False]
-
-
-@pytest.mark.parametrize(("answers", "after_50_ms"), [(15, True), (16, False)])
-def test_no_answer_of_a_burst_is_sent_at_once(now: list[float], answers: int, after_50_ms: bool) -> None:
-    """Otherwise each burst would be split into two, with a read and a write each."""
-    bench, connection = Bench(), Connection()
-
-    def at_once(after: float) -> bool:
-        now[0] += after
-        return bench.group.needs_flush(cast("Subscription", connection), answer=True)
-
-    assert at_once(0.0)
-    assert not at_once(0.0)
-    connection.pending += [b"FIN"] * answers
-    bench.group.flush()
-    assert at_once(0.05) is after_50_ms
-    assert at_once(0.051), "the burst has ended"
 
 
 @pytest.mark.anyio

@@ -249,7 +249,7 @@ async def test_the_reads_of_a_turn_share_one_distribution(monkeypatch: pytest.Mo
         connection.unrecorded = 1, 10
         bench.group.received(cast("Subscription", connection))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_flush)
+        tasks.start_soon(bench.group.schedule.run)
         await eventually(lambda: distributed == 1)
         tasks.cancel_scope.cancel()
 
@@ -308,35 +308,13 @@ async def test_pending_commands_of_a_turn_are_sent_together() -> None:
     bench, (one, two) = Bench(), (Connection(partition=1), Connection(partition=2))
     bench.add(one, two)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_flush)
+        tasks.start_soon(bench.group.schedule.run)
         for _ in range(2):
             for connection in (one, two):
                 bench.group.needs_flush(cast("Subscription", connection))
             assert (one.flushes, two.flushes) == (0, 0)
             await eventually(lambda: (one.flushes, two.flushes) == (1, 1))
             one.flushes = two.flushes = 0
-        tasks.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(("ahead", "ready", "waits"), [(3, 6, True), (3, 7, False), (2, 1, False)])
-async def test_answers_wait_for_others_while_handlers_have_messages(
-    monkeypatch: pytest.MonkeyPatch, ahead: int, ready: int, waits: bool
-) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT", 0.1)
-    bench, connection = Bench(), Connection()
-    bench.add(connection)
-    group, subscription = bench.group, cast("Subscription", connection)
-    group.ahead, connection.ready = [b"x"] * ahead, ready
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(group.run_flush)
-        tasks.start_soon(group.run_collected)
-        await anyio.wait_all_tasks_blocked()
-        connection.flushes = 0
-        assert group.needs_flush(subscription, answer=True)
-        assert not group.needs_flush(subscription, answer=True)
-        await anyio.wait_all_tasks_blocked()
-        assert connection.flushes == (not waits)
-        await eventually(lambda: connection.flushes == 1)
         tasks.cancel_scope.cancel()
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqext import Admin
 from nsqext.admin.requests import ClusterRequests
+from nsqext.admin.stats import sum_up
 from nsqext.errors import (
     InvalidInput,
     LookupFailed,
@@ -22,8 +24,9 @@ from nsqext.errors import (
 )
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.node_stats import read_stats
+from nsqext.protocol.record import COUNTER_BITS
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, lookup_json, not_found
+from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json, not_found
 
 pytestmark = pytest.mark.anyio
 
@@ -143,9 +146,100 @@ async def test_channels_that_have_to_be_registered_are_registered_at_lookup(node
     answer["meta"]["disable_channel_auto_create"] = True
     for name in ("a:4161", "b:4161"):
         nodes.finds(name, answer)
-    registered = nodes.route("b:4161", "/channel/create", OK, "POST")
-    await admin_of(nodes).create_channel("orders", "billing")
-    assert params(registered) == [{"topic": "orders", "channel": "billing"}]
+    for answer_to_change in (OK, httpx.Response(400, json={"message": "channel already registered"})):
+        registered = nodes.route("b:4161", "/channel/create", answer_to_change, "POST")
+        await admin_of(nodes).create_channel("orders", "billing")
+        assert params(registered)[-1:] == [{"topic": "orders", "channel": "billing"}]
+
+
+async def test_changes_of_a_channel_carry_their_settings(nodes: LookupNodes) -> None:
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    actions = ("setorder", "ratelimit", "setclientlimit", "finishmemdelayed", "emptydelayed")
+    routes = [nodes.route("n2:4153", f"/channel/{action}", OK, "POST") for action in actions]
+    finished = nodes.route("n2:4153", "/message/finish", OK, "POST")
+    for action in actions:
+        nodes.route("n1:4151", f"/channel/{action}", OK, "POST")
+    admin = admin_of(nodes)
+    await admin.set_channel("orders", "ch", ordered=False, rate_limit_kib=5)
+    await admin.limit_consumers("orders", "ch", 3, address_prefix="10.")
+    await admin.empty_delayed("orders", "ch")
+    await admin.finish_message("orders", "ch", (1 << COUNTER_BITS) + 7)
+    at = {"topic": "orders", "channel": "ch", "partition": "1"}
+    settings: tuple[dict[str, str], ...] = (
+        {"order": "false"},
+        {"ratekilobytes": "5"},
+        {"ready": "3", "client_prefix": "10."},
+        {},
+        {},
+    )
+    assert [params(route) for route in routes] == [[at | one] for one in settings]
+    assert params(finished) == [at | {"msgid": str((1 << COUNTER_BITS) + 7)}]
+
+
+async def test_a_change_is_repeated_where_it_failed_only(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150", 1: "n2:4152", 2: "n3:4154"}, num=3))
+    answers = [httpx.Response(500), OK]
+    first = nodes.route("n1:4151", "/channel/empty", OK, "POST")
+    nodes.route("n2:4153", "/channel/empty", lambda request: answers.pop(0), "POST")
+    nodes.route("n3:4155", "/channel/empty", not_found("CHANNEL_NOT_FOUND"), "POST")  # a new partition
+    await admin_of(nodes).empty_channel("orders", "ch")
+    assert (len(first.calls), answers) == (1, [])
+
+
+async def test_set_topic_waits_until_lookup_reports_the_change(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    before, after = lookup_json({0: "n1:4150"}, num=1), lookup_json({0: "n1:4150"}, num=1)
+    after["meta"]["replica"] = 2
+    changed = nodes.route("b:4161", "/topic/meta/update", OK, "POST")
+    answers = [before] * 6
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lambda request: httpx.Response(200, json=answers.pop() if answers else after))
+    await admin_of(nodes).set_topic("orders", replicas=2)
+    assert params(changed) == [{"topic": "orders", "replicator": "2"}]
+    assert answers == []
+
+
+async def test_a_replica_moves_between_nodes_that_do_not_lead(nodes: LookupNodes) -> None:
+    members = [{"node_id": f"{name}:4250:{port}:{name[1]}"} for name, port in (("n1", 4150), ("n2", 4152))]
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+        nodes.route(
+            name, "/nodes", {"producers": [node_json(f"n{number}:{4148 + 2 * number}") for number in (1, 2, 3)]}
+        )
+    for number in (1, 2, 3):
+        nodes.route(f"n{number}:{4149 + 2 * number}", "/config/rpc_port", httpx.Response(200, text="4250"))
+        nodes.route(f"n{number}:{4149 + 2 * number}", "/config/id", httpx.Response(200, text=str(number)))
+
+    def move(request: httpx.Request) -> httpx.Response:
+        members[1] = {"node_id": "n3:4250:4154:3"}
+        return OK
+
+    moved = nodes.route("b:4161", "/topic/partition/move", move, "POST")
+    nodes.route(
+        "n1:4151",
+        "/coordinator/stats",
+        lambda request: httpx.Response(200, json={"topic_coord_stats": [{"isr_stats": members}]}),
+    )
+    await admin_of(nodes).move_partition("orders", 0, "n2:4152", "n3:4154")
+    ends = {"move_from": "n2:4250:4152:2", "move_to": "n3:4250:4154:3", "move_leader": "false"}
+    assert params(moved) == [{"topic": "orders", "partition": "0", **ends}]
+
+
+async def test_a_channel_is_paused_where_all_partitions_are() -> None:
+    shares = [
+        {"topic_name": "orders", "message_count": 1, "channels": [{"channel_name": "ch", "paused": paused}]}
+        for paused in (True, False, True)
+    ]
+    for number, expected in ((1, True), (3, False)):
+        parts = read_stats({"topics": shares[:number]}, Address("n", 4150))["orders"]
+        assert sum_up("orders", "original", parts).channels["ch"].paused is expected
+    led = [evolve(parts[0], partition=number, node=Address("n", 4152 - number)) for number in (1, 0)]
+    assert [part.partition for part in sum_up("orders", "redesigned", led).partitions] == [0, 1]
 
 
 async def test_a_channel_of_an_unknown_topic(nodes: LookupNodes) -> None:
@@ -167,14 +261,15 @@ async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsq
     nodes = LookupNodes()
     for name in ("x:4161", "y:4161"):
         nodes.lists(name)
-        nodes.finds(name, ORIGINAL)
+        nodes.finds(name, {**ORIGINAL, "channels": ["billing"]})
     routes = {
         (name, path): nodes.route(name, path, OK, "POST")
         for name in ("x:4161", "y:4161", "o1:4151")
-        for path in ("/channel/create", "/topic/delete")
+        for path in ("/channel/create", "/channel/delete", "/topic/delete")
     }
     admin = admin_of(nodes, "x:4161,y:4161")
     await admin.create_channel("orders", "billing")
+    await admin.delete_channel("orders", "billing")  # lookup lists it: nodes are not asked
     await admin.delete_topic("orders")
     assert [key for key, route in routes.items() if not route.called] == []
 

@@ -6,15 +6,17 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
 import pytest
 
-from nsqext import App, Consumer, Message, MessageBatch
+from nsqext import Admin, App, Consumer, Message, MessageBatch
 from nsqext.app import Health
+from nsqext.app.start_checks import refuse_loops
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
+from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -151,6 +153,10 @@ async def test_an_app_without_handlers_publishes(cluster: Cluster, topics: tuple
         async with App(cluster.lookupd) as app:
             assert (await app.publish(topics[0], b"x")).topic == topics[0]
             assert app.health() == Health(live=True, ready=True)
+        await app.start()
+        app.stop()
+        await app.wait()
+        assert app.health().reasons == ("the app is not running",)
 
 
 async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
@@ -308,11 +314,15 @@ async def test_start_and_aclose_in_different_tasks_and_again(cluster: Cluster, t
 
 async def test_aclose_raises_the_error_that_ended_the_app(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd)
-    app.handler(topics[0], "ch", partitions=(7,))(nothing)
+    app.handler(topics[0], "ch", partitions=(1,))(nothing)
     with anyio.fail_after(25), pytest.raises(InvalidPartition):
         await app.start()
     assert not app.health().live
     await app.aclose()
+    async with Admin(cluster.lookupd) as admin:
+        await admin.expand_topic(topics[0], 2)
+    async with app:  # without the error of the former run
+        assert app.health().live
 
 
 async def test_a_handler_closes_its_app(cluster: Cluster, topics: tuple[str, str]) -> None:
@@ -437,6 +447,17 @@ async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
         assert response.json() == {"ok": False, "reasons": ["the app is not running"]}
 
 
+async def test_the_health_endpoint_below_a_mount_answers_head_without_a_body() -> None:
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "HEAD", "path": "/app/healthz", "root_path": "/app"}
+    await App("127.0.0.1:1").asgi()(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
+    assert (sent[0]["status"], sent[1]["body"]) == (200, b"")
+
+
 async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, str]) -> None:
     first, second = topics
     app = App(cluster.lookupd)
@@ -478,10 +499,30 @@ async def test_a_handler_that_would_receive_what_it_publishes_is_refused(cluster
         await app.serve()
     with pytest.raises(InvalidSetting, match="needs a list of topics"):
         App(nsqd="127.0.0.1:1").handler("a*", "ch")(take)
+    named = App(cluster.lookupd)
+    named.publisher("orders")(named.handler(["orders", "refunds.*"], "ch")(take))
+    refuse_loops(named.specs, named.publishers)  # a name is intended
 
 
-async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, topics: tuple[str, str]) -> None:
-    app = App(cluster.lookupd)
+async def test_batch_handlers_and_handlers_that_answer_later(
+    cluster: Cluster, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around: list[bool] = []
+    given: list[object] = []
+
+    class Counting(Middleware):
+        async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            around.append(handling.batch)
+            return await call_next(handling)
+
+    register = Consumer.batch_handler
+
+    def batch_handler(consumer: Consumer, **options: Any) -> Any:
+        given.append(options)
+        return register(consumer, **options)
+
+    monkeypatch.setattr(Consumer, "batch_handler", batch_handler)
+    app = App(cluster.lookupd, middleware=[Counting()])
     batches: list[list[bytes]] = []
     later: list[Message] = []
     done, written = anyio.Event(), anyio.Event()
@@ -511,6 +552,8 @@ async def test_batch_handlers_and_handlers_that_answer_later(cluster: Cluster, t
     assert batches[:1] == [[b"alone"]]
     assert sorted(body for batch in batches[1:] for body in batch) == [b"%d" % number for number in range(6)]
     assert max(map(len, batches)) <= 3
+    assert given == [{"max_count": 3, "max_wait": 5.0}]
+    assert around.count(True) == len(batches)
     app.publisher("results")(write)
     with pytest.raises(InvalidSetting, match="is not a handler"):
         await app.serve()

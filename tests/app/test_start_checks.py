@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
-from nsqext.errors import ExtendNotSupported, InvalidSetting, InvalidState
+from nsqext.app import Router
+from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
 
 if TYPE_CHECKING:
@@ -46,9 +47,17 @@ async def test_two_handlers_of_the_same_topic_and_channel_are_refused() -> None:
     for topics in ("refunds", "ord*", ["other", "orders"]):
         with pytest.raises(InvalidSetting, match=r"two handlers consume (orders|refunds)/billing.*use another channel"):
             app.handler(topics, "billing")(nothing)
+    app.handler("pay*", "billing")(nothing)
+    with pytest.raises(InvalidSetting, match=r"two handlers consume pay\*/billing"):
+        app.handler("pay*", "billing")(nothing)
     app.handler("orders", "audit")(nothing)
     app.handler("other", "billing")(nothing)
-    assert len(app.consumers) == 3
+    assert len(app.consumers) == 4
+
+
+async def test_a_router_refuses_a_tag_that_no_app_can_use() -> None:
+    with pytest.raises(InvalidName, match="tag"):
+        Router().handler("orders", "billing", tag="")(nothing)
 
 
 @pytest.mark.parametrize(

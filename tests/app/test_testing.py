@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.pool import NullPool
 
 from nsqext import App, Message, MessageBatch, OutgoingMessage, Reject
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
 from nsqext.transactions import Inbox, OutboxStore
 
@@ -97,12 +97,30 @@ async def test_a_batch_handler_that_middleware_does_not_call_is_an_error() -> No
             await test.deliver("orders", b"one")
 
 
+async def test_middleware_of_several_handlers_is_started_once() -> None:
+    class Starting(Middleware):
+        started = 0
+
+        async def start(self) -> None:
+            self.started += 1
+
+    one = Starting()
+    app = App(NOWHERE, middleware=[one])
+    app.handler("orders", "a", middleware=[one])(print)
+    with pytest.raises(InvalidSetting):
+        await app.test("127.0.0.1:99999").__aenter__()
+    async with app.test():  # the other has not begun
+        assert one.started == 1
+
+
 async def test_a_publish_is_recorded_with_all_that_was_given() -> None:
     app = App(NOWHERE)
     headers = {"user": "42"}
     async with app.test() as test:
         await app.producer.publish("orders", b"one", key="k", headers=headers, tag="blue", trace_id=7, partition=2)
         await app.producer.publish("orders", b"later", delay=60.0)
+        with pytest.raises(InvalidBody):
+            await app.producer.publish("orders", b"x" * (2 << 20))
         await app.producer.publish_many("orders", [b"two", OutgoingMessage(b"three", key="own")], key="all")
     first, later, two, three = test.published
     assert (first.topic, first.body, first.key, first.headers) == ("orders", b"one", "k", headers)
@@ -120,6 +138,7 @@ async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> 
         None,
     ]
 
+    @app.publisher("copies")
     @app.publisher("bills")
     @app.handler("orders", "ch")
     async def bill(number: int) -> object:
@@ -128,7 +147,9 @@ async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> 
     async with app.test() as test:
         for number in range(len(results)):
             await test.deliver("orders", number)
-    full, raw, empty = (published.message for published in test.published)
+    bills, copies = ([one.message for one in test.published if one.topic == topic] for topic in ("bills", "copies"))
+    full, raw, empty = bills
+    assert copies == bills
     assert (full.body, full.headers, full.tag, full.trace_id, full.key) == (b"one", {"user": "42"}, "canary", 7, "k")
     assert (raw.body, raw.header) == (b"two", b'{"user":"43"}')
     assert empty.body == b"[]"

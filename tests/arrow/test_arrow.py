@@ -99,6 +99,8 @@ def test_offsets_choose_messages(servers: Servers) -> None:
         {topic: [1]}, servers.lookupd, starting_offsets={topic: {1: 3}}, ending_offsets={topic: {1: 6}}
     )
     assert values(found.read_all()) == [b"1-3", b"1-4", b"1-5"]
+    bounds = nsqext.arrow.bounds(topic, ["127.0.0.1:1", *servers.lookupd])
+    assert all(start == 0 < end for start, end in bounds.values())
     both = nsqext.arrow.read([topic], servers.lookupd, columns=["partition", "offset"], arrow_batch_rows=4)
     rows = both.read_all()
     assert rows.column_names == ["partition", "offset"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Never
 
 import anyio
 import pytest
@@ -33,12 +34,14 @@ from nsqext import (
     Producer,
     Requeue,
 )
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import Publishing
 from nsqext.observability import UNOBSERVED, LogObserver, Observer, TopicRelay, TopicRelayStatistics, otel
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.otel_metrics import Instruments
 from nsqext.observability.prometheus import Prometheus
+from nsqext.transactions.relay import OutboxRelay
+from nsqext.types import Receipt
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -348,6 +351,22 @@ def test_a_provider_that_becomes_the_global_one_keeps_its_instruments(monkeypatc
     assert Instruments.of(None) is Instruments.of(meters) is own
 
 
+def test_a_span_has_the_place_that_all_receipts_have_and_a_cancellation_is_no_failure() -> None:
+    exporter = InMemorySpanExporter()
+    spans = TracerProvider()
+    spans.add_span_processor(SimpleSpanProcessor(exporter))
+    for partitions, cancelled in (((0, 0), False), ((0, 1), False), ((), True)):
+        publishing = Publishing(topic="orders", messages=[OutgoingMessage(b"x", trace_id=0)], batch=False)
+        with suppress(KeyboardInterrupt), OpenTelemetry(spans).publishing(publishing):
+            publishing.receipts = [Receipt("orders", partition, "n:1") for partition in partitions]
+            if cancelled:
+                raise KeyboardInterrupt
+    found = exporter.get_finished_spans()
+    assert [(span.attributes or {}).get(otel.PARTITION) for span in found] == ["0", None, None]
+    assert {span.status.status_code for span in found} == {StatusCode.UNSET}
+    assert not any(otel.TRACE_ID in (span.attributes or {}) for span in found)
+
+
 def test_the_span_of_an_error_that_has_no_text_ends() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
@@ -433,7 +452,7 @@ class Relaying(TopicRelay):
     relayed = 3
 
     def statistics(self) -> TopicRelayStatistics:
-        return TopicRelayStatistics("orders", "ch", "copy", self.relayed, None, 0)
+        return TopicRelayStatistics("orders", "ch", "copy", self.relayed, 4, 0)
 
 
 def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
@@ -444,12 +463,48 @@ def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
     found: list[float | None] = []
     prometheus.attach(relays[0])
     prometheus.attach(relays[1])
+    assert registry.get_sample_value("nsqext_relay_lag_messages", labels) == 4  # of the channel that both consume
     for relayed in (3, 3, 5):
         relays[0].relayed = relayed
         found.append(registry.get_sample_value("nsqext_relay_messages_total", labels))
         del relays[1:]
         gc.collect()
     assert found == [6, 6, 8]
+
+
+def test_a_batch_has_the_attempts_of_all_its_messages(caplog: pytest.LogCaptureFixture) -> None:
+    messages = [SimpleNamespace(topic="t", partition=0, attempts=one, trace_id=0, body=b"x") for one in (1, 3, 2)]
+    handling: Any = SimpleNamespace(batch=True, channel="ch", messages=messages, topic_counts={"t": 3})
+    registry = CollectorRegistry()
+    caplog.set_level(logging.DEBUG, "nsqext.events")
+    with LogObserver().handling(handling), Prometheus(registry).handling(handling):
+        pass
+    labels = {"topic": "t", "channel": "ch"}
+    assert registry.get_sample_value("nsqext_redelivered_messages_total", labels) == 2
+    assert vars(caplog.records[-1])["attempts"] == 3
+
+
+class Unreadable(OutboxRelay):
+    def __init__(self) -> None:
+        self._published = self._failed = self._refused = 7
+
+    def summary(self) -> Never:
+        raise InvalidState("no database")
+
+
+def test_the_statistics_of_a_client_are_counted_once() -> None:
+    registry = CollectorRegistry()
+    prometheus, producer, relay = Prometheus(registry), Producer("127.0.0.1:1"), Unreadable()
+    for _ in range(2):
+        prometheus.attach(producer)
+        prometheus.attach(relay)
+    producer._counters.failed, producer._counters.unknown = 2, 3
+    producer._events.emit("connected", None, None, "n:1")
+    names = ("producer_messages", "producer_messages", "producer_events", "outbox_published_messages")
+    labels: tuple[dict[str, str], ...] = ({"outcome": "failed"}, {"outcome": "unknown"}, {"kind": "connected"}, {})
+    found = [registry.get_sample_value(f"nsqext_{name}_total", one) for name, one in zip(names, labels, strict=True)]
+    assert found == [2, 3, 1, 7]
+    assert registry.get_sample_value("nsqext_outbox_waiting_messages") is None
 
 
 class Broken(Observer):

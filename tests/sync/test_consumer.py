@@ -14,6 +14,7 @@ import pytest
 import nsqext
 from nsqext import ConsumerSettings, Position, sync
 from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
+from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from tests.support.blocking_client import eventually
@@ -239,6 +240,18 @@ def test_an_open_consumer_cannot_run(cluster: Cluster, topic: str) -> None:
         with pytest.raises(InvalidState, match="open already"):
             consumer.run()
         next(consumer).finish()
+
+
+def test_a_batch_is_requeued_with_its_delay(cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    async def requeue(batch: AsyncMessageBatch, *arguments: object, **options: object) -> None:
+        given.append((*arguments, options))
+
+    monkeypatch.setattr(AsyncMessageBatch, "requeue", requeue)
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        consumer.fetch(1, 0.01).requeue(delay=3.0, backoff=True)
+    assert given == [(None, 3.0, {"backoff": True})]
 
 
 def test_batches_are_finished_in_part_and_leaving_the_loop_requeues_the_rest(cluster: Cluster, topic: str) -> None:

@@ -40,6 +40,7 @@ from tests.support.connections import pub
 from tests.support.fake_nsqd import ok
 
 if TYPE_CHECKING:
+    from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.protocol.client.client_protocol import Reply
 
 _BIG = 20_000_000
@@ -78,15 +79,35 @@ def bodies_of(cluster: Cluster, topic: str, wanted: set[bytes]) -> list[bytes]:
     return bodies
 
 
-def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topic: str) -> None:
+def test_a_lone_thread_publishes_by_itself_and_is_counted(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        before = warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        opened, open_one = [], direct._open
+
+        async def opening(node: PooledNode) -> None:
+            opened.append(node)
+            await open_one(node)
+
+        monkeypatch.setattr(direct, "_open", opening)
+        producer.publish(topic, b"first")
+        producer.publish(topic, b"second", partition=0)
+        producer.ping()
+        assert opened == []  # many programs publish once
+        before = 2 + warm(producer, topic)
         receipts = [producer.publish(topic, b"%d" % number, trace_id=number) for number in range(50)]
         assert [receipt.trace_id for receipt in receipts] == list(range(50))
         assert {receipt.partition for receipt in receipts} == {0, 1}
         large = producer.publish(topic, b"x" * 900_000, headers={"name": "value"}, tag="blue")
         assert large.partition in {0, 1}
         assert producer.statistics().stored == before + 51
+        assert producer.statistics().bytes_sent > 900_000
+        with pytest.raises(nsqext.errors.InvalidInput, match="delay"):
+            producer.publish(topic, b"x", delay=-1.0)
+        with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
+            producer.publish(topic, b"x", delay=1.0, via="relay", identity="")
         assert producer._direct is not None
         assert producer._direct.stored > 40
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
@@ -150,7 +171,7 @@ def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(cluster: C
 
         connection.post = posted  # type: ignore[method-assign]
         with pytest.raises(BatchFailed) as failed:
-            for _ in range(2):  # the partitions take turns
+            for _ in range(20):  # the partitions take turns, among them those without a connection of threads
                 producer.publish_many(topic, [b"x", b"y"])
     assert [type(outcome) for outcome in failed.value.outcomes] == [DeliveryUnknown, DeliveryUnknown]
 
@@ -286,6 +307,17 @@ def test_a_lost_connection_while_the_producer_closes_leaves_the_outcome_unknown(
     direct._to_open.append(publish.node)
     direct._open_missing()
     assert not direct._to_open
+
+
+def test_connections_to_nodes_that_no_topic_needs_are_closed(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd, heartbeat_interval=1.0) as producer:
+        warm(producer, topic)
+        direct = producer._direct
+        assert direct is not None
+        connections = tuple(direct._of_nodes.values())
+        for node in tuple(direct._of_nodes):
+            node.wanted = False
+        until(lambda: all(connection.closed for connection in connections))
 
 
 @pytest.mark.usefixtures("own_loop")

@@ -160,6 +160,7 @@ def test_mistakes_are_named(run: Callable[..., str]) -> None:
     output = run(code)
     assert outcome(output) == {"errors": 2}, output
     assert "takes keywords only" in output
+    assert "UsageError: the mark nsq_topic: " in output
     assert "unexpected keyword argument 'colour'" in output
     assert "nsqext_nodes = 'many' is not a number" in run(code, ini="nsqext_nodes = many\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from secrets import token_hex
 
@@ -10,7 +11,7 @@ import pytest
 
 from nsqext import Admin, Producer
 from nsqext.broker import Cluster
-from nsqext.web.actions import ACTIONS
+from nsqext.web.actions import ACTIONS, ActionForm, _position
 from tests.support.web_pages import browsing, page_with, press, submit, token_of
 
 pytestmark = pytest.mark.anyio
@@ -115,13 +116,25 @@ async def test_a_channel_is_skipped_and_moved(redesigned: Cluster) -> None:
         await press(browser, "unskip-channel", **place)
         assert not (await admin.stats(topic)).channels["ch"].skipped
         await producer.publish_many(topic, [b"1", b"2"])
-        for position, time, lag in (("latest", "", 0), ("earliest", "", 2), ("time", "2020-01-01T00:00", 2)):
-            moved = await press(browser, "seek-channel", position=position, time=time, **place)
+        for position, at, lag in (("latest", "", 0), ("earliest", "", 2), ("time", "2020-01-01T00:00", 2)):
+            moved = await press(browser, "seek-channel", position=position, time=at, **place)
             assert (position, moved.status_code) == (position, 200)
             assert (position, (await admin.stats(topic)).channels["ch"].lag) == (position, lag)
-        for position, time in (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", "")):
-            refused = await press(browser, "seek-channel", position=position, time=time, **place)
+        for position, at in (("time", "yesterday"), ("time", ""), ("nowhere", ""), ("", "")):
+            refused = await press(browser, "seek-channel", position=position, time=at, **place)
             assert (position, refused.status_code) == (position, 400)
+
+
+@pytest.mark.skipif(not hasattr(time, "tzset"), reason="the system does not change its time zone")
+async def test_a_position_is_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = ActionForm({"position": "time", "time": "2020-01-01T00:00"})
+    try:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert str(_position(form)) == "timestamp:1577836800"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 async def test_the_forms_of_pages_have_what_their_actions_take(redesigned: Cluster) -> None:

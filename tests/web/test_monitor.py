@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from nsqext.admin import NodeStatus, PartitionStats, TopicInfo, TopicStats
-from nsqext.errors import TopicNotFound
+from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.types import Address
 from nsqext.web.monitor import Monitor, Snapshot
 
@@ -90,6 +90,20 @@ class FakeAdmin:
 
     async def aclose(self) -> None:
         await checkpoint()
+
+
+async def test_a_topic_whose_lookup_fails_is_not_a_deleted_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = FakeAdmin(3)
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    before = await monitor.current(newest=True)
+
+    async def fail(topic: str) -> TopicInfo:
+        raise LookupFailed("no answer")
+
+    monkeypatch.setattr(admin, "topic", fail)
+    after = await monitor.current(newest=True)
+    assert (after.topics, type(after.error)) == (before.topics, LookupFailed)
 
 
 async def test_topics_are_looked_up_in_turn_and_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ ROOMS = {
     "broker/engine": ("tests/broker/engine",),
     "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),
     "spark/read": ("tests/spark/read",),
+    "spark/write": ("tests/spark/write",),
 }
 """Folder or module below the package -> its tests."""
 

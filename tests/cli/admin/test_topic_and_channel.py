@@ -101,6 +101,8 @@ def test_a_channel_from_creation_to_deletion(cluster: Cluster) -> None:
     lines("channel", "unskip", topic, "b", "--yes", *where)
     lines("channel", "seek", topic, "c", "earliest", "--partition", "0", "--yes", *where)
     lines("channel", "delete", topic, "a", "--yes", *where)
+    assert run("channel", "delete", topic, "a", "--yes", *where).returncode == 2
+    lines("channel", "delete", topic, "a", "--if-exists", "--yes", *where)
     by_name = {one["channel"]: one for one in lines("channel", "list", topic, *where)}
     assert (sorted(by_name), by_name["b"]["skipped"], by_name["c"]["lag"]) == (["b", "c"], False, 2)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Admin
+from nsqext import Admin, OutgoingMessage
 from nsqext.cli.command import parse_time
 from nsqext.cli.connection import ServerAccess
-from nsqext.cli.messages.pub import read_lines
+from nsqext.cli.messages.pub import Columns, read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from tests.support.command_line import Terminal, lines, run
@@ -73,6 +73,8 @@ def test_rows_of_csv_with_key_and_headers(cluster: Cluster, topic: str, tmp_path
     found = {one["key"]: one for one in lines("tail", topic, *END, *where)}
     assert json.loads(found["4711"]["body"]) == {"customer": "4711", "country": "NL", "note": "two\nlines"}
     assert found["4712"]["headers"] == {"country": "DE"}
+    empty = Columns("customer", ["country"], "note").message({"customer": "", "country": "", "note": "x"})
+    assert empty == OutgoingMessage(b"x")
     missing = run("pub", topic, "--file", str(file), "--format", "csv", "--key-column", "name", *where)
     assert (missing.returncode, b"has no column 'name'" in missing.stderr) == (2, True)
 
@@ -81,8 +83,17 @@ def test_a_whole_file_is_one_message(cluster: Cluster, topic: str, tmp_path: Pat
     where = ("--lookupd", cluster.lookupd[0])
     (tmp_path / "body").write_bytes(b"first\nsecond\n")
     lines("pub", topic, "--file", str(tmp_path / "body"), "--format", "whole", *where)
-    (found,) = lines("tail", topic, *END, *where)
-    assert found["body"] == "first\nsecond\n"
+    lines("pub", topic, *where, stdin=b"with a space \r\n\n")
+    assert {one["body"] for one in lines("tail", topic, *END, *where)} == {"first\nsecond\n", "with a space "}
+
+
+def test_options_of_messages_as_arguments(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    found = [lines("pub", topic, "x", "--partition", number, *where)[0]["partition"] for number in "011"]
+    assert found == [0, 1, 1]
+    assert run("pub", topic, "x", "--delay", "-1", *where).returncode == 2
+    failed = run("pub", "no_such_topic", *where, stdin=b"x\n")
+    assert (failed.returncode, json.loads(failed.stdout)["published"]) == (2, 0)
 
 
 def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
@@ -95,6 +106,7 @@ def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
     (by_header,) = lines("tail", topic, *END, "--header", "user=2", "--since", "1h", *where)
     assert by_header["body"] == "m2"
     assert lines("tail", topic, *END, "--until", "1h", *where) == []
+    assert len(lines("tail", topic, "--since", "1h", "--until-end", *where)) == 4
     partitions = [
         [(one["partition"], one["body"]) for one in lines("tail", topic, *END, "--partition", number, *where)]
         for number in ("0", "1")

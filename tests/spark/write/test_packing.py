@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from nsqext.protocol.headers import encode_headers
+from nsqext.protocol.headers import MAX_HEADER_BYTES, encode_headers
 from nsqext.spark.write.packing import PackedRows
 from nsqext.spark.write.row_ids import BatchIds, ContentIds, NumberedIds
 from tests.support.commands import ext_body, multi_body, trace_body
@@ -50,3 +51,15 @@ def test_rows_of_a_part_of_an_array_are_packed(kind: pa.DataType, numbering: Any
 def test_headers_that_are_invalid_are_not_packed(name: str, job: str) -> None:
     values = pa.array([b"a"])
     assert PackedRows.with_headers(values, NumberedIds(job).of_batch({"value": values}, 0), name) is None
+
+
+def test_headers_of_the_largest_size_are_packed() -> None:
+    values = pa.array([b"a"])
+    room = MAX_HEADER_BYTES - len(encode_headers({"n": "/0/0/0"}))
+    for job, packed in (("q" * room, True), ("q" * (room + 1), False)):
+        ids = NumberedIds(job).of_batch({"value": values}, 0)
+        assert (PackedRows.with_headers(values, ids, "n") is not None) is packed
+
+
+def test_no_trace_id_is_0() -> None:
+    assert BatchIds("", pa.array, np.zeros(1, np.uint64)).trace_ids.tolist() == [1]

@@ -9,18 +9,28 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 import trustme
 
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidInput, InvalidPartition, NsqError, PublishFailed, TopicNotFound, TopicNotReady
+from nsqext.errors import (
+    BatchFailed,
+    DeliveryUnknown,
+    InvalidInput,
+    InvalidPartition,
+    NsqError,
+    PublishFailed,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.write import publisher
-from nsqext.spark.write.publisher import Tallies, publish_chunks, wait_logging
+from nsqext.spark.write.publisher import RowPublisher, Tallies, publish_chunks, wait_logging
 from nsqext.spark.write.row_mapper import Chunk
 from nsqext.sync import Consumer
-from nsqext.types import TopicMeta
+from nsqext.types import Receipt, TopicMeta
 from tests.support.spark_cluster import collect
 
 if TYPE_CHECKING:
@@ -60,6 +70,33 @@ def test_chunks_are_stored_in_their_order(servers: Servers) -> None:
     assert [(message.body, dict(message.headers)) for message in found] == [
         (b"o%d" % number, {"n": str(number)}) for number in range(20)
     ]
+
+
+class Answers:
+    """A producer that stores nothing, or a part."""
+
+    def __init__(self, error: NsqError) -> None:
+        self._error = error
+
+    async def publish_many(self, topic: str, messages: object, *, partition: int | None) -> list[object]:
+        raise self._error
+
+
+def test_the_first_row_that_was_not_stored_is_named_and_others_count() -> None:
+    task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5)
+    outcomes: list[Receipt | NsqError] = [Receipt("t", 0, "n:1"), DeliveryUnknown("no response")]
+    task.producer = Answers(BatchFailed(outcomes))  # type: ignore[assignment]
+    messages = chunk(("t", 0, b"0"), ("t", 0, b"1"), ("u", 0, b"2"), ("u", 0, b"3"))
+    with pytest.raises(DeliveryUnknown, match="row 1 of Spark partition 5: no response"):
+        anyio.run(task.publish, messages)
+    assert task.tallies == {("t", 0): 1, ("u", 0): 1}
+
+
+def test_a_bad_row_of_the_topic_of_bad_rows_is_not_described() -> None:
+    task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5, lambda row, error, fields: (("bad", None), b"bad", 3))
+    task.producer = Answers(InvalidInput("too large"))  # type: ignore[assignment]
+    with pytest.raises(InvalidInput, match="row 0 of Spark partition 5: too large"):
+        anyio.run(task.publish, chunk(("bad", None, b"x")))
 
 
 def test_a_task_that_waits_for_the_servers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

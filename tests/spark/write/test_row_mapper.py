@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 
@@ -154,6 +155,26 @@ def test_chunks_are_bounded_by_bytes_and_by_number() -> None:
     by_number = Rows("original", max_count=4).chunks([{"value": b"x"}] * 6, [{"value": b"x"}] * 3)
     assert [chunk.count for chunk in by_number] == [4, 4, 1]
     assert [row for chunk in by_number for group in chunk.groups.values() for row in group.rows] == list(range(9))
+    # rows that are mapped one by one count as more bytes than their values
+    by_bytes = Rows("plain", max_bytes=1000).chunks([{"value": b"x" * size, "trace_id": 1} for size in sizes])
+    assert [chunk.count for chunk in by_bytes] == [2, 1, 1, 2]
+    by_number = Rows("plain", max_count=4).chunks([{"value": b"x", "trace_id": 1}] * 6)
+    assert [chunk.count for chunk in by_number] == [4, 2]
+
+
+def test_equal_rows_of_a_topic_without_headers_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows, options = pa.record_batch({"value": [b"x", b"x"]}), SinkOptions(ClientConfig(("a:1",)), "plain")
+    list(RowMapper(options, ("value",), ContentIds("q/0", 2, "run")).chunks([rows, rows], METAS.__getitem__))
+    assert len([record for record in caplog.records if "dedupe would remove equal rows" in record.getMessage()]) == 1
+
+
+def test_the_description_of_a_row_is_that_of_every_run() -> None:
+    options = SinkOptions(ClientConfig(("a:1",)), "extend", bad_rows_topic="original")
+    headers = pa.array([[("a", "b"), ("nsqext_id_task", "run/1")]], TYPES["headers"])
+    rows = pa.RecordBatch.from_arrays([pa.array([None], pa.binary()), headers], ["value", "headers"])
+    (chunk,) = RowMapper(options, ("value", "headers"), IDS).chunks([rows], METAS.__getitem__)
+    (description,) = chunk.groups["original", None].messages
+    assert orjson.loads(bytes(description))["headers"] == {"a": "b"}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("topic", ["plain", "extend", "original"])

@@ -49,4 +49,58 @@ MISTAKES = (
         'given["max_offsets_per_trigger"] = given.pop("max_messages")',
         'given.pop("max_messages")',
     ),
+    Mistake(
+        "pairs of topics and partitions are read whole",
+        "arrow.py",
+        "{topic: list(partitions) for topic, partitions in topics.items()}",
+        "{topic: [0] for topic, partitions in topics.items()}",
+    ),
+    Mistake(
+        "several lookup addresses are one",
+        "arrow.py",
+        '",".join(map(str, addresses))',
+        "str(addresses[0])",
+    ),
+    Mistake(
+        "numbers of partitions are text",
+        "arrow.py",
+        'if name in ("partition", "trace_id"):',
+        'if name in ("trace_id",):',
+    ),
+    Mistake(
+        "the first batch is written twice",
+        "arrow.py",
+        "itertools.chain([first], batches)",
+        "itertools.chain([first, first], batches)",
+    ),
+    Mistake(
+        "the first batch is not written",
+        "arrow.py",
+        "itertools.chain([first], batches)",
+        "batches",
+    ),
+    Mistake(
+        "write ignores the job",
+        "arrow.py",
+        "uuid4().hex if job is None else job",
+        "uuid4().hex",
+    ),
+    Mistake(
+        "bounds are swapped",
+        "arrow.py",
+        "found.partition: (found.start, found.end)",
+        "found.partition: (found.end, found.start)",
+    ),
+    Mistake(
+        "take repeats the number of a batch",
+        "arrow.py",
+        "            number += len(messages)\n",
+        "",
+    ),
+    Mistake(
+        "an option of another function is accepted",
+        "arrow.py",
+        "        if name not in allowed:\n",
+        "        if name not in allowed and name not in known:\n",
+    ),
 )

@@ -61,4 +61,52 @@ MISTAKES = (
         '_{token_hex(4)}"',
         '_topic"',
     ),
+    Mistake(
+        "the generation of the plugin's cluster is fixed",
+        "testing/plugin.py",
+        "lookupds=lookupds, generation=generation)",
+        "lookupds=lookupds)",
+    ),
+    Mistake(
+        "the number of nodes is fixed",
+        "testing/plugin.py",
+        "with Cluster(nodes, lookupds",
+        "with Cluster(3, lookupds",
+    ),
+    Mistake(
+        "a wrong argument of the mark is a TypeError",
+        "testing/plugin.py",
+        "except TypeError as error:",
+        "except KeyError as error:",
+    ),
+    Mistake(
+        "a text in place of a number is a ValueError",
+        "testing/plugin.py",
+        "if not text.isdecimal():",
+        "if not text:",
+    ),
+    Mistake(
+        "the mark is not registered",
+        "testing/plugin.py",
+        '        "markers",\n',
+        '        "filterwarnings",\n',
+    ),
+    Mistake(
+        "names keep characters that servers refuse",
+        "testing/plugin.py",
+        "re.sub('[^a-zA-Z0-9_-]', '_', request.node.name)",
+        "re.sub('[^a-zA-Z0-9_[-]', '_', request.node.name)",
+    ),
+    Mistake(
+        "the default channel hides those of the mark",
+        "testing/plugin.py",
+        "    options |= given\n",
+        "    options = given | options\n",
+    ),
+    Mistake(
+        "the mark's channels are added without the default",
+        "testing/plugin.py",
+        'options["channels"] = [DEFAULT_CHANNEL]',
+        'options["channels"] = []',
+    ),
 )

@@ -328,17 +328,14 @@ MISTAKES = (
     Mistake(
         "a lease renews the parts of all relays",
         "transactions/store.py",
-        '            self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)\n'
-        "            return",
-        "            self._run(\"UPDATE nsqext_outbox_shard SET until = :until WHERE owner <> ''\", values)\n"
-        "            return",
+        'self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)',
+        "self._run(\"UPDATE nsqext_outbox_shard SET until = :until WHERE owner <> ''\", values)",
     ),
     Mistake(
         "a leased part is not extended",
         "transactions/store.py",
-        '            self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)\n'
-        "            return",
-        "            return",
+        'self._run("UPDATE nsqext_outbox_shard SET until = :until WHERE owner = :owner", values)',
+        "pass",
     ),
     Mistake(
         "a renewal forgets the relay",

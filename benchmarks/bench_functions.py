@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
-import pstats
+import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from types import CodeType, FrameType
 
 from benchmarks.peer import BODY
 from benchmarks.report import table, write_section
@@ -96,62 +97,61 @@ async def cost(work: Callable[[int], Awaitable[None]], count: int) -> float:
 # A lone publish by function
 
 
-async def publish(address: str, count: int, profile: cProfile.Profile | None = None) -> float:
+async def publish(address: str, count: int) -> float:
     """Publish one message at a time; return µs of CPU per message."""
     async with Producer(nsqd=address) as producer:
         for _ in range(count // 20):
             await producer.publish("lone", BODY)
-        if profile is not None:
-            profile.enable()
         used = time.process_time()
         for _ in range(count):
             await producer.publish("lone", BODY)
-        used = time.process_time() - used
-        if profile is not None:
-            profile.disable()
-        return used / count * 1e6
+        return (time.process_time() - used) / count * 1e6
 
 
-def shares(profile: cProfile.Profile, count: int) -> list[tuple[str, float, float]]:
-    """Return name, calls per message and share of each function's own time, largest first."""
-    own: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    for (path, _, function), (_, called, seconds, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-        file = Path(path)
-        if _PACKAGE in file.parents:
-            name = f"`{file.relative_to(_PACKAGE.parent)}` {function}"
-        elif "asyncio" in file.parts or file.name == "selectors.py":
-            name = "asyncio"
-        elif path == "~":
-            name = {"send": "send, in the kernel", "recv": "recv, in the kernel", "poll": "poll, in the kernel"}.get(
-                function.split("'")[1] if "'" in function else "", "built-in functions"
-            )
-        else:
-            name = "other modules"
-        own[name] += seconds
-        calls[name] += called
-    total = sum(own.values())
-    return [(name, calls[name] / count, seconds / total) for name, seconds in own.most_common()]
+@contextmanager
+def sampled() -> Iterator[Counter[str]]:
+    """Count in which function the program is, once per millisecond of CPU; a system call counts for its caller."""
+    found: Counter[str] = Counter()
+
+    def note(_: int, frame: FrameType | None) -> None:
+        if frame is not None:
+            found[_name(frame.f_code)] += 1
+
+    before = signal.signal(signal.SIGPROF, note)
+    signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
+    try:
+        yield found
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _name(code: CodeType) -> str:
+    file = Path(code.co_filename)
+    if _PACKAGE in file.parents:
+        return f"`{file.relative_to(_PACKAGE.parent)}` {code.co_qualname}"
+    if file.name == "selectors.py":
+        return "asyncio, poll of the sockets"
+    return "asyncio" if "asyncio" in file.parts else "other modules"
 
 
 async def measure(address: str, rounds: int) -> None:
     """Measure all, and write the page."""
     floor = {name: [await cost(work, COUNT) for _ in range(rounds)] for name, work in FLOOR.items()}
     costs = [await publish(address, COUNT) for _ in range(rounds)]
-    profile = cProfile.Profile(time.thread_time)  # without the time of waits
-    await publish(address, COUNT, profile)
-    total = median(costs)
-    found = shares(profile, COUNT)
-    rows = [[name, f"{called:.1f}", f"{share * total:.1f}"] for name, called, share in found[:_ROWS]]
-    rest = sum(share for _, _, share in found[_ROWS:])
-    rows += [["all others", "", f"{rest * total:.1f}"], ["a lone publish", "", f"{total:.1f}"]]
+    with sampled() as found:
+        await publish(address, 5 * COUNT)
+    total, samples = median(costs), found.total()
+    rows = [[name, f"{count / samples * total:.1f}"] for name, count in found.most_common(_ROWS)]
+    rest = samples - sum(count for _, count in found.most_common(_ROWS))
+    rows += [["all others", f"{rest / samples * total:.1f}"], ["a lone publish", f"{total:.1f}"]]
     text = f"""What asyncio costs alone, in µs of CPU, medians of {rounds} rounds:
 
 {table(("", "µs"), [[name, f"{median(values):.1f}"] for name, values in floor.items()])}
-A lone publish of 200 bytes. The sum is measured without a profiler, and divided by what cProfile found; it makes short
-functions look longer than they are.
+A lone publish of 200 bytes, divided by where the program was in each of {samples:,} milliseconds of CPU. A system call
+counts for the function that calls it: `send` for `Connection._send`, `recv` for `Connection._receive`.
 
-{table(("function", "calls", "µs"), rows)}"""
+{table(("function", "µs"), rows)}"""
     print(text)
     write_section("Functions of a lone publish", text)
 

@@ -188,7 +188,7 @@ MISTAKES = (
         "/ 1e9 * self._speed",
     ),
     Mistake(
-        "a replay goes on in the next file with the same publish",
+        "a replay continues in the next file with the same publish",
         "cli/files/replay.py",
         "waiting.file == file and len(due)",
         "len(due)",

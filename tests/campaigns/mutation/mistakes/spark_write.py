@@ -20,7 +20,7 @@ MISTAKES = (
         "chunk.size > limit",
     ),
     Mistake(
-        "the number of a row begins anew in each batch",
+        "the number of a row begins at 0 in each batch",
         "spark/write/row_mapper.py",
         "self._columns, self._first, self._made = columns, self._row, None",
         "self._columns, self._first, self._made = columns, 0, None",

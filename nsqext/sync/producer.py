@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self, Unpack
 from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.batcher import Batcher as AsyncBatcher
 from nsqext.client.producer.producer import Producer as AsyncProducer
-from nsqext.client.producer.producer import as_sequence
+from nsqext.client.producer.producer import as_sequence, check_trace_ids
 from nsqext.client.producer.request import OutgoingMessage
 from nsqext.errors import InvalidState
 from nsqext.sync.direct import DirectPublisher
@@ -155,6 +155,7 @@ class Producer(BlockingClient[AsyncProducer]):
             refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
         listed = list(as_sequence(messages, topic))
+        check_trace_ids(trace_ids, len(listed), topic)
         direct = self._direct
         if direct is not None and key is None and not headers:
             receipts = direct.publish_many(topic, listed, partition, trace_ids)

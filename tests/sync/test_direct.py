@@ -145,6 +145,8 @@ def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(clus
         producer.publish_many(topic, [b"x"], headers={"name": ["value"]})
         with pytest.raises(nsqext.errors.InvalidInput, match="1 trace ids were given for 2 messages"):
             producer.publish_many(topic, [b"x", b"y"], trace_ids=[1])
+        with pytest.raises(nsqext.errors.InvalidInput, match="3 trace ids were given for 2 messages"):
+            producer.publish_many(topic, [b"x", b"y"], trace_ids=[1, 2, True])  # as many of type int as messages
         with pytest.raises(nsqext.errors.InvalidBody) as refused:
             producer.publish_many(topic, [b"x", b""])
         assert refused.value.index == 1

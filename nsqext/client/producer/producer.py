@@ -484,8 +484,7 @@ class Producer(ProcessBound):
         if unknown:
             refuse_unknown(Producer.publish_many, unknown)
         listed = messages if type(messages) is list else as_sequence(messages, topic)
-        if trace_ids and len(trace_ids) != len(listed):
-            raise InvalidInput(f"{len(trace_ids)} trace ids were given for {len(listed)} messages", topic=topic)
+        check_trace_ids(trace_ids, len(listed), topic)
         publishing = Publishing(
             topic=topic, messages=listed, batch=True, key=key, partition=partition, trace_ids=trace_ids
         )
@@ -541,6 +540,12 @@ def as_sequence(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequ
     if not isinstance(messages, Iterable):
         raise InvalidBody(f"publish_many needs a list of bodies, not {type(messages).__name__}", topic=topic)
     return messages if isinstance(messages, Sequence) else list(messages)
+
+
+def check_trace_ids(trace_ids: Sequence[int], count: int, topic: str) -> None:
+    """Raise InvalidInput unless a batch call has a trace id for each of its ``count`` messages, or none at all."""
+    if trace_ids and len(trace_ids) != count:
+        raise InvalidInput(f"{len(trace_ids)} trace ids were given for {count} messages", topic=topic)
 
 
 Producer.__doc__ = HelpText(Producer.__doc__, producer_settings)  # type: ignore[assignment] # text when it is read

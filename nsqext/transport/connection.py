@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
 
 _READ_SIZE = 16384
+_LARGEST_READ = 1 << 20  # a body of 20 kB costs half of what it costs with reads of 64 KiB
 _FRESH = 0.02  # seconds after a read for which a connection counts as alive; later, a check precedes each request
 # bytes of commands without response (FIN, RDY, NOP, …) kept while the server does not read
 _MAX_UNSENT = 16 * 1024 * 1024
@@ -53,7 +54,6 @@ class Connection:
         #: called with the data of the message frames of each read; without it, messages end the connection
         self.on_messages: Callable[[list[bytes]], None] | None = None
         self.on_request: Callable[[], None] | None = None  #: called before each request
-        self.read_size: int = _READ_SIZE  #: most bytes of a read
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
@@ -70,6 +70,7 @@ class Connection:
         self._draining = False
         self._drained: anyio.Event | None = None
         # reading
+        self._least_read = self._read_size = _READ_SIZE  # bytes of a read, at most
         self._reading = False
         self.received_at: float = _clock()  #: clock time of the last received bytes
         self._oldest = 0.0
@@ -249,6 +250,10 @@ class Connection:
         self._reading = False
         self._detached = True
 
+    def read_at_least(self, size: int) -> None:
+        """Read up to ``size`` bytes at once, more while reads are full."""
+        self._least_read = self._read_size = size
+
     def fileno(self) -> int:
         """Return the file descriptor; -1 after the close."""
         return self._sock.fileno()
@@ -269,8 +274,9 @@ class Connection:
             self._receive()
 
     def _receive(self) -> None:
+        size = self.protocol.wanted or self._read_size
         try:
-            data = self._sock.recv(self.protocol.wanted or self.read_size)
+            data = self._sock.recv(size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -280,6 +286,8 @@ class Connection:
             self.fail(ConnectionLost("the server closed the connection"))
             return
         self.received_at = now = _clock()
+        if len(data) >= size or self._read_size > self._least_read:
+            self._fit_read(len(data), size)
         if self._layers:
             try:
                 for layer in self._layers:
@@ -294,6 +302,16 @@ class Connection:
         if answered:
             self._oldest = now
             self._burst = answered > 1
+
+    def _fit_read(self, received: int, size: int) -> None:
+        """Read more at once while reads are full, and less when they are not: a large buffer takes time to allocate.
+
+        So memory grows with received bytes, never with an announced size. A layer bounds what a small read becomes.
+        """
+        if received >= size and not self._layers:
+            self._read_size = min(2 * self._read_size, max(_LARGEST_READ, self._least_read))
+        elif received < size // 4:
+            self._read_size = max(self._read_size // 2, self._least_read)
 
     def _process(self, data: bytes) -> None:
         protocol = self.protocol

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -15,6 +16,9 @@ from nsqext.transport.connection import Connection
 from nsqext.types import Address
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import error, message, ok
+
+if TYPE_CHECKING:
+    from nsqext.protocol.layers import Layer
 
 pytestmark = pytest.mark.anyio
 
@@ -224,6 +228,49 @@ async def test_messages_are_delivered_in_lists_and_reading_ends_with_the_reason(
         await peer.close()
         await until(lambda: ended)
         assert type(ended[0]) is ConnectionLost
+
+
+@pytest.mark.parametrize("layered", [False, True])
+async def test_reads_grow_while_they_are_full_and_shrink_afterwards(layered: bool) -> None:
+    class Stream:
+        """Has as many bytes as are asked for, up to a number."""
+
+        sizes: list[int]
+        available = 1 << 30
+
+        def recv(self, size: int) -> bytes:
+            self.sizes.append(size)
+            return bytes(min(size, self.available))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+    with paired_connection() as (connection, _):
+        own, stream = connection._sock, Stream()
+        connection._sock = cast("socket.socket", stream)
+        connection._process = lambda data: None  # type: ignore[method-assign]
+        if layered:
+            connection._layers = (cast("Layer", stream),)
+            stream.decode = lambda data: data  # type: ignore[attr-defined]
+
+        def sizes(reads: int) -> list[int]:
+            """Return the sizes of the next reads, in KiB."""
+            stream.sizes = []
+            for _ in range(reads):
+                connection._receive()
+            return [size >> 10 for size in stream.sizes]
+
+        if layered:
+            assert sizes(3) == [16, 16, 16]
+            return
+        assert sizes(8) == [16, 32, 64, 128, 256, 512, 1024, 1024]
+        connection.protocol._parser.wanted = stream.available = 100 << 10
+        assert sizes(2) == [100, 100], "the rest of a large message is read alone"
+        connection.protocol._parser.wanted, stream.available = 0, 1024
+        assert sizes(8) == [1024, 512, 256, 128, 64, 32, 16, 16]
+        connection.read_at_least(1 << 21)
+        stream.available = 1 << 30
+        assert sizes(2) == [2048, 2048]
 
 
 async def test_a_second_reader_is_refused_where_tasks_read() -> None:

@@ -191,7 +191,7 @@ class PartitionReader:
         If the server cannot share the keys of the request, the keys are shared by tags.
 
         Args:
-            read_size: bytes of a read, at most.
+            read_size: bytes of a read, at most; more while reads are full.
             members: further arguments of a derived class.
         """
         connection: Connection | None = None
@@ -204,7 +204,7 @@ class PartitionReader:
                     break
                 connection.close()
                 request = supported
-            connection.read_size = read_size
+            connection.read_at_least(read_size)
             command = sub(request.topic, request.channel, request.partition, verb=request.verb)
             await subscribe(connection, command, options.request_timeout)
         except BaseException as error:

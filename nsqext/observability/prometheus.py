@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from attrs import frozen
 
@@ -27,7 +27,7 @@ from nsqext.observability import Observer, TopicRelay, failure
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
-    from nsqext import ConsumerStatistics
+    from nsqext import ClientEvent, ConsumerStatistics
     from nsqext.client.middleware import Client, Handling
     from nsqext.client.producer.request import Publishing
     from nsqext.client.producer.statistics import ProducerStatistics
@@ -321,8 +321,14 @@ class Prometheus(Observer):
             client.on_event(lambda event: self._producer_events.labels(event.kind).inc())
         elif isinstance(client, Consumer):
             self._clients.consumers.add(client)
-            labels = _labels(client)
-            client.on_event(lambda event: self._consumer_events.labels(*labels, event.kind).inc())
+            consumer = ref(client)  # its topics may change; the callback must not keep it
+
+            def count(event: ClientEvent) -> None:
+                found = consumer()
+                if found is not None:
+                    self._consumer_events.labels(*_labels(found), event.kind).inc()
+
+            client.on_event(count)
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Measure a publish."""

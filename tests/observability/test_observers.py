@@ -280,6 +280,22 @@ async def test_statistics_and_events_of_clients_are_exported(cluster: Cluster, t
     assert value("producer_events_total", kind="connected") == 1
 
 
+async def test_events_have_the_topics_that_the_consumer_has_then(cluster: Cluster, topic: str) -> None:
+    registry = CollectorRegistry()
+    cluster.create_topic(f"{topic}_more", channels=["ch"])
+
+    def connected(topics: str) -> float | None:
+        labels = {"topic": topics, "channel": "ch", "kind": "connected"}
+        return registry.get_sample_value("nsqext_consumer_events_total", labels)
+
+    with anyio.fail_after(25):
+        async with Consumer(topic, "ch", cluster.lookupd, middleware=[Prometheus(registry)]) as consumer:
+            await eventually(lambda: connected(topic) == 1)
+            consumer.topics = (topic, f"{topic}_more")
+            await eventually(lambda: connected(f"{topic},{topic}_more") == 1)
+    assert connected(topic) == 1
+
+
 async def test_dropped_messages_and_dead_letters_are_counted_and_announced_once(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -163,7 +163,7 @@ class MetadataCache:
         """Return a topic's map without a request; None if the topic was never found."""
         found = self._maps.get((topic, access))
         if found is None and self._nsqd:
-            found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, version=1)
+            found = PartitionMap(check_topic(topic), access, nodes=self._nsqd, given=True, version=1)
             self._maps[topic, access] = found
         return found
 

@@ -38,6 +38,7 @@ class PartitionMap:
     filtered: tuple[tuple[int | None, Address], ...] = ()
     #: partitions not offered in the last round; their last known leaders may be down or not writable
     unlisted: frozenset[int] = frozenset()
+    given: bool = False  #: whether ``nodes`` are ``nsqd=``, without lookup; partitions are never known then
     version: int = field(default=0, eq=False)  #: increases with each change
 
     @property

@@ -18,6 +18,7 @@ from nsqext.errors import (
     InvalidInput,
     InvalidName,
     InvalidPartition,
+    InvalidSetting,
     InvalidState,
     LookupFailed,
     ProtocolError,
@@ -123,7 +124,7 @@ async def test_names_that_no_server_accepts_are_refused(name: str) -> None:
 
 async def test_a_key_without_known_partitions_is_refused(cluster_under_test: ClusterUnderTest) -> None:
     async with Producer(nsqd=cluster_under_test.nodes[0].tcp) as producer:
-        with anyio.fail_after(DEADLINE), pytest.raises(InvalidPartition, match="number of partitions"):
+        with anyio.fail_after(DEADLINE), pytest.raises(InvalidSetting, match=r"number of partitions.*lookupd="):
             await producer.publish(cluster_under_test.plain, b"hi", key="k")
 
 

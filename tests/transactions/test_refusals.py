@@ -124,6 +124,27 @@ async def test_after_an_upgrade_of_its_topic_a_message_with_headers_is_published
 
 
 @one_database
+async def test_a_key_waits_for_a_relay_that_knows_the_partitions(
+    cluster: Cluster, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A relay with ``nsqd=`` set messages aside that another relay can publish."""
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["ch"])
+    add(database, topic, {"key": "k"})
+    with OutboxStore(database) as store:
+        async with (
+            Producer(nsqd=next(iter(cluster.nodes.values())).tcp) as producer,
+            publishing(store, cast("Any", producer)),
+        ):
+            await eventually(lambda: "nsqd= does not tell it: give lookupd=" in caplog.text, _SECONDS)
+        found = store.summary(time.time())
+        assert (found.waiting, found.refused, found.reason) == (1, 0, "")
+    async with relayed(cluster, database) as store:
+        await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
+        assert store.summary(time.time()).refused == 0
+
+
+@one_database
 @pytest.mark.parametrize(
     ("error", "parts"),
     [

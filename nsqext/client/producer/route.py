@@ -173,14 +173,13 @@ class Route:
         return len(self.targets) > len({(target.partition, target.node) for target in tried})
 
     def partition_of(self, key: bytes, key_hash: KeyHash) -> int:
-        """Return the partition of a key; added partitions count once each has had a leader. Raises InvalidPartition."""
+        """Return the partition of a key; added partitions count once each has had a leader.
+
+        Raises InvalidPartition, or InvalidSetting without lookup.
+        """
         count = self._key_partitions
         if count <= 0:
-            raise InvalidPartition(
-                "a key needs a topic whose number of partitions is known",
-                topic=self.topic,
-                hint="the original NSQ and nsqd= without lookup do not tell it; publish without a key",
-            )
+            raise self._unknown("a key needs a topic whose number of partitions is known", "a key")
         partition = key_hash(key, count)
         if not 0 <= partition < count:
             raise InvalidPartition(f"the key hash gave partition {partition} of {count}", topic=self.topic)
@@ -204,15 +203,22 @@ class Route:
         self._check_filter(partition)
         count = self.view.partition_num
         if count <= 0:
-            raise InvalidPartition(
-                f"partition {partition} cannot be chosen: the topic's partitions are not known",
-                topic=self.topic,
-                hint="publish without partition=",
+            raise self._unknown(
+                f"partition {partition} cannot be chosen: the topic's partitions are not known", "partition="
             )
         if partition >= count:
             raise InvalidPartition(
                 f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
             )
+
+    def _unknown(self, message: str, choice: str) -> InvalidPartition | InvalidSetting:
+        """Return the error of a choice among unknown partitions, which without lookup is about a setting."""
+        if self.view.given:
+            hint = f"nsqd= does not tell it: give lookupd=..., or publish without {choice}"
+            return InvalidSetting(message, topic=self.topic, hint=hint)
+        return InvalidPartition(
+            message, topic=self.topic, hint=f"the original NSQ has no partitions; publish without {choice}"
+        )
 
     def _check_filter(self, partition: int) -> None:
         for number, node in self.view.filtered:

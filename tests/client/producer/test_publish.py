@@ -18,6 +18,7 @@ from nsqext.errors import (
     InvalidHeader,
     InvalidInput,
     InvalidPartition,
+    InvalidSetting,
 )
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, decompress_body
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
@@ -103,7 +104,7 @@ async def test_an_empty_key_is_refused(key: str | bytes) -> None:
 
 async def test_a_key_needs_partitions() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
-        with pytest.raises(InvalidPartition, match="number of partitions"):
+        with pytest.raises(InvalidSetting, match="number of partitions"):
             await producer.publish("t", b"x", key="k")
 
 

@@ -92,7 +92,6 @@ class ChannelSeeker:
             # also after a cancellation: a pending move needs the next subscription soon
             for subscription in subscriptions:
                 subscription.stopped = True
-                subscription.flush()
                 subscription.end()
         for assignment in assignments:
             moved = assignment.moved

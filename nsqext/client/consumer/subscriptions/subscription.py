@@ -357,6 +357,7 @@ class Subscription(PartitionReader):
 
     def reset(self, reason: str) -> None:
         if self.live:
+            self._send_answers()
             self.fail(ConnectionLost(f"ended by the client: {reason}", topic=self.topic, node=self.node))
 
     def set_ready(self, count: int) -> bool:
@@ -365,6 +366,12 @@ class Subscription(PartitionReader):
         if changed and not pending:
             self._monitor.needs_flush(self)
         return changed
+
+    def _send_answers(self) -> None:
+        """Send pending answers before the connection is closed, without a RDY that would request messages."""
+        if self._connection.usable:
+            self._rdy = None
+            self.flush()
 
     # Timers and closing
 
@@ -391,6 +398,7 @@ class Subscription(PartitionReader):
         await super().stop()
 
     def end(self) -> None:
+        self._send_answers()
         self.live = False
         self.horizon = inf
         super().end()

@@ -69,9 +69,6 @@ class Open:
             await self.hold.wait()
         self.calls.append("close")
 
-    def flush(self) -> None:
-        self.calls.append("flush")
-
     def end(self) -> None:
         self.calls.append("end")
 
@@ -219,7 +216,7 @@ async def test_a_seek_ends_the_subscriptions_and_waits_for_the_moves(partitions:
 
             tasks.start_soon(seek)
             await anyio.wait_all_tasks_blocked()
-            assert scene.live[1].calls == ["close", "flush", "end"]
+            assert scene.live[1].calls == ["close", "end"]
             assert scene.live[1].stopped
             assert [scene.assignments[number].pending for number in chosen] == [_LAST] * len(chosen)
             scene.live[0] = Open(0)
@@ -236,7 +233,7 @@ async def test_a_cancelled_seek_ends_all_subscriptions() -> None:
     with anyio.move_on_after(0.01) as scope:
         await scene.seeker.seek(_LAST, None)
     assert scope.cancelled_caught
-    assert [one.calls for one in scene.live.values()] == [["flush", "end"]] * 2
+    assert [one.calls for one in scene.live.values()] == [["end"]] * 2
     assert [one.stopped for one in scene.live.values()] == [True, True]
     assert [one.pending for one in scene.assignments.values()] == [_LAST] * 2
 

@@ -6,13 +6,14 @@ import logging
 import time
 from math import inf
 from struct import pack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqext import Position
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import DeliveryOptions
+from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import ConnectionLost, MessageNotInFlight, OrderViolation, ProtocolError
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
@@ -22,6 +23,9 @@ from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.messages import DUE_HEADER
 from nsqext.types import TopicMeta
 from tests.support.subscriptions import delivered, subscribed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TIMEOUT = Negotiated(msg_timeout=60.0)
 _EXTEND = TopicMeta(1, extend_support=True)
@@ -372,6 +376,19 @@ def test_a_reset_names_its_reason() -> None:
         (error,) = made.wire.ended
         assert isinstance(error, ConnectionLost)
         assert (error.message, error.topic, error.node) == ("ended by the client: a reason", "t", "127.0.0.1:4150")
+
+
+@pytest.mark.parametrize("end", [Subscription.end, lambda subject: subject.reset("a reason")])
+def test_pending_answers_are_sent_before_the_client_ends_the_connection(end: Callable[[Subscription], None]) -> None:
+    """Answers may wait for others when a leader moves: without this, the server would deliver the messages again."""
+    with subscribed() as made:
+        (message,) = made.receive(1)
+        made.subject.finish(message)
+        made.subject.set_ready(7)
+        end(made.subject)
+        assert (made.wire.sent, made.wire.usable) == ([b"FIN %b\n" % message.id], False)
+        made.subject.end()
+        assert len(made.wire.sent) == 1
 
 
 def test_rdy_is_sent_with_the_next_flush_and_announced_if_it_changes() -> None:

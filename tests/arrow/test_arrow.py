@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,9 @@ import nsqext.arrow
 from nsqext.errors import InvalidInput, InvalidSetting, LookupUnreachable, TopicNotFound, UnknownSetting
 from nsqext.spark.columns import arrow_schema
 from tests.support.spark_cluster import Servers, collect, running_servers
+
+if TYPE_CHECKING:
+    from nsqext.spark.options import SourceOptions
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +206,20 @@ def test_messages_published_after_the_call_are_left_in_the_channel(servers: Serv
     assert values(next(batches)) == [b"1"]
     servers.publish(topic, [b"late"], 0)
     assert [values(batch) for batch in batches] == [[b"2"]]
+
+
+def test_max_messages_is_the_limit_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, batches of a few messages were as large as before if the messages arrived one by one."""
+    limits: list[int | None] = []
+
+    def reader(source: SourceOptions) -> None:
+        limits.append(source.max_offsets_per_trigger)
+        raise InvalidSetting("not connected")
+
+    monkeypatch.setattr("nsqext.arrow.ChannelReader", reader)
+    with pytest.raises(InvalidSetting, match="not connected"):
+        next(nsqext.arrow.consume("t", "ch", "127.0.0.1:1", max_messages=5))
+    assert limits == [5]
 
 
 @pytest.mark.parametrize(

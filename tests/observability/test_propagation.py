@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 from prometheus_client import CollectorRegistry
 
@@ -124,3 +126,24 @@ async def test_a_context_is_passed_on_without_an_sdk(cluster: Cluster, topic: st
             await producer.publish(topic, b"in a request")
     traceparent = f"00-{0x1234:032x}-{0x5678:016x}-01"
     assert set(await received(cluster, topic, 2)) == {None, traceparent}
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_an_invalid_context_is_not_linked(cluster: Cluster, topic: str, batch: bool) -> None:
+    spans = InMemorySpanExporter()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    app = App(cluster.lookupd, middleware=[OpenTelemetry(tracers)])
+    handled = anyio.Event()
+
+    async def handle(messages: object) -> None:
+        handled.set()
+
+    (app.batch_handler if batch else app.handler)(topic, "ch")(handle)
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"x", headers={"traceparent": f"00-{'0' * 32}-{'0' * 16}-01"})
+    with anyio.fail_after(25):
+        async with app:
+            await handled.wait()
+    (span,) = spans.get_finished_spans()
+    assert (span.name, len(span.links)) == (f"process {topic}", 0)

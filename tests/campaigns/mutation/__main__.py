@@ -29,7 +29,7 @@ from attrs import frozen
 from tests.campaigns.mutation.equivalent import reason_of
 from tests.campaigns.mutation.mistake import Mistake, mistakes_of
 from tests.campaigns.mutation.operators import Mutant, mutants_of, tree_of
-from tests.campaigns.mutation.rooms import PROGRAMS, ROOMS
+from tests.campaigns.mutation.rooms import OTHER_TESTS, PROGRAMS, ROOMS
 from tests.campaigns.mutation.warm import ROOT, Bug, Result, Room, Warm
 
 COPIED = ("nsqext", "tests", "docs", "examples", "pyproject.toml", "pyspark_nsqext.py")
@@ -91,6 +91,7 @@ def apart(room: str, bug: Bug) -> Trial:
     """Return the trial of a bug that needs a new interpreter: its code runs at import, or in programs of the tests."""
     own = f"test_*{Path(bug.module).stem}*.py"
     first = [str(path.relative_to(ROOT)) for tests in ROOMS[room] for path in (ROOT / tests).rglob(own)]
+    first += OTHER_TESTS.get(bug.module, ())
     # programs are slow: their module's tests are enough
     tests = first if first and room in PROGRAMS else [*first, *ROOMS[room]]
     return Trial(bug.name, room, bug.module, ast.unparse(bug.tree()), tuple(tests))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ("PROGRAMS", "ROOMS")
+__all__ = ("OTHER_TESTS", "PROGRAMS", "ROOMS")
 
 ROOMS = {
     "client/producer": (
@@ -45,3 +45,6 @@ ROOMS = {
 
 PROGRAMS = ("cli",)
 """Rooms whose tests run them in other processes."""
+
+OTHER_TESTS = {"cli/messages/tail.py": ("tests/cli/messages/test_relay_and_trace.py",)}
+"""Module of those rooms -> tests that run it, besides those that are named for it."""

@@ -64,6 +64,16 @@ def test_tags_are_filtered(cluster: Cluster, topic: str) -> None:
         assert found["body"] == "tagged"
 
 
+def test_tail_ends_after_the_count_of_matching_messages(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "other", "--partition", "0", *where)
+    lines("pub", topic, "one", "two", "three", "--partition", "0", "--header", "k=v", *where)
+    # two and three are received together
+    found = lines("tail", topic, "--channel", "ch", "--count", "2", "--header", "k=v", "--partition", "0", *where)
+    assert [one["body"] for one in found] == ["one", "two"]
+    assert [one["body"] for one in lines("tail", topic, "--channel", "ch", "--until-end", *where)] == ["three"]
+
+
 def test_rows_of_csv_with_key_and_headers(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     file = tmp_path / "orders.csv"

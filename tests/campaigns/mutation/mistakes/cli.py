@@ -148,8 +148,8 @@ MISTAKES = (
     Mistake(
         "tail prints one message more than --count",
         "cli/messages/tail.py",
-        "shown >= reading.count)",
-        "shown > reading.count)",
+        "if shown == reading.count:",
+        "if shown > reading.count > 0:",
     ),
     Mistake(
         "--key of tail matches every key",

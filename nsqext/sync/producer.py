@@ -155,9 +155,9 @@ class Producer(BlockingClient[AsyncProducer]):
             refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
         listed = list(as_sequence(messages, topic))
-        check_trace_ids(trace_ids, len(listed), topic)
         direct = self._direct
         if direct is not None and key is None and not headers:
+            check_trace_ids(trace_ids, len(listed), topic)  # as the asynchronous producer
             receipts = direct.publish_many(topic, listed, partition, trace_ids)
             if receipts is not None:
                 return receipts

@@ -59,16 +59,15 @@ class FlushSchedule:
         An ``answer`` may wait for others, for 2 ms, while at least half of what RDY allows is in the queue. Returns
         whether it has to be sent at once instead: after a pause, or while handlers block the event loop.
         """
+        due = self._due
         if answer:
-            now = _clock()
+            now, ahead = _clock(), len(self.ahead)
             if now >= self._collects_until or now - self._blocked_at <= _BLOCKS_AGAIN:
                 self._collects_until = now + _TOGETHER
                 return True
-        ahead = len(self.ahead)
-        if answer and ahead >= _AHEAD and 2 * ahead >= subscription.ready:
-            self._collect_due.wake()
-        else:
-            self._due.wake()
+            if ahead >= _AHEAD and 2 * ahead >= subscription.ready:
+                due = self._collect_due
+        due.wake()
         self._unsent.append(subscription)
         return False
 

@@ -20,18 +20,17 @@ from tempfile import TemporaryDirectory
 
 import anyio
 
+from benchmarks.servers import cpu_of
 from nsqext import Admin, Consumer, Message, Producer
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _AT_ONCE = 64
 _IDLE = 30.0
 
 
 def usage(pid: int) -> str:
     """Return memory and CPU of a process as text."""
-    times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     (memory,) = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmRSS" in line]
-    return f"{int(memory) // 1024} MB {(int(times[11]) + int(times[12])) / _TICKS:.1f} s"
+    return f"{int(memory) // 1024} MB {cpu_of(pid):.1f} s"
 
 
 def report(phase: str, pids: dict[str, int]) -> None:

@@ -8,14 +8,12 @@ a session that has run one before; its planner's CPU is not in the figures.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ from attrs import define
 
 from benchmarks.bench_spark import local_session, worker_cpu
 from benchmarks.report import table
-from benchmarks.servers import cluster_process
+from benchmarks.servers import cluster_process, cpu_of
 from nsqext import Producer
 from nsqext.lookup.responses import LookupHttp
 from nsqext.spark.cluster.admin import SourceAdmin
@@ -39,12 +37,6 @@ if TYPE_CHECKING:
 _TOPIC = "first"
 _MESSAGES = 10
 _BODY = b"x" * 200
-
-
-def cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process; Linux only."""
-    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 @define

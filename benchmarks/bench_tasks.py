@@ -23,9 +23,8 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.report import table, write_section
-from benchmarks.servers import cluster_process, original_nsqd, program_given
+from benchmarks.servers import cluster_process, cpu_of, original_nsqd, program_given
 
-_TICK = os.sysconf("SC_CLK_TCK")
 _RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """Debian's; the program of this name in the path runs it as another user."""
 _WARM = 500
@@ -127,10 +126,9 @@ def _brokers() -> dict[str, Callable[[], AbstractContextManager[Server]]]:
 
 def _cpu(pid: int) -> float:
     """Return the seconds of CPU of a process and its descendants that run."""
-    folder = Path(f"/proc/{pid}")
-    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-    children = [child for task in (folder / "task").iterdir() for child in (task / "children").read_text().split()]
-    return (int(fields[11]) + int(fields[12])) / _TICK + sum(_cpu(int(child)) for child in children)
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    return cpu_of(pid) + sum(_cpu(int(child)) for child in children)
 
 
 def _send(count: int) -> tuple[float, float]:

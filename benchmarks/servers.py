@@ -14,8 +14,9 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-__all__ = ("Nsqd", "cluster_process", "fill", "original_nsqd", "program_given", "redesigned_cluster")
+__all__ = ("Nsqd", "cluster_process", "cpu_of", "fill", "original_nsqd", "program_given", "redesigned_cluster")
 
 _BATCH = 100
 _BATCH_BYTES = 4_000_000
@@ -107,6 +108,12 @@ def cluster_process(*topics: str, nodes: int = 1) -> Iterator[tuple[int, str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process; Linux only."""
+    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def fill(address: str, topic: str, count: int, body: bytes) -> None:

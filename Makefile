@@ -36,7 +36,7 @@ help:
 	@echo "make docs-search test the search of the documentation with typical questions"
 	@echo "make release-check  build, check, and test the wheel on every installed Python"
 	@echo "make bare        run make demo and make test in a new minimal Debian (as root; SUITE names its suite)"
-	@echo "make bench       run the benchmarks and draw their pictures"
+	@echo "make bench       run all benchmarks and write their page (an hour; BENCH=--help lists servers, peers and time)"
 	@echo "make bench-check compare the client's CPU per message with the committed baseline (a few minutes)"
 	@echo "make scale       simulate clients of 10,000 partitions on 200 nodes"
 	@echo "make clean       remove the virtual environments and all build results"
@@ -120,10 +120,7 @@ bare:
 	.ci/bare
 
 bench: $(VENV)/bench/.ready
-	set -e; for script in $(filter-out %/bench_check.py,$(wildcard benchmarks/bench_*.py)); do \
-		echo "== $$script"; $(VENV)/bench/bin/python -m benchmarks.$$(basename $$script .py); done
-	$(VENV)/bench/bin/python -m benchmarks.curves
-	$(VENV)/bench/bin/python -m docs.pictures.draw_benchmarks
+	$(VENV)/bench/bin/python -m benchmarks.run $(BENCH)
 
 bench-check: $(VENV)/bench/.ready
 	$(VENV)/bench/bin/python -m benchmarks.bench_check

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.curves.child import VARIANTS, child
-from benchmarks.curves.curve import RESULTS
 from benchmarks.peer import BODY
-from benchmarks.report import table, write_section
+from benchmarks.report import output, table, write_section
 from benchmarks.run_peer import CLIENTS, available, new_topic, run_peer
 from benchmarks.servers import fill, original_nsqd, program_given, redesigned_cluster
 
@@ -65,12 +64,12 @@ def measure_variants(rounds: int, scale: float = 1.0) -> dict[str, float]:
 
 
 def write_results(found: Found) -> None:
-    """Write the figures to a file for docs/pictures/draw_benchmarks.py."""
+    """Write the figures to a file for docs/pictures/draw_benchmarks.py, in a run of all benchmarks."""
     by_mode: dict[str, dict[str, dict[str, float]]] = {}
     for (mode, client), figures in found.items():
         by_mode.setdefault(mode, {})[client] = {name: round(value, 3) for name, value in figures.items()}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "client.json").write_text(json.dumps(by_mode, indent=1) + "\n", encoding="utf-8")
+    if folder := output("results"):
+        (folder / "client.json").write_text(json.dumps(by_mode, indent=1) + "\n", encoding="utf-8")
 
 
 def report(found: Found, clients: Sequence[str]) -> str:

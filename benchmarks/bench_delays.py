@@ -17,6 +17,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import anyio
 
@@ -68,7 +69,7 @@ async def measure(way: str, lookupd: str, count: int, delay: float, spread: floa
             attempts[message.attempts] += 1
 
         await stack.enter_async_context(consumer)
-        via = "relay" if way == "relay" else "consumer"
+        via: Literal["consumer", "relay"] = "relay" if way == "relay" else "consumer"
         producer = await stack.enter_async_context(Producer(lookupd, delay_via=via, delay_topic=delayed))
         report("start", pids)
         left = iter(range(count))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 from anyio import create_task_group
@@ -106,9 +107,9 @@ async def main(consumers: Sequence[int], backlogs: Sequence[int], seconds: float
         for count in consumers:
             for pause, start in ((0.0, "together"), (0.3, "one by one")):
                 for backlog in backlogs:
-                    given = {"pause": pause, "backlog": backlog, "seconds": seconds}
-                    largest, used = await measure(cluster, count, dispatch="key_failover", **given)
-                    _, shared = await measure(cluster, count, dispatch="shared", **given)
+                    measure_way = partial(measure, cluster, count, pause=pause, backlog=backlog, seconds=seconds)
+                    largest, used = await measure_way(dispatch="key_failover")
+                    _, shared = await measure_way(dispatch="shared")
                     print(count, start, backlog, f"{largest:.2f}", f"{used:.0%}", f"{shared:.0%}", flush=True)
                     found.append((largest, used, shared))
     largest_of_all, lanes, shared_lanes = zip(*found, strict=True)

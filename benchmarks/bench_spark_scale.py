@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from urllib.request import urlopen
 
 import orjson
-import pyarrow as pa
-import pyspark
 from anyio.from_thread import start_blocking_portal
 from pyspark.sql import functions as f
 
@@ -26,6 +23,7 @@ import nsqext
 from benchmarks.bench_spark import Bench, Figures, local_session, topic
 from benchmarks.report import table, write_section
 from benchmarks.servers import redesigned_cluster
+from benchmarks.versions import node_version
 
 ROWS = (200_000, 2_000_000)
 PARTITIONS = (4, 254)
@@ -58,7 +56,9 @@ async def _publish_small(lookupd: str, topic: str, rows: int, chunk: int) -> Non
             await producer.publish_many(topic, [_BODY] * len(numbers), trace_ids=list(numbers))
 
 
-def measure(bench: ScaleBench, results: Path | None) -> tuple[dict[tuple[int, int], dict[str, Figures]], list[float]]:
+def measure(
+    bench: ScaleBench, sizes: Sequence[int], results: Path | None
+) -> tuple[dict[tuple[int, int], dict[str, Figures]], list[float]]:
     """Measure each size that the results lack; return figures by rows and partitions, and load averages."""
     found: dict[tuple[int, int], dict[str, Figures]] = {}
     loads: list[float] = []
@@ -73,7 +73,7 @@ def measure(bench: ScaleBench, results: Path | None) -> tuple[dict[tuple[int, in
         bench.read(name)
         bench.write_small(name)
     for partitions in PARTITIONS:
-        for bench.rows in ROWS:
+        for bench.rows in sizes:
             if (bench.rows, partitions) in found:
                 continue
             loads.append(os.getloadavg()[0])
@@ -86,24 +86,12 @@ def measure(bench: ScaleBench, results: Path | None) -> tuple[dict[tuple[int, in
             loads.append(os.getloadavg()[0])
             print(bench.rows, partitions, figures, loads[-2:], flush=True)
             if results is not None:
-                sizes = [
+                stored = [
                     [*size, {way: [figures.rate, figures.cpu] for way, figures in each.items()}]
                     for size, each in found.items()
                 ]
-                results.write_bytes(orjson.dumps({"loads": loads, "sizes": sizes}))
+                results.write_bytes(orjson.dumps({"loads": loads, "sizes": stored}))
     return found, loads
-
-
-def commit() -> str:
-    """Return the commit of this tree."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-    )
-    return found.stdout.strip()
 
 
 def report(found: dict[tuple[int, int], dict[str, Figures]]) -> str:
@@ -123,17 +111,11 @@ def report(found: dict[tuple[int, int], dict[str, Figures]]) -> str:
     )
 
 
-def version_of(lookupd: str) -> str:
-    """Return the version of the nodes."""
-    with urlopen(f"http://{lookupd}/nodes") as response:
-        answer = orjson.loads(response.read())
-    return str((answer.get("data") or answer)["producers"][0]["version"])
-
-
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lookupd", metavar="HOST:PORT", help="a cluster that runs already")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="sizes of the topics")
     parser.add_argument("--results", metavar="FILE", type=Path, help="where figures are kept until all are measured")
     given = parser.parse_args()
     session = local_session()
@@ -142,15 +124,14 @@ def main() -> None:
         lookupd = stack.enter_context(where).removeprefix("http://")
         portal = stack.enter_context(start_blocking_portal())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        server = "one node of `nsqext`" if given.lookupd is None else f"the real cluster, nsqd {version_of(lookupd)}"
-        found, loads = measure(ScaleBench(session, portal, lookupd, 0, Path(folder)), given.results)
+        server = "one node of `nsqext`" if given.lookupd is None else f"the real cluster, nsqd {node_version(lookupd)}"
+        found, loads = measure(ScaleBench(session, portal, lookupd, 0, Path(folder)), given.rows, given.results)
         text = report(found)
         session.stop()
     print(text)
     write_section(
         "Spark by rows and partitions",
-        f"Messages of 200 bytes on {server}; commit {commit()}, PySpark {pyspark.__version__}, "
-        f"pyarrow {pa.__version__}, `local[*]`, written by {_TASKS} tasks. One run: each size once, the client and "
+        f"Messages of 200 bytes on {server}; `local[*]`, written by {_TASKS} tasks. Each size once, the client and "
         "Spark one after the other on a topic of its own. Rates and CPU include planning and the start of a job's "
         "tasks. Servers, Java, Python and other programs share the cores (load averages of "
         f"{min(loads):.0f} to {max(loads):.0f}): compare the ratios to the client.\n\n{text}",

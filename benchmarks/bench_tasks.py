@@ -119,7 +119,10 @@ def _listens(port: int) -> bool:
 
 def _brokers() -> dict[str, Callable[[], AbstractContextManager[Server]]]:
     name = "NSQ, " + (Path(program_given() or "").name or "nsqext nsqd")
-    found = {name: _nsqd, "NSQ, redesigned (embedded)": _redesigned}
+    found: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+        name: _nsqd,
+        "NSQ, redesigned (embedded)": _redesigned,
+    }
     found |= {"Redis": _redis} if shutil.which("redis-server") else {}
     return found | ({"RabbitMQ": _rabbitmq} if _RABBITMQ.exists() else {})
 

@@ -258,7 +258,7 @@ def run_gnsq(work: Work) -> None:
     if work.mode == "sub":
         consumer = gnsq.Consumer(work.topics[0], CHANNEL, [work.address], max_in_flight=MAX_IN_FLIGHT)
 
-        @consumer.on_message.connect
+        @consumer.on_message.connect  # type: ignore[untyped-decorator]
         def handle(_: Any, message: Any) -> None:  # by name
             if work.take():
                 gevent.spawn_later(0, work.done)  # its response is sent before

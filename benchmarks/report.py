@@ -1,23 +1,15 @@
-"""Write results of benchmarks into the documentation."""
+"""Tables of benchmarks, and the folder in which a run of all benchmarks collects their sections and results."""
 
 from __future__ import annotations
 
 import os
-import platform
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ("table", "write_section")
+__all__ = ("OUTPUT", "output", "section_file", "table", "write_section")
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "benchmarks.md"
-_HEAD = """# Benchmarks
-
-`make bench` measures and writes this page. Each figure is the median of its rounds; the variants of a table alternate
-within a round, so that other load on the machine affects all of them. Compare ratios, because the machines are shared.
-On an idle machine, a client that waits for every response also pays for waking a sleeping core, and ratios of CPU time
-are closer to one.
-"""
+OUTPUT = "NSQEXT_BENCH_OUTPUT"
+"""Name of the environment variable with the folder, which `benchmarks.run` sets."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -27,14 +19,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def output(kind: str) -> Path | None:
+    """Return a folder of the run: ``sections``, ``results``, ``pictures``; None if a benchmark runs alone."""
+    folder = os.environ.get(OUTPUT)
+    return Path(folder) / kind if folder else None
+
+
+def section_file(title: str) -> str:
+    """Return the name of the file of a section."""
+    return f"{title.replace(':', '').replace(' ', '_')}.md"
+
+
 def write_section(title: str, text: str) -> None:
-    """Write a section to the page; replace the one with the same title."""
-    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else _HEAD
-    head, *sections = page.split("\n## ")
-    machine = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
-    measured = f"Measured {time.strftime('%Y-%m-%d', time.gmtime())} on {machine}.\n"
-    kept = [section for section in sections if not section.startswith(f"{title}\n")]
-    kept.append(f"{title}\n\n{text.strip()}\n\n{measured}")
-    kept.sort()
-    parts = [part.rstrip() + "\n" for part in (head, *kept)]
-    PAGE.write_text("\n## ".join(parts), encoding="utf-8")
+    """Give a section to the run; alone, a benchmark only prints, so that all of the page is of one run."""
+    if folder := output("sections"):
+        (folder / section_file(title)).write_text(f"{text.strip()}\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Measure curves: ``python -m benchmarks.curves [NAME…]``; all of them by default.
 
-Numbers are written to ``benchmarks/results``, and the page of benchmarks and its pictures are drawn from them
-(``python -m docs.pictures.draw_benchmarks``).
+In a run of all benchmarks (`benchmarks.run`) the numbers are written to files, from which
+``python -m docs.pictures.draw_benchmarks`` draws pictures and a section of the page.
 """
 
 from __future__ import annotations

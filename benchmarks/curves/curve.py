@@ -14,9 +14,12 @@ from typing import Any
 
 from attrs import asdict, define, field
 
+from benchmarks.report import output
+
 __all__ = ("RESULTS", "Curve", "Measure", "Measured", "load", "measure")
 
 RESULTS = Path(__file__).parents[1] / "results"
+"""Numbers of the run that the page shows."""
 
 Measure = Callable[[], float]
 Points = Mapping[tuple[str, float], Measure]
@@ -75,7 +78,7 @@ class Measured:
 
 
 def measure(curve: Curve, rounds: int) -> Measured:
-    """Measure a curve, and write its file."""
+    """Measure a curve, and write its file in a run of all benchmarks."""
     found: dict[tuple[str, float], list[float]] = {}
     with curve.points() as points:
         for _ in range(rounds):
@@ -89,13 +92,13 @@ def measure(curve: Curve, rounds: int) -> Measured:
     measured.rounds = rounds
     measured.when = time.strftime("%Y-%m-%d", time.gmtime())
     measured.machine = f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{curve.name}.json").write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
+    if folder := output("results"):
+        (folder / f"{curve.name}.json").write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
     return measured
 
 
-def load(name: str) -> Measured:
-    """Return the numbers of a curve from its file."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def load(file: Path) -> Measured:
+    """Return the numbers of a curve."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     found["series"] = {series: [(x, y) for x, y in points] for series, points in found["series"].items()}
     return Measured(**found)

@@ -1,11 +1,13 @@
-"""Draw the benchmarks from the numbers in benchmarks/results: ``python -m docs.pictures.draw_benchmarks``.
+"""Draw the benchmarks: ``python -m docs.pictures.draw_benchmarks [RESULTS PICTURES]``.
 
-Writes a picture for each curve, speed.svg for the front page, and the section "Curves" of the page of benchmarks. Lines
-and text are grey and the background is transparent, so that the pictures are readable on light and dark pages.
+Draws a picture for each curve and speed.svg for the front page, from benchmarks/results unless other folders are given.
+In a run of all benchmarks it also writes the section "Curves" of their page. Lines and text are grey and the background
+is transparent, so that the pictures are readable on light and dark pages.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from benchmarks.curves.curve import RESULTS, Measured, load
 from benchmarks.report import table, write_section
 
-__all__ = ("CURVES", "draw_curve", "draw_speed", "section")
+__all__ = ("draw_curve", "draw_speed", "section")
 
 FOLDER = Path(__file__).parent
 _GREY = "#7a838c"
@@ -31,7 +33,6 @@ _COLOURS = {
     "raw": "#8f8f8f",
 }
 _OTHERS = ("#3b82c4", "#c8963e", "#2a9d8f", "#c65b6b", "#8c6bb1", "#8f8f8f")
-CURVES = tuple(sorted(path.stem for path in RESULTS.glob("*.json") if path.stem not in ("client", "start")))
 _BESIDE = frozenset(_COLOURS) - {"nsqext"}
 """Series that are in the picture only."""
 _PICTURE_ONLY = frozenset(("connections", "handlers", "headers", "listed_nodes", "polling_bytes", "topics"))
@@ -90,10 +91,10 @@ def draw_curve(measured: Measured, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_speed(path: Path) -> None:
+def draw_speed(results: Path, path: Path) -> None:
     """Draw the CPU per message of all clients, as bars."""
     _style()
-    found = json.loads((RESULTS / "client.json").read_text(encoding="utf-8"))
+    found = json.loads(results.read_text(encoding="utf-8"))
     figure, places = plt.subplots(1, len(_MODES), figsize=(9, 2.3))
     for axes, (mode, title) in zip(places, _MODES.items(), strict=True):
         names = [name for name in _COLOURS if name in found[mode] and name not in ("raw", "uvloop")][::-1]
@@ -144,22 +145,27 @@ def start_section(measured: Measured) -> str:
 
 
 def main() -> None:
-    """Draw all."""
-    texts = []
-    for name in CURVES:
-        measured = load(name)
-        draw_curve(measured, FOLDER / f"bench-{name.replace('_', '-')}.svg")
-        texts.append(section(measured))
-    start = load("start")
-    texts.append(start_section(start))
-    draw_speed(FOLDER / "speed.svg")
+    """Draw all that was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("pictures", type=Path, nargs="?", default=FOLDER)
+    given = parser.parse_args()
+    texts, starts = [], []
+    for file in sorted(given.results.glob("*.json")):
+        if file.stem == "client":
+            draw_speed(file, given.pictures / "speed.svg")
+        elif file.stem == "start":
+            starts.append(start_section(load(file)))
+        else:
+            measured = load(file)
+            draw_curve(measured, given.pictures / f"bench-{measured.name.replace('_', '-')}.svg")
+            texts.append(section(measured))
     head = (
-        "How cost grows with one quantity. `python -m benchmarks.curves` measures, `python -m "
-        "docs.pictures.draw_benchmarks` draws. Points take turns in each round; figures are medians. "
-        "Many points have one round, on a busy machine: compare the lines of a plot, and no figures of different plots."
-        " Tables have the figures of nsqext only, `benchmarks/results` has all.\n\n"
+        "How cost grows with one quantity. Points take turns in each round; figures are medians. Compare the lines of "
+        "a plot, and no figures of different plots. Tables have the figures of nsqext only, `benchmarks/results` has "
+        "all.\n\n"
     )
-    write_section("Curves", head + "\n".join(texts))
+    write_section("Curves", head + "\n".join(texts + starts))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 
-CORE = {"anyio", "attrs", "httpx", "msgspec", "orjson", "tenacity"}
+CORE = {"anyio", "attrs", "httpcore", "httpx", "msgspec", "orjson", "tenacity"}
 
 # room -> third-party packages it may import at the top of a module; a room that is not named here may import CORE
 THIRD_PARTY: dict[str, set[str]] = {

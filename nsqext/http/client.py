@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Reason = Literal["closed", "invalid", "not HTTP", "too long", "unreachable", "untrusted", "compressed"]
 
-_KEPT_ALIVE = 16
 _REPLIES = 4  # responses of the largest size that may be received concurrently
 _MOST_BYTES = 16 << 20
 _MAX_TEXT = 500  # quoted characters of a transport's error, which may contain the response
@@ -241,8 +240,7 @@ def _body_stream() -> Callable[[bytes], httpx.AsyncByteStream]:
     return Body
 
 
-def _make_transport(context: ssl.SSLContext) -> httpx.AsyncHTTPTransport:
-    import httpx
+def _make_transport(context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
+    from nsqext.http.connections import Connections
 
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT_ALIVE)
-    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
+    return Connections(context)

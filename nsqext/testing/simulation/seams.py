@@ -37,6 +37,7 @@ _PRODUCT = (
     "nsqext.broker.runtimes",
     "nsqext.client.producer.http_connection",
     "nsqext.http.client",
+    "nsqext.http.connections",
     "httpx",
 )
 _SOCKET_USERS = ("nsqext.transport.handshake", "nsqext.broker.listeners")

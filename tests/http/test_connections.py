@@ -1,0 +1,148 @@
+"""Connections that stay open between requests, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext.http import connections
+from nsqext.http.client import HttpClient, HttpRequestFailed
+from tests.support.fake_lookupd import eventually, http, serving
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+
+pytestmark = pytest.mark.anyio
+
+
+class Server:
+    """Answers each request with the number of its connection, from 1."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.open: dict[int, SocketStream] = {}
+        self.held: dict[str, anyio.Event] = {}  # by path: the answers that wait
+
+    async def handle(self, stream: SocketStream) -> None:
+        self.accepted += 1
+        number = self.accepted
+        self.open[number] = stream
+        try:
+            while True:
+                path = (await stream.receive()).split(b" ")[1].decode()
+                if path in self.held:
+                    await self.held[path].wait()
+                await stream.send(http(str(number).encode()))
+        finally:
+            del self.open[number]
+
+    async def accepts(self, count: int) -> None:
+        """Wait until it has accepted so many connections."""
+        await eventually(lambda: self.accepted == count)
+
+
+@asynccontextmanager
+async def server_and_client() -> AsyncIterator[tuple[Server, HttpClient, Callable[[str], str]]]:
+    server, client = Server(), HttpClient(25.0)
+    async with serving(server.handle) as address:
+        try:
+            yield server, client, lambda path: f"http://{address}{path}"
+        finally:
+            await client.aclose()
+
+
+async def ask(client: HttpClient, url: str) -> int:
+    return int((await client.request("GET", url)).content)
+
+
+async def ask_held(server: Server, client: HttpClient, url: Callable[[str], str], count: int) -> None:
+    """Send so many requests that each needs a connection."""
+    server.held = {f"/{number}": anyio.Event() for number in range(count)}
+    async with anyio.create_task_group() as tasks:
+        for number in range(count):
+            tasks.start_soon(ask, client, url(f"/{number}"))
+        await server.accepts(count)
+        for event in server.held.values():
+            event.set()
+
+
+async def test_a_request_uses_the_connection_that_became_idle_last() -> None:
+    async with server_and_client() as (server, client, url):
+        server.held = {"/first": anyio.Event(), "/second": anyio.Event()}
+        numbers: list[int] = []
+
+        async def hold(path: str) -> None:
+            numbers.append(await ask(client, url(path)))
+
+        async with anyio.create_task_group() as tasks:
+            for count, path in enumerate(server.held, 1):
+                tasks.start_soon(hold, path)
+                await server.accepts(count)
+            server.held["/second"].set()
+            await eventually(lambda: numbers == [2])
+            server.held["/first"].set()
+        assert numbers == [2, 1]
+        assert [await ask(client, url("/")) for _ in range(3)] == [1, 1, 1]
+        assert server.accepted == 2
+
+
+async def test_a_connection_belongs_to_one_server() -> None:
+    async with server_and_client() as (one, client, url), server_and_client() as (other, _, url_of_other):
+        for _ in range(2):
+            assert await ask(client, url("/")) == await ask(client, url_of_other("/")) == 1
+        assert one.accepted == other.accepted == 1
+
+
+async def test_an_idle_connection_that_the_server_closed_is_not_used() -> None:
+    async with server_and_client() as (server, client, url):
+        await ask_held(server, client, url, 2)
+        for stream in list(server.open.values()):
+            await stream.send_eof()
+        (transport,) = (client._transport,)
+        assert isinstance(transport, connections.Connections)
+        await eventually(lambda: all(connection.has_expired() for connection in transport._idle))
+        assert await ask(client, url("/")) == 3
+        await eventually(lambda: list(server.open) == [3])
+
+
+async def test_only_so_many_connections_are_kept_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_and_client() as (server, client, url):
+        await ask_held(server, client, url, connections._KEPT_ALIVE + 4)
+        await ask(client, url("/"))
+        await eventually(lambda: len(server.open) == connections._KEPT_ALIVE)
+        monkeypatch.setattr(connections, "_IDLE", 0.0)
+        assert await ask(client, url("/")) == server.accepted == connections._KEPT_ALIVE + 5
+        await eventually(lambda: len(server.open) == 1)
+
+
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    async with server_and_client() as (server, client, url):
+        server.held = {"/held": anyio.Event()}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, client, url("/held"))
+            await server.accepts(1)
+            tasks.cancel_scope.cancel()
+        assert await ask(client, url("/")) == 2
+        server.held["/held"].set()
+        await eventually(lambda: list(server.open) == [2])
+
+
+async def test_closing_closes_idle_and_used_connections() -> None:
+    async with server_and_client() as (server, client, url):
+        server.held = {"/held": anyio.Event()}
+
+        async def refused() -> None:
+            with pytest.raises(HttpRequestFailed, match="closed before a response"):
+                await ask(client, url("/held"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refused)
+            await server.accepts(1)
+            assert await ask(client, url("/")) == 2
+            await client.aclose()
+        server.held["/held"].set()
+        await eventually(lambda: not server.open)

@@ -47,6 +47,8 @@ async def stall() -> tuple[float, float]:
         async with anyio.create_task_group() as tasks, Producer(cluster.lookupd) as producer:
             tasks.start_soon(consumer.serve)
             tasks.start_soon(publish, producer)
+            while not (published and consumed):  # noqa: ASYNC110 - on a busy machine they start late
+                await anyio.sleep(0.01)
             await anyio.sleep(BEFORE)
             killed = time.perf_counter()
             await to_thread.run_sync(cluster.kill, cluster.leader("t"))

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -151,19 +154,40 @@ def span_alone(amount: int) -> float:
     return (time.process_time() - began) / amount * 1e6
 
 
+Costs = dict[tuple[str, str], float]
+"""µs of CPU per message by variant and column."""
+
+
+def measure(address: str, scale: float, variants: Sequence[str]) -> Costs:
+    """Measure variants once, in this process."""
+    found: Costs = {}
+    for name in variants:
+        make = VARIANTS[name]
+        if name not in _HANDLERS_ONLY:
+            found[name, "lone"] = asyncio.run(lone(address, make(), int(LONE * scale)))
+            found[name, "concurrent"] = asyncio.run(concurrent(address, make(), int(CONCURRENT * scale)))
+        found[name, "handled"] = asyncio.run(handled(address, make(), int(CONSUMED * scale)))
+    return found
+
+
+def observers(address: str, scale: float, variants: Sequence[str]) -> Costs:
+    """Measure variants once, in a process of their own."""
+    words = ["--address", address, "--scale", str(scale), "--variants", *variants]
+    command = [sys.executable, "-m", "benchmarks.bench_observers", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise SystemExit(f"telemetry failed:\n{done.stderr}")
+    return {(variant, column): cost for variant, column, cost in json.loads(done.stdout.splitlines()[-1])}
+
+
 def main(rounds: int, scale: float) -> None:
     """Measure and report."""
     found: dict[tuple[str, str], list[float]] = {}
     results: dict[str, list[float]] = {}
     with original_nsqd() as nsqd:
         for _ in range(rounds):
-            for name, make in VARIANTS.items():
-                if name not in _HANDLERS_ONLY:
-                    found.setdefault((name, "lone"), []).append(asyncio.run(lone(nsqd.tcp, make(), int(LONE * scale))))
-                    cost = asyncio.run(concurrent(nsqd.tcp, make(), int(CONCURRENT * scale)))
-                    found.setdefault((name, "concurrent"), []).append(cost)
-                cost = asyncio.run(handled(nsqd.tcp, make(), int(CONSUMED * scale)))
-                found.setdefault((name, "handled"), []).append(cost)
+            for key, cost in measure(nsqd.tcp, scale, list(VARIANTS)).items():
+                found.setdefault(key, []).append(cost)
             results.setdefault("span", []).append(span_alone(int(CONCURRENT * scale)))
             for name, publishes in (("without", False), ("with", True)):
                 cost = asyncio.run(published_result(nsqd.tcp, publishes, int(RESULTS * scale)))
@@ -195,5 +219,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual number of messages")
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--variants", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    main(given.rounds, given.scale)
+    if given.address:
+        costs = measure(given.address, given.scale, given.variants)
+        print(json.dumps([[*key, cost] for key, cost in costs.items()]))
+    else:
+        main(given.rounds, given.scale)

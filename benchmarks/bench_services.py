@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import Any
@@ -22,7 +24,8 @@ import anyio
 import orjson
 
 from benchmarks.report import table, write_section
-from benchmarks.servers import fill, original_nsqd, redesigned_cluster
+from benchmarks.run_peer import new_topic, run_peer
+from benchmarks.servers import fill, original_nsqd, program_given, redesigned_cluster
 from nsqext import Admin, App, Consumer, Message, Position, Producer
 from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware
 
@@ -209,27 +212,55 @@ async def fill_plain(lookupd: str, amount: int) -> None:
         await producer.publish_many("plain", [BODY] * amount)
 
 
-def workers(rounds: int, amount: int) -> str:
-    """Measure 1 and 2 worker processes; return the table."""
-    found: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(rounds):
-        for number, rates in found.items():
-            with redesigned_cluster() as lookupd:
-                anyio.run(fill_plain, lookupd, amount)
-                words = ("run", "benchmarks.bench_services:app", "--workers", str(number))
-                process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-m", "nsqext", *words],
-                    env={**os.environ, "BENCH_LOOKUPD": lookupd},
-                    stderr=subprocess.DEVNULL,
-                )
-                try:
-                    rates.append(anyio.run(finished_per_second, lookupd, amount))
-                finally:
-                    process.terminate()
-                    process.wait(30)
-    one = median(found[1])
-    rows = [[str(number), f"{median(rates):,.0f}", f"{median(rates) / one:.2f}"] for number, rates in found.items()]
-    return table(("`nsqext run --workers`", "messages a second", "times 1 worker"), rows)
+def workers_rate(number: int, amount: int) -> float:
+    """Return the messages that worker processes handle in a second."""
+    with redesigned_cluster() as lookupd:
+        anyio.run(fill_plain, lookupd, amount)
+        words = ("run", "benchmarks.bench_services:app", "--workers", str(number))
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "nsqext", *words],
+            env={**os.environ, "BENCH_LOOKUPD": lookupd},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            return anyio.run(finished_per_second, lookupd, amount)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def producers(address: str, number: int, amount: int) -> tuple[float, float]:
+    """Publish with processes that have 64 in flight each.
+
+    Returns:
+        The messages of all in a second, and µs of CPU per message.
+    """
+    with ThreadPoolExecutor(number) as threads:
+        running = [threads.submit(run_peer, "nsqext", "pubc", amount, address, new_topic()) for _ in range(number)]
+        found = [one.result() for one in running]
+    return sum(one["rate"] for one in found), sum(one["cpu"] for one in found) / number
+
+
+def _producers_rate(address: str, number: int, amount: int) -> float:
+    return producers(address, number, amount)[0]
+
+
+def processes(rounds: int, amount: int) -> str:
+    """Measure 1 and 2 producers, and 1 and 2 worker processes; return the table."""
+    kinds: dict[str, list[Callable[[], float]]] = {}
+    with original_nsqd(program=program_given()) as nsqd:
+        kinds["producers, 64 in flight each"] = [partial(_producers_rate, nsqd.tcp, one, 3 * amount) for one in (1, 2)]
+        kinds["`nsqext run --workers`"] = [partial(workers_rate, one, amount) for one in (1, 2)]
+        found: dict[tuple[str, int], list[float]] = {}
+        for _ in range(rounds):
+            for kind, measures in kinds.items():
+                for number, rate in enumerate(measures, 1):
+                    found.setdefault((kind, number), []).append(rate())
+    rows = []
+    for kind in kinds:
+        one, two = median(found[kind, 1]), median(found[kind, 2])
+        rows.append([kind, f"{one:,.0f}", f"{two:,.0f}", f"{two / one / 2:.2f}"])
+    return table(("messages a second", "1 process", "2 processes", "share of twice one"), rows)
 
 
 def main() -> None:
@@ -240,12 +271,13 @@ def main() -> None:
     given = parser.parse_args()
     bodies, middleware = handlers(given.rounds, given.count)
     print(bodies, middleware, sep="\n", flush=True)
-    processes = workers(min(3, given.rounds), given.count)
-    print(processes)
+    several = processes(min(3, given.rounds), given.count)
+    print(several)
     text = f"JSON bodies of {len(BODY)} bytes, `nsqext nsqd`, {given.rounds} rounds.\n\n{bodies}\n{middleware}\n"
     text += (
-        "Worker processes share a topic; their handler computes for about a quarter of a millisecond. The server "
-        f"shares the {os.cpu_count()} cores with them.\n\n{processes}"
+        "Worker processes share a topic of the embedded cluster; their handler computes for about a quarter of a "
+        f"millisecond. Producers publish 200 bytes to {'another nsqd' if program_given() else '`nsqext nsqd`'}. The "
+        f"server shares the {os.cpu_count()} cores with them.\n\n{several}"
     )
     write_section("Services", text)
 

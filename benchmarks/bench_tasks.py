@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +20,10 @@ from secrets import token_hex
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.other_servers import Server, installed, rabbitmq, redis
 from benchmarks.report import table, write_section
 from benchmarks.servers import cluster_process, cpu_of, original_nsqd, program_given
 
-_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Debian's; the program of this name in the path runs it as another user."""
 _WARM = 500
 """Tasks that are run before the measurement."""
 _PATIENT = 120.0
@@ -42,39 +39,6 @@ class Figures(NamedTuple):
     serving: float
 
 
-class Server(NamedTuple):
-    """A running broker: its URL, and the id of its process."""
-
-    url: str
-    pid: int
-
-
-@contextmanager
-def _redis() -> Iterator[Server]:
-    port = _free_port()
-    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "yes"]
-    with tempfile.TemporaryDirectory() as folder, _running(command, port, cwd=folder) as pid:
-        yield Server(f"redis://127.0.0.1:{port}/0", pid)
-
-
-@contextmanager
-def _rabbitmq() -> Iterator[Server]:
-    port = _free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        env = {
-            "RABBITMQ_NODENAME": f"bench_{token_hex(4)}@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(port),
-            "RABBITMQ_DIST_PORT": str(_free_port()),
-            "RABBITMQ_MNESIA_BASE": folder,
-            "RABBITMQ_LOG_BASE": folder,
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
-            "HOME": folder,
-        }
-        with _running([str(_RABBITMQ)], port, env=env) as pid:
-            yield Server(f"amqp://guest:guest@127.0.0.1:{port}//", pid)
-
-
 @contextmanager
 def _nsqd() -> Iterator[Server]:
     with original_nsqd(mem_queue_size=0, program=program_given()) as nsqd:
@@ -87,44 +51,14 @@ def _redesigned() -> Iterator[Server]:
         yield Server(f"nsq://{lookupd}", pid)
 
 
-@contextmanager
-def _running(
-    command: list[str], port: int, *, cwd: str | None = None, env: dict[str, str] | None = None
-) -> Iterator[int]:
-    process = subprocess.Popen(  # noqa: S603
-        command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        until = time.monotonic() + _PATIENT
-        while not _listens(port):
-            if time.monotonic() > until or process.poll() is not None:
-                raise SystemExit(f"{command[0]} does not start")
-            time.sleep(0.1)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
 def _brokers() -> dict[str, Callable[[], AbstractContextManager[Server]]]:
     name = "NSQ, " + (Path(program_given() or "").name or "nsqext nsqd")
     found: dict[str, Callable[[], AbstractContextManager[Server]]] = {
         name: _nsqd,
         "NSQ, redesigned (embedded)": _redesigned,
     }
-    found |= {"Redis": _redis} if shutil.which("redis-server") else {}
-    return found | ({"RabbitMQ": _rabbitmq} if _RABBITMQ.exists() else {})
+    found |= {"Redis": redis} if installed("redis-server") else {}
+    return found | ({"RabbitMQ": rabbitmq} if installed("rabbitmq-server") else {})
 
 
 def _cpu(pid: int) -> float:

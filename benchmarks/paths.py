@@ -10,8 +10,10 @@ from functools import partial
 
 from attrs import frozen
 
+from benchmarks.bench_observers import observers
+from benchmarks.bench_services import producers, workers_rate
 from benchmarks.curves.child import VARIANTS, child
-from benchmarks.curves.start import PROGRAMS, program_cpu, server_cpu
+from benchmarks.curves.start import PROGRAMS, commands, program_cpu, server_cpu, words_cpu
 from benchmarks.run_peer import available, new_topic, run_peer
 from benchmarks.servers import Nsqd, fill, original_nsqd, redesigned_cluster
 
@@ -20,15 +22,21 @@ __all__ = ("CPU", "LIBRARIES", "OTHERS", "ROWS", "Costs", "Row", "probes")
 Costs = Mapping[tuple[str, str], float]
 """Costs by row and client."""
 
-OTHERS = ("go-nsq", "gnsq", "pynsq")
+OTHERS = ("uvloop", "go-nsq", "gnsq", "pynsq")
 LIBRARIES = "import attrs, anyio, orjson"
 
 CPU = "µs of CPU a message"
 """The unit of most paths."""
-_CONSUME = "consume, 200 B"
+_EACH = "µs a message"
+_CONSUME, _LONE = "consume, 200 B", "publish one by one, 200 B"
+_FAST = ("uvloop", "go-nsq")
+_CONSUMING = ("sub", "iterate", "timeout", "result")
 _PARTITIONS = (1, 8, 64, 254)
 _IDLE = 100
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 5.0
+_TELEMETRY = 0.25
+_PRODUCED = 32_000
+_WORKED = 10_000
 
 
 @frozen
@@ -43,6 +51,7 @@ class Row:
         size: bytes of a body.
         count: messages.
         threads: that publish; other clients have 64 publishes in flight.
+        tls: whether the connection is encrypted, for all clients.
         others: clients beside it.
         reference: row and client whose cost is the measure of the baseline; ``raw`` in the same row by default.
     """
@@ -55,6 +64,7 @@ class Row:
     count: int = 3200
     others: Sequence[str] = ("go-nsq",)
     threads: int = 1
+    tls: bool = False
     reference: tuple[str, str] | None = None
 
 
@@ -63,7 +73,21 @@ def _size_rows() -> Iterator[tuple[str, Row]]:
     for verb, mode in (("publish", "pubc"), ("batches", "mpub"), ("consume", "sub")):
         for text, (size, count) in amounts.items():
             name = f"{verb}, {text}"
-            yield name, Row("size", mode=mode, size=size, count=count)
+            yield name, Row("size", mode=mode, size=size, count=count, others=_FAST)
+
+
+_OBSERVED = {"lone": "publish one by one", "concurrent": "publish, 64 in flight", "handled": "handler"}
+_OBSERVERS = {
+    "`OpenTelemetry` without an SDK": "OpenTelemetry without an SDK",
+    "`OpenTelemetry` with the SDK": "OpenTelemetry with the SDK",
+    "`Prometheus`": "Prometheus",
+}
+
+
+def _telemetry_rows() -> Iterator[tuple[str, Row]]:
+    for observer in _OBSERVERS.values():
+        for path in _OBSERVED.values():
+            yield f"{path}, {observer}", Row("telemetry", reference=(f"{path}, no middleware", "nsqext"))
 
 
 def _threads(count: int) -> Row:
@@ -72,23 +96,31 @@ def _threads(count: int) -> Row:
 
 
 ROWS: dict[str, Row] = {
-    "publish one by one, 200 B": Row("client", mode="pub"),
-    "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600),
-    "batches of 100, 200 B": Row("client", mode="mpub", count=48_000),
-    _CONSUME: Row("client", mode="sub", count=12_800),
+    _LONE: Row("client", mode="pub", others=_FAST),
+    "publish, 64 in flight, 200 B": Row("client", mode="pubc", count=9600, others=_FAST),
+    "batches of 100, 200 B": Row("client", mode="mpub", count=48_000, others=_FAST),
+    _CONSUME: Row("client", mode="sub", count=12_800, others=_FAST),
     **dict(_size_rows()),
     "100 B and 200 kB in turn, 256 in flight": Row("size", mode="mix", size=100_000, count=1024),
     "blocking: publish": Row("blocking", client="blocking", mode="pub", others=OTHERS),
     "blocking: publish, 16 threads": _threads(16),
     "blocking: publish, 64 threads": _threads(64),
+    "blocking: batches of 100": Row("blocking", client="blocking", mode="mpub", count=48_000),
     "blocking: handler": Row("blocking", client="blocking", mode="sub", count=12_800, others=OTHERS),
     "blocking: iteration": Row("blocking", client="blocking", mode="iterate", count=12_800, others=OTHERS),
+    "publish one by one, TLS": Row("tls", mode="pub", tls=True, others=_FAST),
+    "publish, 64 in flight, TLS": Row("tls", mode="pubc", count=9600, tls=True, others=_FAST),
+    "handler with `HandlerTimeout`": Row("client", mode="timeout", count=12_800, reference=(_CONSUME, "raw")),
+    "handler whose result is published": Row("client", mode="result", reference=(_LONE, "raw")),
+    **dict(_telemetry_rows()),
+    "two producers, each 64 in flight": Row("processes", reference=("one producer, 64 in flight", "nsqext")),
+    "`nsqext run --workers 2`": Row("processes", _EACH, reference=("`nsqext run --workers 1`", "nsqext")),
     **{
         f"publish with {name}": Row("variant", reference=("plain publish", "nsqext"))
         for name in VARIANTS
         if name != "plain"
     },
-    "one key, 64 in flight": Row("key", "µs a message", reference=("64 in flight", "nsqext")),
+    "one key, 64 in flight": Row("key", _EACH, reference=("64 in flight", "nsqext")),
     **{f"consume {count} partitions": Row("partitions", reference=(_CONSUME, "raw")) for count in _PARTITIONS},
     "an idle consumer": Row("idle", "µs of CPU a second", reference=(_CONSUME, "raw")),
     **{
@@ -96,6 +128,8 @@ ROWS: dict[str, Row] = {
         for name in (
             "import nsqext; nsqext.Producer",
             "nsqext pub --help",
+            "nsqext pub, one message",
+            "nsqext topic list",
             "Cluster(nodes=3)",
             "nsqext nsqd, start and stop",
         )
@@ -113,13 +147,15 @@ def _peers(nsqd: Nsqd, name: str, others: Sequence[str], scale: float) -> dict[t
         mode = row.mode
         if (peer, mode) == ("raw", "mix") or (mode == "pubt" and peer != "blocking"):
             mode = "pubc"
-        elif mode == "iterate" and peer in OTHERS:
+        elif mode in ("iterate", "timeout") and peer in OTHERS:
             mode = "sub"
         amount = max(256, int(row.count * scale) // 256 * 256)
         topic = new_topic()
-        if mode in ("sub", "iterate"):
+        if mode in _CONSUMING:
             fill(nsqd.tcp, topic, amount + 300, b"x" * row.size)
-        cost = run_peer(peer, mode, amount, nsqd.tcp, topic, size=row.size, threads=row.threads)["cpu"]
+        cost = run_peer(peer, mode, amount, nsqd.tcp, topic, size=row.size, threads=row.threads, tls=int(row.tls))[
+            "cpu"
+        ]
         nsqd.delete(topic)
         found[name, "nsqext" if peer == "blocking" else peer] = cost
     return found
@@ -148,8 +184,30 @@ def _idle(cluster: str) -> dict[tuple[str, str], float]:
     return {("an idle consumer", "nsqext"): used / _IDLE * 1e3}
 
 
-def _start(cache: str) -> dict[tuple[str, str], float]:
+def _telemetry(nsqd: Nsqd, scale: float) -> dict[tuple[str, str], float]:
+    names = {"none": "no middleware", **_OBSERVERS}
+    return {
+        (f"{_OBSERVED[column]}, {names[variant]}", "nsqext"): cost
+        for (variant, column), cost in observers(nsqd.tcp, scale * _TELEMETRY, list(names)).items()
+    }
+
+
+def _producers(nsqd: Nsqd, scale: float) -> dict[tuple[str, str], float]:
+    found = {}
+    for count, name in ((1, "one producer, 64 in flight"), (2, "two producers, each 64 in flight")):
+        _, found[name, "nsqext"] = producers(nsqd.tcp, count, int(_PRODUCED * scale) // 64 * 64)
+    return found
+
+
+def _workers(scale: float) -> dict[tuple[str, str], float]:
+    amount = int(_WORKED * scale)
+    return {(f"`nsqext run --workers {count}`", "nsqext"): 1e6 / workers_rate(count, amount) for count in (1, 2)}
+
+
+def _start(nsqd: Nsqd, cluster: str, cache: str) -> dict[tuple[str, str], float]:
     found = {(name, "nsqext"): program_cpu(name, cache) for name in PROGRAMS if name in ROWS or name == LIBRARIES}
+    for name, words in commands(nsqd.tcp, cluster).items():
+        found[name, "nsqext"] = words_cpu(words, cache)
     cpu, stop = server_cpu(cache)
     return {**found, ("nsqext nsqd, start and stop", "nsqext"): cpu, ("nsqext nsqd, stop", "nsqext"): stop}
 
@@ -165,16 +223,19 @@ def probes(others: Sequence[str], scale: float, program: str | None) -> Iterator
     """
     found = [peer for peer in others if available(peer)]
     with ExitStack() as stack:
-        nsqd = stack.enter_context(original_nsqd(program=program))
+        nsqd = stack.enter_context(original_nsqd(program=program, tls=True))
         topics = (f"p{count}:{count}" for count in _PARTITIONS)
         cluster = stack.enter_context(redesigned_cluster("plain", "ext:1:ext", "idle", *topics)).removeprefix("http://")
         cache = stack.enter_context(tempfile.TemporaryDirectory())
-        _start(cache)  # writes the compiled modules
+        _start(nsqd, cluster, cache)  # writes the compiled modules
         yield [
             *(partial(_peers, nsqd, name, found, scale) for name, row in ROWS.items() if row.mode),
             partial(_variants, cluster, scale),
             partial(_one_key, cluster, scale),
             *(partial(_partitions, cluster, count) for count in _PARTITIONS),
             partial(_idle, cluster),
-            partial(_start, cache),
+            partial(_telemetry, nsqd, scale),
+            partial(_producers, nsqd, scale),
+            partial(_workers, scale),
+            partial(_start, nsqd, cluster, cache),
         ]

@@ -1,12 +1,14 @@
 """One client, one kind of work, one process; prints the costs as JSON.
 
 ``python -m benchmarks.peer CLIENT MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]
-[threads=1]``. Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, gnsq (gevent), and
-raw: a blocking socket without parsing, which is the floor; go-nsq is a separate program (`benchmarks/go_peer`). Modes:
+[threads=1] [tls=0]``. Clients: nsqext, blocking (nsqext.sync), uvloop (nsqext on it), asyncnsq, pynsq, gnsq (gevent),
+and raw: a blocking socket without parsing, which is the floor; go-nsq is a program (`benchmarks/go_peer`). Modes:
 pub (one in flight on each connection), pubc (64 in flight), mpub (batches of 100, or of 4 MB), sub (a handler that does
 nothing, messages acknowledged), for nsqext headersN (one in flight, N headers) and mix (256 in flight, bodies of 100
-bytes and twice ``size`` in turn), for blocking iterate and pubt (one in flight in each of ``threads``). Messages
-alternate between the topics. CPU is user and system time of this process.
+bytes and twice ``size`` in turn), timeout (sub with `HandlerTimeout`) and result (a handler of an app whose result is
+published), for blocking iterate and pubt (one in flight in each of ``threads``). With ``tls=1`` the connection is
+encrypted, and the certificate is not checked. Messages alternate between the topics. CPU is user and system time of
+this process.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -55,6 +58,7 @@ class Work:
         self.connections: int = numbers.get("connections", 1)
         self.handlers: int = numbers.get("handlers", 1)
         self.threads: int = numbers.get("threads", 1)
+        self.tls: ssl.SSLContext | None = unchecked_tls() if numbers.get("tls") else None
         self.taken = 0
         self._began = (0.0, 0.0)
 
@@ -74,6 +78,14 @@ class Work:
             self.begin()
         self.taken += 1
         return self.taken >= self.count
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """Return settings of TLS that accept any certificate, as those of the Go peer do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def topic_names(topic: str, count: int) -> list[str]:
@@ -116,8 +128,17 @@ async def run_nsqext(work: Work) -> None:
 
     address = work.address
     where: dict[str, Any] = {"lookupd": address[7:]} if address.startswith("http://") else {"nsqd": address}
-    if work.mode == "sub":
+    if work.tls is not None:
+        where["tls"] = work.tls
+    if work.mode == "result":
+        await publish_results(work, where)
+        return
+    if work.mode in ("sub", "timeout"):
         options: dict[str, Any] = {"concurrency": work.handlers} if work.handlers > 1 else {}
+        if work.mode == "timeout":
+            from nsqext.middleware import HandlerTimeout
+
+            options["middleware"] = [HandlerTimeout(10)]
         consumer = nsqext.Consumer(
             work.topics[0], CHANNEL, max_in_flight=max(MAX_IN_FLIGHT, work.handlers), **options, **where
         )
@@ -142,11 +163,27 @@ async def run_nsqext(work: Work) -> None:
     await drive(work, publishes, producers[0].publish_many)
 
 
+async def publish_results(work: Work, where: dict[str, Any]) -> None:
+    """Run a handler of an app, and publish each of its results."""
+    import nsqext
+
+    app = nsqext.App(**where)
+
+    async def handle(message: nsqext.Message) -> bytes:
+        if work.take():
+            work.done()
+        return message.body
+
+    published = app.publisher(f"{work.topics[0]}_results#ephemeral")(handle)
+    app.handler(work.topics[0], CHANNEL, max_in_flight=MAX_IN_FLIGHT)(published)
+    await app.serve(signals=False)
+
+
 def run_blocking(work: Work) -> None:
     """Run the blocking client of this package."""
     from nsqext import sync
 
-    if work.mode in ("pub", "pubt"):
+    if work.mode in ("pub", "pubt", "mpub"):
         with sync.Producer(nsqd=work.address) as producer:
 
             def publish(count: int) -> None:
@@ -156,7 +193,11 @@ def run_blocking(work: Work) -> None:
             publish(10)
             time.sleep(0.1)  # it opens a connection of its own
             work.begin()
-            if work.threads == 1:
+            if work.mode == "mpub":
+                batch = [work.body] * work.batch
+                for _ in range(work.count // work.batch):
+                    producer.publish_many(work.topics[0], batch)
+            elif work.threads == 1:
                 publish(work.count)
             else:
                 with ThreadPoolExecutor(work.threads) as threads:
@@ -287,12 +328,20 @@ def run_gnsq(work: Work) -> None:
 class RawSocket:
     """A minimal connection to nsqd."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.sock = socket.create_connection((host, int(port)))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.sendall(b"  V2")
+        if tls is not None:
+            asked = json.dumps({"feature_negotiation": True, "tls_v1": True}).encode()
+            self.sock.sendall(b"IDENTIFY\n" + struct.pack(">i", len(asked)) + asked)
+            (size,) = struct.unpack(">i", self.sock.recv(4))
+            self.sock.recv(size, socket.MSG_WAITALL)
+            self.sock = tls.wrap_socket(self.sock)
         self._file = self.sock.makefile("rb", 1 << 16)
+        if tls is not None:
+            self.frame()  # OK
 
     def frame(self) -> tuple[int, bytes]:
         """Return the kind and the data of the next frame."""
@@ -305,7 +354,7 @@ class RawSocket:
 
 def run_raw(work: Work) -> None:
     """Run blocking sockets; with several, send on all of them before reading."""
-    peers = [RawSocket(work.address) for _ in range(work.connections)]
+    peers = [RawSocket(work.address, work.tls) for _ in range(work.connections)]
     if work.mode in ("sub", "iterate"):
         consume_raw(work, peers[0])
     sized = struct.pack(">i", len(work.body)) + work.body

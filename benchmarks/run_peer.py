@@ -17,7 +17,7 @@ CLIENTS = ("raw", "nsqext", "uvloop", "go-nsq", "asyncnsq", "pynsq")
 """All peers; uvloop is nsqext on that event loop."""
 
 _ROOT = Path(__file__).parents[1]
-_MODULES = {"uvloop": "uvloop", "asyncnsq": "asyncnsq", "pynsq": "nsq", "gnsq": "gnsq"}
+_MODULES = {"uvloop": "uvloop", "asyncnsq": "asyncnsq", "pynsq": "nsq", "gnsq": "gnsq", "faststream": "faststream.nats"}
 _number = count(1)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import trustme
+
 __all__ = ("Nsqd", "cluster_process", "cpu_of", "fill", "original_nsqd", "program_given", "redesigned_cluster")
 
 _BATCH = 100
@@ -61,7 +63,7 @@ def program_given() -> str | None:
 
 @contextmanager
 def original_nsqd(
-    core: int | None = None, *, mem_queue_size: int = 10_000_000, program: str | None = None
+    core: int | None = None, *, mem_queue_size: int = 10_000_000, program: str | None = None, tls: bool = False
 ) -> Iterator[Nsqd]:
     """Run ``nsqext nsqd``, or another program with the same flags.
 
@@ -69,10 +71,12 @@ def original_nsqd(
         core: the core that it may use; any without it.
         mem_queue_size: messages of a topic and of a channel that it keeps in memory.
         program: path of another nsqd.
+        tls: offer TLS, with a certificate of its own.
     """
     command = [program] if program else [sys.executable, "-m", "nsqext", "nsqd"]
     with tempfile.TemporaryDirectory() as folder:
-        words = ("-tcp-address", "127.0.0.1:0", "-http-address", "127.0.0.1:0", "-data-path", folder)
+        words = ["-tcp-address", "127.0.0.1:0", "-http-address", "127.0.0.1:0", "-data-path", folder]
+        words += certificate(Path(folder)) if tls else []
         process = subprocess.Popen(  # noqa: S603
             [*command, *words, "-mem-queue-size", str(mem_queue_size)], stderr=subprocess.PIPE, text=True
         )
@@ -114,6 +118,15 @@ def cpu_of(pid: int) -> float:
     """Return the CPU seconds of a process; Linux only."""
     words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def certificate(folder: Path) -> list[str]:
+    """Write a certificate and its key; return the options of nsqd that name them."""
+    made = trustme.CA().issue_cert("localhost", "127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    made.private_key_pem.write_to_path(folder / "key.pem")
+    words = ["-tls-cert", str(folder / "cert.pem"), "-tls-key", str(folder / "key.pem")]
+    return [*words, "-https-address", "127.0.0.1:0"]
 
 
 def fill(address: str, topic: str, count: int, body: bytes) -> None:

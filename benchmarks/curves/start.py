@@ -8,13 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from benchmarks.curves.curve import Curve, Points
+from benchmarks.servers import original_nsqd, redesigned_cluster
 
-__all__ = ("CURVES", "PROGRAMS", "program_cpu", "server_cpu")
+__all__ = ("CURVES", "PROGRAMS", "commands", "program_cpu", "server_cpu", "words_cpu")
 
 PROGRAMS = {
     "python -c pass": ["-c", "pass"],
@@ -43,10 +44,25 @@ def _children_cpu() -> float:
 
 def program_cpu(name: str, cache: str) -> float:
     """Return the milliseconds of CPU of one of `PROGRAMS`, whose compiled modules are cached in a folder."""
+    return words_cpu(PROGRAMS[name], cache)
+
+
+def words_cpu(words: Sequence[str], cache: str) -> float:
+    """Return the milliseconds of CPU of Python with these arguments."""
     before = _children_cpu()
-    command = [sys.executable, *PROGRAMS[name]]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=_environment(cache))  # noqa: S603
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(cache))  # noqa: S603
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
     return _children_cpu() - before
+
+
+def commands(nsqd: str, lookupd: str) -> dict[str, list[str]]:
+    """Return commands that need a server, by name: the arguments of Python."""
+    return {
+        "nsqext pub, one message": ["-m", "nsqext", "pub", "bench_start", "hello", "--nsqd", nsqd],
+        "nsqext topic list": ["-m", "nsqext", "topic", "list", "--lookupd", lookupd],
+    }
 
 
 def server_cpu(cache: str) -> tuple[float, float]:
@@ -72,10 +88,11 @@ def server_cpu(cache: str) -> tuple[float, float]:
 
 @contextmanager
 def _points() -> Iterator[Points]:
-    with tempfile.TemporaryDirectory() as cache:
-        for name in PROGRAMS:
-            program_cpu(name, cache)  # writes the compiled modules
-        yield {(name, 1.0): partial(program_cpu, name, cache) for name in PROGRAMS}
+    with tempfile.TemporaryDirectory() as cache, original_nsqd() as nsqd, redesigned_cluster() as cluster:
+        programs = PROGRAMS | commands(nsqd.tcp, cluster.removeprefix("http://"))
+        for words in programs.values():
+            words_cpu(words, cache)  # writes the compiled modules
+        yield {(name, 1.0): partial(words_cpu, words, cache) for name, words in programs.items()}
 
 
 CURVES = (

@@ -1,10 +1,11 @@
 // The Go client as a peer of benchmarks/peer.py: the same work, the same output.
 //
-// go_peer MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1]
+// go_peer MODE COUNT ADDRESS TOPIC [size=200] [topics=1] [connections=1] [handlers=1] [tls=0]
 package main
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"log"
@@ -36,6 +37,7 @@ type work struct {
 	body        []byte
 	connections int
 	handlers    int
+	tls         bool
 	began       time.Time
 	cpu         float64
 }
@@ -61,8 +63,17 @@ func (w *work) done() {
 	os.Exit(0)
 }
 
-func (w *work) consume() {
+func (w *work) config() *nsq.Config {
 	config := nsq.NewConfig()
+	if w.tls {
+		config.TlsV1 = true
+		config.TlsConfig = &tls.Config{InsecureSkipVerify: true}
+	}
+	return config
+}
+
+func (w *work) consume() {
+	config := w.config()
 	config.MaxInFlight = max(maxInFlight, w.handlers)
 	consumer, err := nsq.NewConsumer(w.topics[0], channel, config)
 	check(err)
@@ -84,7 +95,7 @@ func (w *work) consume() {
 func (w *work) publish() {
 	producers := make([]*nsq.Producer, w.connections)
 	for number := range producers {
-		producer, err := nsq.NewProducer(w.address, nsq.NewConfig())
+		producer, err := nsq.NewProducer(w.address, w.config())
 		check(err)
 		producer.SetLoggerLevel(nsq.LogLevelError)
 		for _, topic := range w.topics {
@@ -128,7 +139,7 @@ func (w *work) publish() {
 }
 
 func main() {
-	numbers := map[string]int{"size": 200, "topics": 1, "connections": 1, "handlers": 1}
+	numbers := map[string]int{"size": 200, "topics": 1, "connections": 1, "handlers": 1, "tls": 0, "threads": 1}
 	for _, word := range os.Args[5:] {
 		name, value, _ := strings.Cut(word, "=")
 		number, err := strconv.Atoi(value)
@@ -140,6 +151,7 @@ func main() {
 	w := &work{
 		mode: os.Args[1], count: count, address: os.Args[3], body: bytes.Repeat([]byte("x"), numbers["size"]),
 		topics: []string{os.Args[4]}, connections: numbers["connections"], handlers: numbers["handlers"],
+		tls: numbers["tls"] == 1,
 	}
 	if numbers["topics"] > 1 {
 		w.topics = nil

@@ -307,7 +307,7 @@ class BatchesMachine(_Model):
         self.end(lane, fails=False)
 
 
-_STEPS = settings(max_examples=100, stateful_step_count=50, deadline=None)
+_STEPS = settings(max_examples=60, stateful_step_count=50, deadline=None)
 LanesMachine.TestCase.settings = BatchesMachine.TestCase.settings = _STEPS
 TestLanes = LanesMachine.TestCase
 TestBatches = BatchesMachine.TestCase

@@ -49,7 +49,7 @@ def _curve(names: str, each: float) -> Section:
 
 
 SECTIONS = (
-    Section("Client", "bench_client", 5, 20, rounds=5, quick=("--scale", "0.2")),
+    Section("Client", "bench_client", 5, 20, rounds=5, quick=("--scale", "0.5")),
     Section("Every path", "bench_check", 10, 95, rounds=5, words=("--page",), quick=("--page", "--scale", "0.1")),
     Section("Telemetry", "bench_observers", 3, 27, rounds=5, quick=("--scale", "0.05")),
     Section("Functions of a lone publish", "bench_functions", 5, 8, rounds=5),
@@ -89,7 +89,7 @@ SECTIONS = (
     Section("Idle", "bench_idle", 50, words=("--seconds", "20"), quick=("--seconds", "1", "--partitions", "250")),
     Section("Idle cluster", "bench_idle_cluster", 40, quick=("--seconds", "1")),
     Section("Scale", "scale", 70, quick=("--nodes", "10", "--topics", "4", "--partitions", "4", "--idle", "10")),
-    Section("Spark", "bench_spark", 60, 60, rounds=2, quick=("--rows", "2000")),
+    Section("Spark", "bench_spark", 60, 60, rounds=2, quick=("--rows", "20000")),
     Section(
         "Spark by rows and partitions",
         "bench_spark_scale",

@@ -54,7 +54,7 @@ _MOVE = 2.0  # seconds for the server to move the channel
 _ID_SIZE = 8  # bytes of a message id before the trace id
 _BLOCK_BYTES = 4 << 20
 _READ_AHEAD = 1  # blocks received while the caller processes one
-_OPEN_RANGES = 4  # ranges of a task read concurrently, because opening a range takes several round trips
+_OPEN_RANGES = 6  # ranges of a task read concurrently, because opening a range takes several round trips
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
 

@@ -186,7 +186,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "spark/read/range_reader.py",
         "number + 1",
-        "_OPEN_RANGES = 4  # ranges of a task read concurrently, because opening a range takes several round trips",
+        "_OPEN_RANGES = 6  # ranges of a task read concurrently, because opening a range takes several round trips",
     ): "the number is chosen",
     (
         "spark/read/range_reader.py",

@@ -55,7 +55,7 @@ SECTIONS = (
     Section("Functions of a lone publish", "bench_functions", 5, 8, rounds=5),
     Section("Batches", "bench_batches", 2, 3, rounds=5, quick=("--count", "1000")),
     Section("Latency", "bench_latency", 5, 130, rounds=2, words=("--seconds", "4"), quick=("--seconds", "0.5")),
-    Section("Keys and ordered consumption", "bench_ordered", 5, 120, rounds=2, real=("--lookupd", "{}"), go="--go"),
+    Section("Keys and ordered consumption", "bench_ordered", 5, 160, rounds=2, real=("--lookupd", "{}"), go="--go"),
     Section("Services", "bench_services", 5, 35, rounds=3, quick=("--count", "1000")),
     Section("Beside FastStream", "bench_frameworks", 3, 45, rounds=3, quick=("--scale", "0.1")),
     Section(

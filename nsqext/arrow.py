@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from math import isfinite
 from typing import Any, Literal, Protocol, Unpack
 from uuid import uuid4
 
@@ -228,12 +229,22 @@ def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema
     first = next(batches, None)
     if first is None:
         return arrow_schema(), iter(())
-    if not isinstance(first, pa.RecordBatch):
+    names = _checked(first).schema.names
+    return first.schema, (_checked(batch, names) for batch in itertools.chain([first], batches))
+
+
+def _checked(batch: object, names: Sequence[str] | None = None) -> pa.RecordBatch:
+    if not isinstance(batch, pa.RecordBatch):
         raise InvalidInput(
-            f"rows contain {type(first).__name__} in place of a record batch",
+            f"rows contain {type(batch).__name__} in place of a record batch",
             hint="convert them: pyarrow.Table.from_pylist(rows)",
         )
-    return first.schema, itertools.chain([first], batches)
+    if names is not None and batch.schema.names != names:
+        raise InvalidInput(
+            f"a record batch has the columns {', '.join(batch.schema.names)}, and the first one {', '.join(names)}",
+            hint="give all the same columns in the same order: batch.select(names)",
+        )
+    return batch
 
 
 def _normal(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -296,7 +307,11 @@ def _text(name: str, value: object) -> str:
         if value.tzinfo is None:
             raise InvalidSetting(f"{name}={value} has no time zone", hint="write datetime(…, tzinfo=UTC)")
         return str(int(value.timestamp() * 1000))
+    if value is None:
+        raise InvalidSetting(f"{name}=None is not a value", hint="leave it out")
     if name == "read_timeout" and isinstance(value, (int, float)):
+        if not isfinite(value):
+            raise InvalidSetting(f"{name}={value} is not a number of seconds")
         return str(round(value * 1000))
     if isinstance(value, Mapping):
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -242,12 +242,21 @@ def test_options_that_are_refused(servers: Servers) -> None:
         nsqext.arrow.read("t", servers.lookupd, rdy=0)
     with pytest.raises(InvalidSetting, match="startingOffsets cannot be latest"):
         nsqext.arrow.read("t", servers.lookupd, starting_offsets="latest")
+    for timeout in (float("nan"), float("inf")):
+        with pytest.raises(InvalidSetting, match="read_timeout=.* is not a number of seconds"):
+            nsqext.arrow.read("t", servers.lookupd, read_timeout=timeout)
+    nothing: Any = None
+    with pytest.raises(InvalidSetting, match="topic=None is not a value"):
+        nsqext.arrow.write(pa.table({"value": ["x"]}), servers.lookupd, topic=nothing)
     with pytest.raises(InvalidSetting, match="connect_timeout"):
         nsqext.arrow.read("t", servers.lookupd, connect_timeout=-1)
     with pytest.raises(TopicNotFound):
         nsqext.arrow.read("absent", servers.lookupd)
     with pytest.raises(LookupUnreachable, match="check the option lookupd"):
         nsqext.arrow.read("t", "127.0.0.1:1", read_timeout=0.2)
+
+
+BATCH = pa.record_batch({"topic": pa.array([], pa.string()), "value": pa.array([], pa.string())})
 
 
 @pytest.mark.parametrize(
@@ -260,11 +269,32 @@ def test_options_that_are_refused(servers: Servers) -> None:
         (pa.table({"value": ["x"], "topic": ["t"], "partition": ["first"]}), "column partition is string"),
         (7, "int cannot be read as Arrow data"),
         ([{"value": "x"}], "rows contain dict in place of a record batch"),
+        ([BATCH, pa.table({"topic": ["t"], "value": ["x"]})], "rows contain Table in place of a record batch"),
     ],
 )
 def test_rows_that_are_refused(servers: Servers, rows: Any, expected: str) -> None:
     with pytest.raises((InvalidSetting, InvalidInput), match=expected):
         nsqext.arrow.write(rows, servers.lookupd)
+
+
+def test_batches_with_other_columns_than_the_first_are_refused(servers: Servers) -> None:
+    """Keys and values were exchanged."""
+    topic = servers.make_topic("t", 1)
+    first = pa.record_batch({"value": ["body"], "key": ["key"]})
+    for other in (first.select(["key", "value"]), first.select(["value"])):
+        with pytest.raises(InvalidInput, match="and the first one value, key"):
+            nsqext.arrow.write([first, other], servers.lookupd, topic=topic)
+    assert set(values(nsqext.arrow.read(topic, servers.lookupd).read_all())) <= {b"body"}
+
+
+def test_a_map_with_a_key_twice_is_a_bad_row(servers: Servers) -> None:
+    topic, bad = servers.make_topic("t", 1, extend=True), servers.make_topic("t", 1)
+    headers = pa.array([[("a", "1"), ("a", "2")], [("a", "3")], None], pa.map_(pa.string(), pa.string()))
+    rows = pa.table({"value": ["x", "y", "z"], "headers": headers})
+    with pytest.raises(InvalidInput, match="row 0: the header 'a' occurs twice"):
+        nsqext.arrow.write(rows, servers.lookupd, topic=topic)
+    assert nsqext.arrow.write(rows, servers.lookupd, topic=topic, bad_rows="topic", bad_rows_topic=bad) == 3
+    assert values(nsqext.arrow.read(topic, servers.lookupd).read_all()) == [b"y", b"z"]
 
 
 def test_bad_rows_go_to_a_topic(servers: Servers) -> None:

@@ -305,7 +305,14 @@ def _values(column: pa.Array | None) -> Iterable[Any]:
     """Return a column's values, with maps as dicts; None for each row without a column."""
     if column is None:
         return repeat(None)
-    return list(column.to_pylist(maps_as_pydicts="strict"))
+    try:
+        return list(column.to_pylist(maps_as_pydicts="strict"))
+    except KeyError:  # a map has a key twice: its row is refused, as one with an array
+        return [None if pairs is None else [_pair(*pair) for pair in pairs] for pairs in column.to_pylist()]
+
+
+def _pair(name: str | None, value: str | None) -> Pair:
+    return {"key": name, "value": None if value is None else value.encode()}
 
 
 def _as_mapping(pairs: Iterable[Pair | None]) -> dict[str, str]:

@@ -209,10 +209,11 @@ def write(
         InvalidSetting: unknown or invalid option or column.
         NsqError: a row is invalid or was not stored; rows before it may be stored.
     """
-    sink = SinkOptions.parse(_texts("write", WriteOptions, dict(options), lookupd))
+    given: dict[str, object] = {**options} if job is None else {**options, "job": job}
+    sink = SinkOptions.parse(_texts("write", WriteOptions, given, lookupd))
     schema, batches = _batches_of(rows)
     check_written(schema.names, sink.topic)
-    ids = NumberedIds(uuid4().hex if job is None else job)
+    ids = NumberedIds(sink.job or uuid4().hex)
     tallies = publish_rows(sink, tuple(schema.names), ids, map(_normal, batches))
     return tallies.total()
 
@@ -280,7 +281,7 @@ def _subscription(topics: Topics) -> dict[str, object]:
     return {"subscribe": topics}
 
 
-_OWN = {"assign", "channel", "max_offsets_per_trigger", "read_mode", "subscribe"}
+_OWN = {"assign", "channel", "job", "max_offsets_per_trigger", "read_mode", "subscribe"}
 
 
 def _texts(function: str, options: type, given: Mapping[str, object], lookupd: str | Sequence[str]) -> dict[str, Any]:

@@ -243,8 +243,10 @@ def test_options_that_are_refused(servers: Servers) -> None:
     with pytest.raises(InvalidSetting, match="startingOffsets cannot be latest"):
         nsqext.arrow.read("t", servers.lookupd, starting_offsets="latest")
     for timeout in (float("nan"), float("inf")):
-        with pytest.raises(InvalidSetting, match="read_timeout=.* is not a number of seconds"):
+        with pytest.raises(InvalidSetting, match=r"read_timeout=\w+ is not a number of seconds"):
             nsqext.arrow.read("t", servers.lookupd, read_timeout=timeout)
+    with pytest.raises(InvalidSetting, match="option job='' is invalid: it is empty"):
+        nsqext.arrow.write(pa.table({"value": ["x"]}), servers.lookupd, topic="t", job="")
     nothing: Any = None
     with pytest.raises(InvalidSetting, match="topic=None is not a value"):
         nsqext.arrow.write(pa.table({"value": ["x"]}), servers.lookupd, topic=nothing)

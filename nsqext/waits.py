@@ -124,8 +124,26 @@ class Turns:
         self.loop: AsyncioLoop = loop
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
         self.cancelled: type[BaseException] = anyio.get_cancelled_exc_class()  #: exception that cancels a task
-        #: waiters that were set within a callback that continues them itself; None outside of such a callback
+        #: waiters whose tasks `resume_woken` continues; None if no call of it is due
         self.woken: list[Waiter] | None = None
+
+    def wake(self, waiter: Waiter) -> None:
+        """Continue a task soon: one callback for all tasks of a turn costs a third of one for each."""
+        if self.woken is None:
+            self.woken = [waiter]
+            self.call_soon(self.resume_woken)
+        else:
+            self.woken.append(waiter)
+
+    def resume_woken(self) -> None:
+        """Run the woken tasks until they wait again; not within a task."""
+        waiters, self.woken = iter(self.woken or ()), None
+        try:
+            for waiter in waiters:
+                waiter.resume()
+        finally:
+            for waiter in waiters:  # after an exception that stops the event loop
+                self.call_soon(waiter.resume)
 
 
 class _LastTurns(threading.local):
@@ -164,12 +182,7 @@ class Waiter:
         if self._done:
             return
         self._done = True
-        woken = self._turns.woken
-        if woken is None:
-            # called from a task, before which no other task can run
-            self._turns.call_soon(self.resume)
-        else:
-            woken.append(self)
+        self._turns.wake(self)
 
     def resume(self) -> None:
         """Run the task until it waits again."""

@@ -36,20 +36,15 @@ class Watch:
 
         So they do not wait for a further turn, after another poll of all sockets.
         """
-        woken: list[Waiter] = []
         turns = self.turns
-        turns.woken = woken
-        waiters = iter(woken)
+        if turns.woken is None:
+            turns.woken = []
         try:
-            try:
-                self._callback()
-            finally:
-                turns.woken = None
-            for waiter in waiters:
-                waiter.resume()
-        finally:
-            for waiter in waiters:  # after an exception that stops the event loop
-                turns.call_soon(waiter.resume)
+            self._callback()
+        except BaseException:
+            turns.call_soon(turns.resume_woken)
+            raise
+        turns.resume_woken()
 
     def start_writing(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` while the socket is writable, until `stop_writing`."""

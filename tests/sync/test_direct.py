@@ -55,15 +55,17 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def warm(producer: sync.Producer, topic: str) -> int:
-    """Publish until the calling thread publishes by itself; return the number of messages."""
+    """Publish until the calling thread publishes to both partitions by itself; return the number of messages."""
     count = 0
     direct = producer._direct
     assert direct is not None
     deadline = time.monotonic() + 25
-    while not direct.stored:
-        producer.publish(topic, b"warm")
-        count += 1
-        assert time.monotonic() < deadline
+    for partition in (0, 1):
+        before = direct.stored
+        while direct.stored == before:
+            producer.publish(topic, b"warm", partition=partition)
+            count += 1
+            assert time.monotonic() < deadline
     return count
 
 

@@ -101,6 +101,38 @@ async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket
     assert seen == ["task", "waiter"]
 
 
+async def test_waiters_that_a_task_sets_continue_together_in_the_next_turn(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    watch, _ = await _waiting(pair[0], _answer_all)
+    seen: list[str] = []
+
+    async def wait(name: str) -> None:
+        replies.append(Reply())
+        await ResponseWaiter(watch.turns, replies[-1])
+        seen.append(name)
+        if name == "first":
+            later.wake()  # a task that a woken task sets has its own turn
+
+    async def wait_for_first() -> None:
+        await later.wait()
+        seen.append("later")
+
+    replies: list[Reply] = []
+    later = Waiters()
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            for name in ("first", "second"):
+                tasks.start_soon(wait, name)
+            tasks.start_soon(wait_for_first)
+            await anyio.wait_all_tasks_blocked()
+            _answer_all(replies[:1])
+            watch.turns.call_soon(lambda: seen.append("between"))
+            _answer_all(replies[1:])
+    watch.end()
+    assert seen == ["first", "second", "between", "later"]
+
+
 async def test_cancellation_reaches_a_waiter_and_its_scope(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,14 @@ from anyio.lowlevel import checkpoint
 from attrs import define, field
 
 from nsqext.client.producer.batch import Batch
-from nsqext.client.producer.request import OutgoingMessage, key_bytes
+from nsqext.client.producer.request import MessageRequest, OutgoingMessage, key_bytes
 from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.waits import WaitingTasks
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection
-    from nsqext.client.producer.request import MessageRequest, TopicKey
+    from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
     from nsqext.types import Receipt
@@ -44,6 +44,9 @@ class KeyLock:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __contains__(self, key: TopicKey) -> bool:
+        return key in self._rows
 
     def try_enter(self, key: TopicKey) -> bool:
         """Acquire a key's lock if it is free; return whether it was."""
@@ -161,6 +164,20 @@ class KeyGroups:
     _start_soon: Callable[..., object]
     _deadlines: dict[Place, float] = field(factory=dict, init=False)  # of waiting places, earliest first
     _watched: bool = field(default=False, init=False)  # whether a task wakes places at their deadlines
+
+    def waiting(
+        self, key: TopicKey, body: bytes, headers: Mapping[str, str] | None, tag: str | None, trace_id: int | None
+    ) -> MessageRequest | None:
+        """Return the request of a message that waits for its key; None if it needs further checks now."""
+        routes, topic = self._sender.routes, key[0]
+        options = routes.topic_options.of(topic)
+        if topic not in routes.by_topic or type(body) is not bytes or not 0 < len(body) <= options.max_message_size:
+            return None
+        # a message object costs as much as the rest of its request
+        bare = headers is None and tag is None and trace_id is None
+        return MessageRequest(
+            options, topic, body if bare else OutgoingMessage(body, headers, tag, trace_id), key=key[1]
+        )
 
     async def publish(self, request: MessageRequest, key: TopicKey) -> Receipt:
         """Publish a message after all earlier publishes of its key."""

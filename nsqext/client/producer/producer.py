@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.middleware import Middleware
     from nsqext.client.producer.batcher import Batcher
-    from nsqext.client.producer.request import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
@@ -350,16 +349,14 @@ class Producer(ProcessBound):
             )
             return (await publisher.publish(publishing))[0]
         data = None if key is None else key_bytes(key)
+        turn = None if data is None else (topic, data)
+        if turn is not None and turn in publisher.keys.lock and publisher.open and self._tasks.in_event_loop():
+            request = publisher.keys.waiting(turn, body, headers, tag, trace_id) if partition is None else None
+            if request is not None:
+                return await publisher.keys.publish(request, turn)
         target = self._ready_target(topic, body, partition, data) if self._tasks.in_event_loop() else None
         connection = None if target is None else target.node.connection
-        turn: TopicKey | None = None
-        if data is not None and target is not None:
-            turn = (topic, data)
-            if not publisher.keys.lock.try_enter(turn):
-                message = OutgoingMessage(body, headers, tag, trace_id, key)
-                options = self._routes.topic_options.of(topic)
-                return await publisher.keys.publish(MessageRequest(options, topic, message, key=data), turn)
-        if target is None or connection is None:
+        if target is None or connection is None or not (turn is None or publisher.keys.lock.try_enter(turn)):
             message = OutgoingMessage(body, headers, tag, trace_id, key)
             return await publisher.message(topic, message, data, partition)
         started = _clock()

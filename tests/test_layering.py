@@ -519,6 +519,12 @@ def test_circles_are_found() -> None:
 # --- private members ------------------------------------------------------------------------------------------------
 
 
+@cache
+def _nodes_of(file: Path) -> list[ast.AST]:
+    """Return every node of a file's tree."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
 def _is_private(name: str) -> bool:
     named_tuple = ("_asdict", "_fields", "_make", "_replace")  # public, with an underscore against clashes
     return name.startswith("_") and not name.startswith("__") and name not in named_tuple
@@ -530,7 +536,7 @@ def test_no_room_uses_a_private_member_of_another_room() -> None:
     uses: list[tuple[str, str, Path, int]] = []
     for file in FILES:
         room = room_of(file)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _nodes_of(file):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _is_private(node.name):
                 owners.setdefault(node.name, set()).add(room)
             elif isinstance(node, ast.Attribute) and _is_private(node.attr):
@@ -557,7 +563,7 @@ def test_a_class_name_stands_for_one_class() -> None:
     """A reader who searches for a class finds one; the blocking mirrors of `nsqext.sync` are the exception."""
     homes: dict[str, list[Path]] = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in _nodes_of(file):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(file)
     twice = {name: files for name, files in homes.items() if len(files) > 1}

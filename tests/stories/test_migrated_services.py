@@ -31,7 +31,7 @@ CLICKS = [json.dumps({"id": str(number), "page": f"/{number % 3}"}).encode() for
 
 def environ(**settings: str) -> dict[str, str]:
     """Return an environment in which the examples can be imported."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **settings}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **settings}
 
 
 def test_the_faststream_service_before(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from tests.campaigns.simulation.key_owners import Handled, KeyOwners, run_key_ow
 @pytest.mark.parametrize("by_tags", [False, True], ids=["command", "tags"])
 @pytest.mark.parametrize("fault", ["kill", "cut", "leader"])
 def test_a_key_has_one_owner_and_keeps_its_order(fault: str, *, by_tags: bool) -> None:
-    owners = KeyOwners(fault, by_tags, messages=500, keys=25, seconds=12.0, tags=6)
+    owners = KeyOwners(fault, by_tags, messages=300, keys=25, seconds=12.0, tags=6)
     run = run_key_owners(owners, 1)
     assert run.error is None, run.error
     assert {(call.key, call.number) for call in owners.handled} == {
-        (f"k{key}", number) for key in range(25) for number in range(20)
+        (f"k{key}", number) for key in range(25) for number in range(12)
     }
 
 

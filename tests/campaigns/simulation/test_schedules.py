@@ -16,7 +16,7 @@ from tests.campaigns.simulation.mutations import MUTATIONS
 from tests.campaigns.simulation.plan import BANK, FEATURES, FLOW, JOINS, KEY_TAGS, SHARES, TRIPLE, Size, draw_plan
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 7, 8, 10, 11, 12])
+@pytest.mark.parametrize("seed", [1, 3, 5, 8, 11])
 def test_a_short_schedule_violates_no_guarantee(seed: int) -> None:
     assert text_of(run_one(seed, size="short").error) == ""
 
@@ -188,7 +188,7 @@ def test_a_transfer_that_is_applied_twice_is_found() -> None:
 
 def test_a_consumer_of_many_connections_has_no_more_in_flight_than_allowed_and_no_connection_waits_too_long() -> None:
     """In 129 a backoff asked only the connection that had received last, which had no message."""
-    for seed in (1, 26, 34, 129):
+    for seed in (34, 129):
         assert text_of(run_one(seed, features=[FLOW]).error) == ""
 
 

@@ -62,7 +62,7 @@ def traces(seeds: Sequence[int]) -> list[str]:
 
 def test_a_seed_repeats_its_trace_in_another_process_after_others() -> None:
     found = []
-    for hash_seed, seeds in (("4711", (0, 7, 50)), ("4712", (50, 7, 0))):  # sets of texts have another order
+    for hash_seed, seeds in (("4711", (0, 50)), ("4712", (50, 0))):  # sets of texts have another order
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])}
         program = f"from tests.campaigns.simulation.test_simulate import traces; print(*traces({seeds}))"
         ended = subprocess.run(
@@ -70,7 +70,7 @@ def test_a_seed_repeats_its_trace_in_another_process_after_others() -> None:
         )
         found.append(ended.stdout.split())
     assert found[0] == found[1]
-    assert len(set(found[0])) == 6
+    assert len(set(found[0])) == 4
 
 
 def test_a_seed_repeats_its_trace_in_one_process() -> None:

@@ -18,7 +18,6 @@ from nsqext.errors import (
     InvalidInput,
     InvalidName,
     InvalidPartition,
-    InvalidSetting,
     InvalidState,
     LookupFailed,
     ProtocolError,
@@ -120,12 +119,6 @@ async def test_names_that_no_server_accepts_are_refused(name: str) -> None:
         Consumer(name, "ch", lookupd="127.0.0.1:4161")
     with pytest.raises(InvalidName):
         Consumer("orders", name, lookupd="127.0.0.1:4161")
-
-
-async def test_a_key_without_known_partitions_is_refused(cluster_under_test: ClusterUnderTest) -> None:
-    async with Producer(nsqd=cluster_under_test.nodes[0].tcp) as producer:
-        with anyio.fail_after(DEADLINE), pytest.raises(InvalidSetting, match=r"number of partitions.*lookupd="):
-            await producer.publish(cluster_under_test.plain, b"hi", key="k")
 
 
 async def test_a_producer_that_is_not_open_raises(cluster_under_test: ClusterUnderTest) -> None:

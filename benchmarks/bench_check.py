@@ -36,7 +36,7 @@ TOLERANCE = {
     "stop": 3.0,
 }
 """Largest accepted factors above the baseline, by the noise of repeated runs on two shared cores."""
-ROUNDS = 3
+ROUNDS = 5
 
 
 def measure(rounds: int, scale: float, others: tuple[str, ...], program: str | None) -> Costs:

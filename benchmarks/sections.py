@@ -93,7 +93,7 @@ SECTIONS = (
     Section(
         "Spark by rows and partitions",
         "bench_spark_scale",
-        250,
+        140,
         words=("--rows", "200000"),
         quick=("--rows", "2000"),
         real=("--lookupd", "{}"),

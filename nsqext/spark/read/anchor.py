@@ -51,6 +51,7 @@ class Anchors:
         self._matched_at = float("-inf")
         self._moved_to: dict[Key, int] = {}
         self._unmoved: set[Key] = set()
+        self._started: set[Key] = set()  # partitions whose start `begin` has returned
         self._seen: dict[Key, tuple[float, int]] = {}
         self._begun: dict[Key, tuple[float, int]] = {}  # positions for the survey after `begin`
         self._listed: dict[str, tuple[float, list[Key]]] = {}  # partitions, with the time of the request
@@ -75,7 +76,7 @@ class Anchors:
         )
         existing = {key: count for key, count in anchors.items() if count is not None}
         # Spark asks twice for the start of a new query
-        others = {key: count for key, count in existing.items() if key not in self._moved_to}
+        others = {key: count for key, count in existing.items() if key not in self._started}
         checked = [] if self._reset or self._continues or not self._start_limit.option else list(others)
         missing = [key for key in keys if self._reset or key not in existing]
         # partitions that were added after the query began, and before the end of its first batch
@@ -90,6 +91,7 @@ class Anchors:
             await gather(starts, lambda key: self._put(key, starts[key], exists=key in existing))
         counts = {key: starts.get(key, existing.get(key, 0)) for key in keys}
         self._moved_to |= counts
+        self._started |= counts.keys()
         self._begun = {key: (anyio.current_time(), count) for key, count in counts.items()}
         return counts
 

@@ -128,6 +128,15 @@ async def test_a_channel_is_not_where_a_new_checkpoint_wants_to_begin(given: dic
     assert continued["orders", 0] == 44
 
 
+async def test_a_channel_is_elsewhere_although_a_survey_has_seen_it() -> None:
+    """With availableNow, a survey freezes the ends before Spark requests the start: the query began at 44."""
+    servers = pretended(p0=44)
+    anchors = Anchors(servers.admin, options(startingOffsets="earliest"))
+    await anchors.survey()
+    with pytest.raises(InvalidState, match="is at message 44, but startingOffsets begins at 10"):
+        await anchors.begin()
+
+
 async def test_a_query_that_failed_in_its_first_batch_begins_again() -> None:
     """Spark requests its start once more; the anchors are there."""
     servers = pretended(p0=10)

@@ -85,6 +85,7 @@ async def test_the_servers_keep_the_start_and_the_position_of_a_query(servers: S
         await planner.commit(end)
     async with planning(lookupd, topic) as planner:
         assert await planner.ranges(start, end) == [Range(topic, 0, first + COUNT, first + COUNT + 7)]
+    async with planning(lookupd, topic, existingChannel="continue") as planner:
         assert await planner.initial() == end
     given = starting(first + 3, {topic: 2})[:-2].replace(f'"1": {first + 3}', f'"1": {first}') + "}}"
     async with planning(lookupd, topic, startingOffsets=given, resetChannel="true") as planner:

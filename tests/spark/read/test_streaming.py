@@ -114,6 +114,8 @@ def test_metrics_as_the_page_shows_them(spark: SparkSession, servers: Servers, t
     first = shown()
     assert first is not None
     assert (first["messagesBehind"], first["behind"]) == (0, {topic: {"0": 0}})
+    servers.publish(topic, bodies("metrics", 5))
+    assert shown() == first | {"publishedPerSecond": 0.0}
     reading.forget_commit()
     assert shown() is None, "Spark repeats the batch"
     servers.publish(topic, bodies("metrics", 5))

@@ -16,6 +16,7 @@ def test_mistakes_replace_code_that_occurs_once(room: str) -> None:
     sources, mistakes = sources_of(room), mistakes_of(room)
     assert sources
     assert len({mistake.name for mistake in mistakes}) == len(mistakes)
+    assert len({(mistake.module, mistake.before, mistake.after) for mistake in mistakes}) == len(mistakes)
     for mistake in mistakes:
         source = sources[mistake.module]
         assert mistake.changed(source) != source, mistake.name

@@ -82,7 +82,7 @@ MISTAKES = (
     Mistake(
         "write ignores the job",
         "arrow.py",
-        "uuid4().hex if job is None else job",
+        "sink.job or uuid4().hex",
         "uuid4().hex",
     ),
     Mistake(
@@ -90,12 +90,6 @@ MISTAKES = (
         "arrow.py",
         "found.partition: (found.start, found.end)",
         "found.partition: (found.end, found.start)",
-    ),
-    Mistake(
-        "take repeats the number of a batch",
-        "arrow.py",
-        "            number += len(messages)\n",
-        "",
     ),
     Mistake(
         "an option of another function is accepted",

@@ -122,6 +122,21 @@ def test_a_channel_is_changed(cluster: Cluster) -> None:
     assert [one["channel"] for one in lines("key-ranges", topic, "k", "--once", *where)] == ["k"]
 
 
+def test_consumers_at_other_addresses_are_not_limited(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, channels=["c"])
+    bodies = []
+    with Consumer(topic, "c", lookupd=cluster.lookupd) as consumer:
+        for body in ("before", "after"):
+            lines("pub", topic, body, *where)
+            for message in consumer.fetch(1, timeout=20):
+                bodies.append(message.body)
+                message.finish()
+            # a limit is for consumers that are connected already
+            lines("channel", "limit-consumers", topic, "c", "0", "--address-prefix", "10.", "--yes", *where)
+    assert bodies == [b"before", b"after"]
+
+
 def test_a_message_in_flight_is_finished(cluster: Cluster) -> None:
     topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
     cluster.create_topic(topic, channels=["c"])

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from contextvars import Context
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from weakref import ref
 
 import anyio
@@ -118,7 +118,7 @@ class AsyncioLoop(Protocol):
 class Turns:
     """The turns of an event loop of asyncio, in which waiting tasks continue; see `turns_of`."""
 
-    __slots__ = ("__weakref__", "call_soon", "cancelled", "loop", "woken")
+    __slots__ = ("__weakref__", "_read_before", "_read_last", "call_soon", "cancelled", "loop", "woken")
 
     def __init__(self, loop: AsyncioLoop) -> None:
         self.loop: AsyncioLoop = loop
@@ -126,6 +126,16 @@ class Turns:
         self.cancelled: type[BaseException] = anyio.get_cancelled_exc_class()  #: exception that cancels a task
         #: waiters whose tasks `resume_woken` continues; None if no call of it is due
         self.woken: list[Waiter] | None = None
+        # sockets read last, each other than the one before
+        self._read_last = self._read_before = -1
+
+    def few_sockets(self, fd: int) -> bool:
+        """Note that a socket is read; return whether it is one of the two that were read last."""
+        if fd == self._read_last:
+            return True
+        few = self._read_before in (fd, -1)
+        self._read_last, self._read_before = fd, self._read_last
+        return few
 
     def wake(self, waiter: Waiter) -> None:
         """Continue a task soon: one callback for all tasks of a turn costs a third of one for each."""
@@ -135,14 +145,24 @@ class Turns:
         else:
             self.woken.append(waiter)
 
-    def resume_woken(self) -> None:
-        """Run the woken tasks until they wait again; not within a task."""
-        waiters, self.woken = iter(self.woken or ()), None
-        try:
+    def resume_woken(self, *, answered: bool = False) -> None:
+        """Run the woken tasks until they wait again; not within a task.
+
+        Args:
+            answered: only those that waited for a response; others continue in the next turn.
+        """
+        waiters, self.woken = self.woken or (), None
+        if answered:
             for waiter in waiters:
+                if not waiter.answered:
+                    self.wake(waiter)
+            waiters = [waiter for waiter in waiters if waiter.answered]
+        rest = iter(waiters)
+        try:
+            for waiter in rest:
                 waiter.resume()
         finally:
-            for waiter in waiters:  # after an exception that stops the event loop
+            for waiter in rest:  # after an exception that stops the event loop
                 self.call_soon(waiter.resume)
 
 
@@ -168,6 +188,8 @@ class Waiter:
     """A future that a single task awaits, with the interface that asyncio's tasks expect."""
 
     __slots__ = ("_asyncio_future_blocking", "_callback", "_cancel_args", "_context", "_done", "_turns")
+
+    answered: ClassVar[bool] = False  #: whether what sets it is the response to a request
 
     def __init__(self, turns: Turns) -> None:
         self._asyncio_future_blocking = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from anyio.lowlevel import EventLoopToken, current_token
 
@@ -34,17 +34,20 @@ class Watch:
     def readable(self) -> None:
         """Run the callback, then the tasks that it woke; called by the event loop, outside any task.
 
-        So they do not wait for a further turn, after another poll of all sockets.
+        So they do not wait for a further turn, after another poll of all sockets. While more than two sockets are read
+        in turn, what they woke besides requests continues in the next turn: handlers that run for the messages of each
+        socket alone cost three times as much (254 partitions, measured: 75 and 24 µs for a message).
         """
         turns = self.turns
         if turns.woken is None:
             turns.woken = []
+        few = turns.few_sockets(self._fd)
         try:
             self._callback()
         except BaseException:
             turns.call_soon(turns.resume_woken)
             raise
-        turns.resume_woken()
+        turns.resume_woken(answered=not few)
 
     def start_writing(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` while the socket is writable, until `stop_writing`."""
@@ -71,6 +74,8 @@ class ResponseWaiter(Waiter):
     """
 
     __slots__ = ("_reply",)
+
+    answered: ClassVar[bool] = True
 
     def __init__(self, turns: Turns, reply: Reply) -> None:
         super().__init__(turns)

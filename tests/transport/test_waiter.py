@@ -12,7 +12,7 @@ import pytest
 
 from nsqext.protocol.client.client_protocol import Reply
 from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
-from nsqext.waits import Waiters
+from nsqext.waits import Turns, Waiters
 from tests.conftest import WATCHING_LOOPS
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +80,48 @@ async def test_waiters_continue_in_order_within_the_turn_that_set_them(
             far.send(b"x")
     watch.end()
     assert seen == ["set", "first", "second", "handler", "next turn"]
+
+
+async def test_with_many_sockets_only_what_waits_for_a_response_continues_in_the_same_turn(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = pair
+    seen: list[str] = []
+
+    def answer(replies: list[Reply]) -> None:
+        messages.wake()
+        _answer_all(replies)
+        watch.turns.call_soon(lambda: seen.append("next turn"))
+
+    messages = Waiters()
+    watch, replies = await _waiting(near, answer)
+
+    async def publish() -> None:
+        replies.append(Reply())
+        await ResponseWaiter(watch.turns, replies[-1])
+        seen.append("response")
+
+    async def handle() -> None:
+        await messages.wait()
+        seen.append("handler")
+
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            tasks.start_soon(handle)
+            await anyio.wait_all_tasks_blocked()
+            for fd in (1001, 1002, 1003):
+                watch.turns.few_sockets(fd)
+            far.send(b"x")
+    watch.end()
+    assert seen == ["response", "next turn", "handler"]
+
+
+async def test_two_sockets_are_few() -> None:
+    turns = Turns(cast("Any", anyio.lowlevel.current_token().native_token))
+    assert [turns.few_sockets(fd) for fd in (1, 2, 1, 1, 2, 3, 2, 3, 1, 2, 3)] == [
+        *(True, True, True, True, True, False, True, True, False, False, False)
+    ]
 
 
 async def test_a_waiter_that_is_set_continues_in_a_later_turn(pair: tuple[socket.socket, socket.socket]) -> None:

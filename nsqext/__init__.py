@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.producer import Producer
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.publishing import OutgoingMessage
     from nsqext.client.producer.settings import ProducerSettings
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.client.trace_log import trace_log
@@ -99,7 +99,7 @@ _HOMES = {
     "nsqext.client.consumer.position": ("Position",),
     "nsqext.client.consumer.replay": ("replay_dead_letters",),
     "nsqext.client.producer.producer": ("Producer",),
-    "nsqext.client.producer.request": ("OutgoingMessage",),
+    "nsqext.client.producer.publishing": ("OutgoingMessage",),
     "nsqext.client.producer.statistics": ("ProducerStatistics",),
     "nsqext.client.trace_log": ("trace_log",),
     "nsqext.errors": ("BatchFailed", "DeliveryUnknown", "InvalidInput", "NsqError", "PublishFailed", "ServerError"),

@@ -330,7 +330,7 @@ INSIDE: dict[str, set[str]] = {
     "protocol.server": {"protocol"},
     "protocol.lookupd_tcp": {"protocol", "protocol.server"},  # both roles of a small protocol, in one file
     "client": _CONSUMER_BASE | {"client.producer.options"},
-    "client.middleware": _CONSUMER_BASE | {"client", "client.consumer.handlers", "client.producer.request"},
+    "client.middleware": _CONSUMER_BASE | {"client", "client.consumer.handlers", "client.producer.publishing"},
     "client.producer": {"client"},
     # reads the log as a consumer does
     "client.producer.settling": {

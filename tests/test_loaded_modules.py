@@ -23,7 +23,8 @@ _LOADED = """
     client.consumer.subscriptions.subscriber client.consumer.subscriptions.subscription
     client.consumer.subscriptions.subscription_group client.consumer.subscriptions.topics
     client.producer client.producer.connection_pool client.producer.options client.producer.producer
-    client.producer.publisher client.producer.request client.producer.route client.producer.sender
+    client.producer.publisher client.producer.publishing client.producer.request client.producer.route
+    client.producer.sender
     lookup lookup.metadata lookup.options lookup.partition_map lookup.poller
     protocol protocol.client protocol.client.client_protocol protocol.client.commands protocol.frames
     protocol.identify protocol.messages protocol.names
@@ -80,7 +81,7 @@ def _loaded(*arguments: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("work", "further", "most_modules", "most_lines"),
-    [(None, "", 56, 13_050), ("iterate", _ITERATED, 62, 14_250), ("handle", _HANDLED, 62, 14_250)],
+    [(None, "", 57, 13_050), ("iterate", _ITERATED, 63, 14_250), ("handle", _HANDLED, 63, 14_250)],
 )
 def test_a_producer_and_a_consumer_load_what_they_need(
     work: str | None, further: str, most_modules: int, most_lines: int

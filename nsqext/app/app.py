@@ -22,7 +22,7 @@ from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.producer import Producer
-from nsqext.client.producer.request import OutgoingMessage, PublishOptions
+from nsqext.client.producer.publishing import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
 from nsqext.client.signals import stop_on_signals, takes_signals
 from nsqext.client.tasks import BackgroundTasks, Runnable, first_error

@@ -13,7 +13,7 @@ from attrs import field, frozen
 from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX
 from nsqext.client.consumer.typed.parameters import HeaderInput, Inputs
 from nsqext.client.consumer.typed.schema import body_schemas, content_type
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.protocol.identify import KEY_FAILOVER
 from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.names import is_topic_pattern

@@ -28,7 +28,7 @@ from nsqext.waits import Waiters
 if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
-    from nsqext.client.producer.request import OutgoingMessage, Publishing
+    from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 
 T = TypeVar("T")
 

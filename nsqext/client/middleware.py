@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
     from nsqext.types import Receipt
 
 

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from nsqext.app.relay import Cancellation
-from nsqext.delays.relay import (
-    DelayRelay,
-    DelayStatistics,
-    DelayStore,
-    DelaySummary,
-    RefusedRecord,
-    WaitingMessage,
-)
+from nsqext.delays.relay import DelayRelay, DelayStatistics
+from nsqext.delays.store import DelayStore, DelaySummary, RefusedRecord, WaitingMessage
 
 __all__ = (
     "Cancellation",

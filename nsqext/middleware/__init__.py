@@ -18,7 +18,7 @@ from nsqext.arguments import check_number, check_time, is_number
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.message import Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
-from nsqext.client.producer.request import Publishing
+from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import InvalidSetting, ProtocolError
 from nsqext.protocol.client.body_compression import inflate
 

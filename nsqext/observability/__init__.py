@@ -22,7 +22,7 @@ from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
     from nsqext.types import Receipt
 
 __all__ = ("LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from nsqext.client.consumer.message import Message
     from nsqext.client.middleware import Handling
-    from nsqext.client.producer.request import OutgoingMessage, Publishing
+    from nsqext.client.producer.publishing import OutgoingMessage, Publishing
     from nsqext.types import TopicMeta
 
 __all__ = ("OpenTelemetry",)

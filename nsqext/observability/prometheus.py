@@ -29,7 +29,7 @@ from nsqext.transactions.relay import OutboxRelay
 if TYPE_CHECKING:
     from nsqext import ClientEvent, ConsumerStatistics
     from nsqext.client.middleware import Client, Handling
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
     from nsqext.client.producer.statistics import ProducerStatistics
 
 __all__ = ("Prometheus",)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.producer import Producer as AsyncProducer
     from nsqext.client.producer.publish_port import ReadyPublish
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.publishing import OutgoingMessage
     from nsqext.client.producer.statistics import ProducerStatistics
     from nsqext.transport.connection import Connection
     from nsqext.transport.thread_connections import Posted

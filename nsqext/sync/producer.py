@@ -15,7 +15,7 @@ from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.batcher import Batcher as AsyncBatcher
 from nsqext.client.producer.producer import Producer as AsyncProducer
 from nsqext.client.producer.producer import as_sequence, check_trace_ids
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidState
 from nsqext.sync.direct import DirectPublisher
 from nsqext.sync.loop import BlockingClient, Method, Same, call, shared_loop

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidState, NsqError
 from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.messages import IDENTITY_HEADER

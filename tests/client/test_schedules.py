@@ -36,7 +36,7 @@ from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.request import Publishing, TopicKey
+    from nsqext.client.producer.publishing import Publishing, TopicKey
 
 _BACKENDS = ("asyncio", "trio")
 _FEW = settings(max_examples=60, deadline=None)

@@ -24,9 +24,9 @@ from anyio._backends import _asyncio  # noqa: F401
 
 from nsqext import App, Producer
 from nsqext.app import relay as skeleton
-from nsqext.delays import DelayRelay, DelayStore, relay
+from nsqext.delays import DelayRelay, DelayStore, relay, store
 
-_FILES = (str(relay.__file__),)
+_FILES = (str(relay.__file__), str(store.__file__))
 _FUNCTIONS = (
     "_add",
     "_publish_due",

@@ -214,7 +214,7 @@ def test_a_call_that_returned_is_on_disk(tmp_path: Path) -> None:
 
 
 def test_records_that_are_set_aside_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.delays.relay._MOST_REFUSED", 3)
+    monkeypatch.setattr("nsqext.delays.store._MOST_REFUSED", 3)
     with opened(tmp_path / "store") as store:
         store.refuse([(b"%d" % number, f"reason {number}") for number in range(5)])
         assert [(one.record, one.reason) for one in store.refused()] == [

@@ -41,7 +41,7 @@ class Server:
             del self.open[number]
 
     async def accepts(self, count: int) -> None:
-        """Wait until it has accepted so many connections."""
+        """Wait until it has accepted ``count`` connections."""
         await eventually(lambda: self.accepted == count)
 
 
@@ -60,7 +60,7 @@ async def ask(client: HttpClient, url: str) -> int:
 
 
 async def ask_held(server: Server, client: HttpClient, url: Callable[[str], str], count: int) -> None:
-    """Send so many requests that each needs a connection."""
+    """Send ``count`` requests at a time, each of which needs a connection."""
     server.held = {f"/{number}": anyio.Event() for number in range(count)}
     async with anyio.create_task_group() as tasks:
         for number in range(count):

@@ -12,7 +12,8 @@ from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions, TopicOptions
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, PublishRequest
+from nsqext.client.producer.publishing import OutgoingMessage
+from nsqext.client.producer.request import MessageRequest, PublishRequest
 from nsqext.client.producer.route import Route
 from nsqext.client.producer.sender import Sender
 from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError

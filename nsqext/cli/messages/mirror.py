@@ -17,7 +17,7 @@ from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import waits
 from nsqext.client.consumer.handlers.republish import as_stored
 from nsqext.client.consumer.message import Requeue
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import (
     BatchFailed,
     InvalidInput,

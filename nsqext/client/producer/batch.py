@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from nsqext.client.producer.request import (
-    OutgoingMessage,
-    PublishRequest,
-    check_supported,
-    default_trace_id,
-    encode_message,
-    key_bytes,
-    with_columns,
-)
+from nsqext.client.producer.publishing import OutgoingMessage, with_columns
+from nsqext.client.producer.request import PublishRequest, check_supported, default_trace_id, encode_message, key_bytes
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
 from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_packed, multi_trace
 from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE

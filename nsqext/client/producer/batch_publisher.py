@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from nsqext.client.producer.batch import Batch, Rows
     from nsqext.client.producer.keys import KeyLock, Place
-    from nsqext.client.producer.request import Outcome, Publishing
+    from nsqext.client.producer.publishing import Publishing
+    from nsqext.client.producer.request import Outcome
     from nsqext.client.producer.route import Route
     from nsqext.client.producer.sender import Sender
 

@@ -11,7 +11,8 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_counts, check_time
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, Publishing, key_bytes
+from nsqext.client.producer.publishing import OutgoingMessage, Publishing
+from nsqext.client.producer.request import MessageRequest, key_bytes
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.protocol.names import check_topic
 from nsqext.waits import Waiters
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from nsqext.client.producer.keys import Place
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.publisher import Publisher
-    from nsqext.client.producer.request import Outcome, TopicKey
+    from nsqext.client.producer.publishing import TopicKey
+    from nsqext.client.producer.request import Outcome
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.types import Receipt
 

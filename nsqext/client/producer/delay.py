@@ -13,7 +13,7 @@ from nsqext.protocol.names import check_identity, check_topic
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
     from nsqext.types import TopicMeta
 
 

@@ -13,7 +13,7 @@ from nsqext.protocol.client.commands import publish_line, sized
 
 if TYPE_CHECKING:
     from nsqext.client.producer.options import ProducerOptions
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.publishing import OutgoingMessage
     from nsqext.client.producer.route import Target
     from nsqext.protocol.client.commands import Command
     from nsqext.types import TopicMeta

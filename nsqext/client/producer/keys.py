@@ -17,14 +17,15 @@ from anyio.lowlevel import checkpoint
 from attrs import define, field
 
 from nsqext.client.producer.batch import Batch
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, key_bytes
+from nsqext.client.producer.publishing import OutgoingMessage
+from nsqext.client.producer.request import MessageRequest, key_bytes
 from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.waits import WaitingTasks
 
 if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledConnection
-    from nsqext.client.producer.request import TopicKey
+    from nsqext.client.producer.publishing import TopicKey
     from nsqext.client.producer.route import Route, Target
     from nsqext.client.producer.sender import Sender
     from nsqext.types import Receipt

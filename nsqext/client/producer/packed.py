@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 import orjson
 
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE
 
 Verb = Literal["MPUB", "MPUB_TRACE", "MPUB_EXT"]

@@ -16,15 +16,8 @@ from nsqext.client.events import ClientEvents, tracing
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publisher import Publisher
-from nsqext.client.producer.request import (
-    MessageRequest,
-    OutgoingMessage,
-    Publishing,
-    encode_parts,
-    key_bytes,
-    message_command,
-    read_receipt,
-)
+from nsqext.client.producer.publishing import OutgoingMessage, Publishing
+from nsqext.client.producer.request import MessageRequest, encode_parts, key_bytes, message_command, read_receipt
 from nsqext.client.producer.route import RouteTable
 from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import HelpText, producer_schema, producer_settings

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.connection_pool import PooledNode
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.producer import Producer
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.publishing import OutgoingMessage
     from nsqext.client.producer.route import Route, Target
     from nsqext.errors import NsqError
     from nsqext.protocol.client.client_protocol import Reply

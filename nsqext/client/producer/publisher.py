@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage, check_choice, key_bytes
+from nsqext.client.producer.publishing import OutgoingMessage
+from nsqext.client.producer.request import MessageRequest, check_choice, key_bytes
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from nsqext.client.middleware import SendNext
     from nsqext.client.producer.batch_publisher import BatchPublisher
     from nsqext.client.producer.keys import KeyGroups, Place
-    from nsqext.client.producer.request import Publishing, TopicKey
+    from nsqext.client.producer.publishing import Publishing, TopicKey
     from nsqext.client.producer.sender import Sender
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.types import Receipt, TopicMeta

@@ -15,7 +15,7 @@ import anyio
 from attrs import field, frozen
 
 from nsqext.broker import Cluster
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER
 from nsqext.sync import Producer
 from tests.campaigns.hostile.honest import HONEST_TOPIC, honest

@@ -18,22 +18,22 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     **CONSUMER,
     **PRODUCER,
     (
-        "delays/relay.py",
+        "delays/store.py",
         "left out",
         'self._database.execute("PRAGMA synchronous=FULL")',
     ): "it is what SQLite does without; a build may choose otherwise",
     (
-        "delays/relay.py",
+        "delays/store.py",
         "number + 1",
         "path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32",
     ): "the size of a cache is chosen",
     (
-        "delays/relay.py",
+        "delays/store.py",
         "number + 1",
         'run.execute("INSERT INTO store SELECT ? WHERE NOT EXISTS (SELECT * FROM store)", (token_hex(6),))',
     ): "the length of a random name is chosen",
     (
-        "delays/relay.py",
+        "delays/store.py",
         "number + 1",
         "return self._cancel(run, identity, round(time.time() * 1000))",
     ): "the time only decides when the identity is forgotten",
@@ -68,9 +68,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "number + 1",
         'await execute(session, _INSERT, {**_probe(name)._asdict(), **_Row(0, 0, "", 0)._asdict()})',
     ): "nothing reads the numbers of a probe",
-    ("delays/relay.py", "number + 1", "_WAITING, _PUBLISHING, _ENDING = 0, 1, 2"): "the numbers only have to differ",
+    ("delays/store.py", "number + 1", "_WAITING, _PUBLISHING, _ENDING = 0, 1, 2"): "the numbers only have to differ",
     ("delays/relay.py", "number + 1", "self._store.take(published, 0, 0.0, 0.0)"): "no message was due in 1970",
-    ("delays/relay.py", "left out", "self._database.executescript(_INDEXES)"): "speed only",
+    ("delays/store.py", "left out", "self._database.executescript(_INDEXES)"): "speed only",
     (
         "delays/relay.py",
         "Is to IsNot",

@@ -26,7 +26,7 @@ from tests.campaigns.soak.records import place
 from tests.support.programs import ROOT
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.request import OutgoingMessage
+    from nsqext.client.producer.publishing import OutgoingMessage
 
 __all__ = ("Copy", "RelayNotes", "explain", "numbers_in_log")
 

@@ -10,7 +10,7 @@ import pytest
 from nsqext import BatchFailed, OutgoingMessage, PublishFailed, Receipt
 from nsqext.client.producer.batch_publisher import BatchPublisher
 from nsqext.client.producer.keys import KeyLock
-from nsqext.client.producer.request import Publishing
+from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,

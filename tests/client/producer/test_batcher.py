@@ -31,7 +31,7 @@ from tests.support.fake_nsqd import error, obey, scripted_node, until
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 from nsqext import OutgoingMessage
 from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import Publishing
+from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
 from nsqext.types import TopicMeta

@@ -19,7 +19,7 @@ NODES = 2
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
     from nsqext.client.producer.batcher import Batcher
-    from nsqext.client.producer.request import Publishing
+    from nsqext.client.producer.publishing import Publishing
 
 _PROGRAMS = settings(max_examples=40, deadline=None)
 _KEY = st.sampled_from("ab")

@@ -17,14 +17,8 @@ from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.delayed_request import delayed as delayed_request
 from nsqext.client.producer.keys import keys_of
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import (
-    MessageRequest,
-    OutgoingMessage,
-    check_choice,
-    default_trace_id,
-    encode_message,
-    key_bytes,
-)
+from nsqext.client.producer.publishing import OutgoingMessage
+from nsqext.client.producer.request import MessageRequest, check_choice, default_trace_id, encode_message, key_bytes
 from nsqext.client.producer.route import Route, Target
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (

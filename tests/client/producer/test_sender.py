@@ -29,7 +29,7 @@ from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, producing, quick
 
 if TYPE_CHECKING:
-    from nsqext.client.producer.request import TopicKey
+    from nsqext.client.producer.publishing import TopicKey
     from nsqext.protocol.server.command_parser import Command
     from nsqext.types import Address
 

@@ -15,7 +15,8 @@ from nsqext.client.producer import route as route_module
 from nsqext.client.producer import sender as sender_module
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.connection_pool import ConnectionPool
-from nsqext.client.producer.request import MessageRequest, OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
+from nsqext.client.producer.request import MessageRequest
 from nsqext.client.producer.route import Route
 from nsqext.client.trace_log import trace_log
 from nsqext.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.client.producer.request import OutgoingMessage
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidHeader, InvalidInput, ProtocolError
 from nsqext.protocol.messages import EXT_TAG
 

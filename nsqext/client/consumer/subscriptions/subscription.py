@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY, InFlightCount, KeySharing, Message
+from nsqext.client.consumer.subscriptions.backlog import Backlog
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
-from nsqext.client.consumer.subscriptions.rdy_distributor import Backlog
 from nsqext.client.events import tracing
 from nsqext.errors import ConnectionLost, MessageNotInFlight, NsqError, ProtocolError
 from nsqext.errors.server import TouchFailed

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.client.consumer.subscriptions.rdy_distributor import TOLERANCE, Backlog
+from nsqext.client.consumer.subscriptions.backlog import TOLERANCE, Backlog
 
 _SKEWS = st.floats(-1e8, 1e8)
 """Seconds by which the clocks of two machines differ."""
@@ -18,7 +18,7 @@ _SKEWS = st.floats(-1e8, 1e8)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time of day of this machine, which may be changed."""
     now = [0.0]
-    monkeypatch.setattr("nsqext.client.consumer.subscriptions.rdy_distributor.time.time", lambda: now[0])
+    monkeypatch.setattr("nsqext.client.consumer.subscriptions.backlog.time.time", lambda: now[0])
     return now
 
 

@@ -110,6 +110,8 @@ class _Body(httpx.AsyncByteStream):
 def _errors_of_httpx() -> Iterator[None]:
     try:
         yield
+    except httpcore.ConnectionNotAvailable as error:  # `Connections.aclose` closed it before the request was sent
+        raise httpx.ConnectError("the client was closed before the request was sent") from error
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
         kind = cast("type[httpx.TransportError]", getattr(httpx, type(error).__name__))
         raise kind(str(error)) from error

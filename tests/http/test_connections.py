@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from nsqext.http import connections
@@ -146,3 +147,19 @@ async def test_closing_closes_idle_and_used_connections() -> None:
             await client.aclose()
         server.held["/held"].set()
         await eventually(lambda: not server.open)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_request_that_the_end_of_the_client_interrupts_fails_as_others(turns: int) -> None:
+    async with server_and_client() as (_, client, url):
+        await ask(client, url("/"))
+
+        async def ask_or_fail() -> None:
+            with suppress(HttpRequestFailed):
+                await client.request("GET", url("/"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_or_fail)
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            await client.aclose()

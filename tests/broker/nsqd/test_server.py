@@ -20,6 +20,7 @@ from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
+from nsqext.http import connections
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT
@@ -389,7 +390,7 @@ class _AuthServer:
 def auth_server(monkeypatch: pytest.MonkeyPatch) -> _AuthServer:
     """An auth server that answers every HTTP request of a node."""
     server = _AuthServer()
-    monkeypatch.setattr(httpx, "AsyncHTTPTransport", lambda **_: httpx.MockTransport(server))
+    monkeypatch.setattr(connections, "Connections", lambda _: httpx.MockTransport(server))
     return server
 
 

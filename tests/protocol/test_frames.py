@@ -123,6 +123,19 @@ def test_a_read_beyond_a_large_frame_returns_the_next_one_too() -> None:
     assert (parser.wanted, parser.buffered) == (0, 0)
 
 
+@pytest.mark.parametrize("cut", [3, 8, 9, 150])
+@pytest.mark.parametrize("more", [b"", _TWO[:5], _TWO, _TWO * 40])
+def test_what_follows_the_rest_of_a_frame_is_parsed_as_if_received_with_it(cut: int, more: bytes) -> None:
+    parser, data = FrameParser(), encode_frame(2, bytes(range(200)))
+    messages: list[bytes] = []
+    frames = parser.feed(_TWO + data[:cut], messages) + parser.feed(data[cut:] + more, messages)
+    whole = _TWO + data + more
+    expected: list[bytes] = []
+    assert frames == FrameParser().feed(whole, expected)
+    assert messages == expected
+    assert {type(payload) for payload in messages} == {bytes}
+
+
 def test_pieces_of_one_byte_take_no_more_memory_than_their_bytes() -> None:
     parser, data = FrameParser(), encode_frame(2, bytes(60_000))
     tracemalloc.start()

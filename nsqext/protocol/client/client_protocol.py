@@ -70,18 +70,18 @@ class FrameParser:
         frames: list[Frame] = []
         if self.error is not None:
             return frames
-        position, need = 0, 8
+        position, need, single = 0, 8, self.single
         if self.buffered:
             held = self.buffered + len(data)
             if held < self._need:
                 self._keep(data, held)
                 return frames
-            if self.wanted and held == self._need:
-                self._finish_large(data, frames, messages)
-                return frames
-            data = b"".join((*self._pieces, data))
-            self._forget()
-        end, most, single = len(data), self._max, self.single
+            if self._need > 8 and not single:
+                position = self._finish(data, frames, messages)
+            else:
+                data = b"".join((*self._pieces, data))
+                self._forget()
+        end, most = len(data), self._max
         last, unpack = end - 8, FRAME_HEAD.unpack_from
         take = None if messages is None else messages.append
         while position <= last:
@@ -120,17 +120,17 @@ class FrameParser:
         self._pieces.clear()
         self.buffered = self.wanted = 0
 
-    def _finish_large(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> None:
-        """Add the frame that ``data`` ends exactly; as `feed`, with one copy less."""
-        pieces = self._pieces
+    def _finish(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> int:
+        """Add the frame that ``data`` completes, without a copy of what follows; return where that begins."""
+        pieces, end = self._pieces, self._need - self.buffered
         kind = FRAME_HEAD.unpack_from(pieces[0])[1]
-        pieces[0] = pieces[0][8:]
-        payload = b"".join((*pieces, data))
+        payload = b"".join((memoryview(pieces[0])[8:], *pieces[1:], memoryview(data)[:end]))
         self._forget()
         if kind == _MESSAGE and messages is not None:
             messages.append(payload)
         else:
             frames.append((kind, payload))
+        return end
 
     def take_rest(self) -> bytes:
         """Remove and return the bytes behind the last frame, for a new layer."""

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, cast
+from unittest.mock import patch
+
+import anyio
+from anyio import wait_all_tasks_blocked
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
-from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent, ClientEvents
 from nsqext.transport.options import ConnectionOptions
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.lookup.metadata import MetadataCache
 
-__all__ = ("Bench", "Connection", "ready")
+__all__ = ("Bench", "Connection", "Timers", "ready", "running")
+
+_MODULE = "nsqext.client.consumer.subscriptions.subscription_group"
 
 
 class Connection:
@@ -38,7 +47,7 @@ class Connection:
         self.pending: list[bytes] = []
         self.received_at, self.watched = 0.0, True
         self.silence_due = inf
-        self.ticks: list[float] = []
+        self.ticks = 0
         self.unrecorded = (0, 0)
         self.waited, self.excess, self.width = 0.0, inf, inf
 
@@ -57,8 +66,8 @@ class Connection:
         self.pending.clear()
 
     def tick(self) -> None:
-        """Record the time."""
-        self.ticks.append(module._clock())
+        """Count the ticks."""
+        self.ticks += 1
 
     def misses_heartbeat(self, now: float) -> bool:
         """Return what the test says."""
@@ -66,16 +75,32 @@ class Connection:
 
 
 class Bench:
-    """A group of connections that a test adds."""
+    """A group of connections that a test adds.
 
-    def __init__(self, max_in_flight: int = 10, mode: Literal["consumer", "connection"] = "connection") -> None:
+    Attributes:
+        ticks: when its timer has ticked.
+        late: by how much each tick was late.
+        pause: seconds from its last tick to the next one; see `running`.
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int = 10,
+        mode: Literal["consumer", "connection"] = "connection",
+        initial_ready: int = 100,
+    ) -> None:
         self.events: list[ClientEvent] = []
         self.looked_up: list[str] = []
+        self.ticks: list[float] = []
         self.late: list[float] = []
+        self.pause = inf
         events = ClientEvents()
         events.add(self.events.append)
         options = ConsumerOptions(
-            max_in_flight=max_in_flight, max_in_flight_bytes=0, initial_ready=100, backoff=BackoffOptions(mode=mode)
+            max_in_flight=max_in_flight,
+            max_in_flight_bytes=0,
+            initial_ready=initial_ready,
+            backoff=BackoffOptions(mode=mode),
         )
         tasks = cast("BackgroundTasks", SimpleNamespace(check_event_loop=lambda: None))
         self.group = SubscriptionGroup(options, cast("MetadataCache", self), events, tasks)
@@ -100,7 +125,8 @@ class Bench:
         self.group.flush()
 
     def ticked(self, now: float, late: float) -> None:
-        """Record by how much a tick was late."""
+        """Record a tick."""
+        self.ticks.append(now)
         self.late.append(late)
 
     def remove(self, connection: Connection) -> bool:
@@ -111,3 +137,66 @@ class Bench:
 def ready(*connections: Connection) -> list[int]:
     """Return the RDY counts."""
     return [connection.ready for connection in connections]
+
+
+class Timers:
+    """Timers of benches in the time of a test: they tick when they are due, and when they are woken.
+
+    Args:
+        now: what the clock of the groups shows, in a list.
+    """
+
+    def __init__(self, now: list[float]) -> None:
+        self._now = now
+        self._bench: ContextVar[Bench] = ContextVar("bench")
+        self._rests: dict[Bench, tuple[float, anyio.CancelScope]] = {}
+
+    async def run(self, bench: Bench) -> None:
+        """Run the timer of a bench until cancelled."""
+        self._bench.set(bench)
+        await bench.group.run_timer(bench.ticked)
+
+    def rest(self, pause: float) -> anyio.CancelScope:
+        """Return the scope of a pause, as `anyio.move_on_after` does."""
+        bench, scope = self._bench.get(), anyio.CancelScope()
+        bench.pause = pause
+        self._rests[bench] = self._now[0] + pause, scope
+        if pause <= 0:
+            scope.cancel()
+        return scope
+
+    async def settle(self) -> None:
+        """Let the timers that were woken tick."""
+        await wait_all_tasks_blocked()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass: each timer ticks when it is due."""
+        end = self._now[0] + seconds
+        await self.settle()
+        while (due := min((due for due, _ in self._rests.values()), default=inf)) <= end:
+            await self._set(due)
+        await self._set(end)
+
+    async def stand_still(self, seconds: float) -> None:
+        """Let time pass in one step: timers that were due meanwhile are late."""
+        await self._set(self._now[0] + seconds)
+
+    async def _set(self, time: float) -> None:
+        self._now[0] = time
+        for due, scope in self._rests.values():
+            if due <= time:
+                scope.cancel()
+        await self.settle()
+
+
+@asynccontextmanager
+async def running(now: list[float], *benches: Bench) -> AsyncIterator[Timers]:
+    """Run the timers of benches within a block."""
+    timers = Timers(now)
+    with anyio.fail_after(25), patch(f"{_MODULE}.anyio", SimpleNamespace(move_on_after=timers.rest)):
+        async with anyio.create_task_group() as tasks:
+            for bench in benches:
+                tasks.start_soon(timers.run, bench)
+                await timers.settle()
+            yield timers
+            tasks.cancel_scope.cancel()

@@ -6,9 +6,7 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
@@ -16,15 +14,17 @@ from nsqext.client.consumer.statistics import ConsumerConnection, connections_of
 from nsqext.client.consumer.subscriptions import flush_schedule
 from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.backoff import Backoff
+from nsqext.client.pulse import Pulse
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
-from tests.support.subscription_bench import Bench, Connection, ready
+from tests.support.subscription_bench import Bench, Connection, ready, running
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.tasks import BackgroundTasks
 
 _NOW = 1000.0
+_LONG = 54.0
 
 
 @pytest.fixture
@@ -74,30 +74,46 @@ def test_a_bucket_of_keys_never_waits_for_a_turn(now: list[float]) -> None:
 
 
 def test_reads_are_recorded_where_they_change_something(now: list[float]) -> None:
-    bench, connection = Bench(100), Connection()
-    bench.flow._initial = 1
+    bench, connection = Bench(100, initial_ready=1), Connection()
     bench.add(connection)
     one, group = cast("Subscription", connection), bench.group
     assert ready(connection) == [1]
-    group.idle = True
-    woken = group._due_at = inf
     connection.received_at, connection.unrecorded, connection.in_flight = _NOW + 1, (1, 10), 1
     group.received(one)
-    assert (group.idle, group._due_at, group._received_at) == (False, _NOW, _NOW + 1)
     assert ready(connection) == [1], "no task waits for messages"
-    group._due_at = woken
     group.flush_before_wait(["a message"])
     assert ready(connection) == [1]
     group.flush_before_wait([])
     assert ready(connection) == [2]
     group.received(one)
-    assert group._due_at == inf, "it is awake"
     group.flush_before_wait([])
     assert ready(connection) == [2], "the window was not exhausted"
     connection.unrecorded, connection.in_flight = (2, 20), 2
     group.received(one)
     group.flush_before_wait([])
     assert ready(connection) == [4]
+
+
+@pytest.mark.anyio
+async def test_a_read_wakes_a_timer_that_rests_and_no_other_read_does(now: list[float]) -> None:
+    first, bench, connection = Bench(), Bench(100), Connection()
+    async with running(now, first, bench) as timers:
+        bench.add(connection)
+        await timers.advance(12.0)
+        assert (bench.pause, bench.group.idle) == (60.0, True)
+        bench.ticks.clear()
+        for _ in range(40):
+            connection.received_at, connection.unrecorded, connection.in_flight = now[0], (1, 10), 1
+            bench.group.received(cast("Subscription", connection))
+            connection.in_flight = 0
+            bench.group.flush_before_wait([])
+            await timers.advance(0.01)
+        assert bench.ticks == pytest.approx([_NOW + 12.0, _NOW + 12.25])
+        assert (bench.pause, bench.group.idle) == (0.25, False)
+        connection.received_at, connection.unrecorded = _NOW, (1, 10)
+        bench.group.received(cast("Subscription", connection))  # the last read of a connection that ended, for example
+        await timers.advance(0.2)
+        assert (bench.ticks[-1], bench.pause) == pytest.approx((_NOW + 12.5, 0.25)), "it received 0.11 s ago"
 
 
 def test_a_backoff_is_reported_once_also_when_its_connection_is_replaced(now: list[float]) -> None:
@@ -127,15 +143,9 @@ def test_no_command_is_recorded_in_another_event_loop(now: list[float]) -> None:
 @pytest.mark.anyio
 async def test_every_answer_is_sent_at_once_for_a_minute_after_a_block_of_the_event_loop(now: list[float]) -> None:
     bench, connection = Bench(), cast("Subscription", Connection())
-    ticked = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_timer, lambda *_: ticked.set())
-        await anyio.lowlevel.checkpoint()
-        bench.group.wake_timer()
-        now[0] += 4.0
-        with anyio.fail_after(25):
-            await ticked.wait()
-        tasks.cancel_scope.cancel()
+    async with running(now, bench) as timers:
+        await timers.stand_still(64.0)
+    assert bench.late == [59.0], "it rests for five seconds as the first consumer of its event loop"
     for pause, expected in ((0.0, True), (0.0, True), (59.0, True), (0.0, True), (2.0, True), (0.0, False)):
         now[0] += pause
         assert bench.group.needs_flush(connection, answer=True) is expected
@@ -150,55 +160,78 @@ def test_pending_answers_are_sent_before_a_wait(now: list[float]) -> None:
     assert connection.flushes == 1
 
 
-def test_how_long_the_timer_rests(now: list[float]) -> None:
-    bench, one, two = Bench(10), Connection(partition=1), Connection(partition=2)
-    group = bench.group
-    assert (group._pause(_NOW), group.idle) == (60.0, True)
-    bench.add(one)
-    bench.add(two)
-    assert group._pause(_NOW) == 0.25, "what the first gave up is given to the second"
-    for step in (0.0, 0.3, 0.6):
-        now[0] = _NOW + step
-        group.rebalance()
-    assert group._pause(_NOW) == 60.0
-    for busy in (one, two):
-        busy.busy = True
-        assert (group._pause(_NOW), group.idle) == (0.25, False)
-        busy.busy = False
-    for backoff in (bench.backoff, one.backoff, two.backoff):
-        backoff.level = 1
-        assert (group._pause(_NOW), group.idle) == (0.25, False)
-        backoff.level = 0
-    group._received_at = _NOW
-    assert (group._pause(_NOW + 0.2), group.idle) == (0.25, False), "it has just received messages"
-    assert group._pause(_NOW + 0.3) == pytest.approx(9.71), "until its window is reset"
-    assert group.idle
-    assert group._pause(_NOW + 9.9) == 0.25
-    assert group._pause(_NOW + 10.1) == 60.0
-    two.silence_due = _NOW + 50.0
-    assert group._pause(_NOW + 20.0) == 30.0
-    assert group._pause(_NOW + 49.9) == 0.25
-    bench.flow.max_in_flight = 1
-    assert group._pause(_NOW + 20.0) == pytest.approx(0.26), "the turn of an idle connection ends"
+@pytest.mark.anyio
+async def test_how_long_the_timer_rests(now: list[float]) -> None:
+    # the timer of the first consumer of an event loop notices standstills, and rests for 5 seconds at most
+    first, bench, one, two = Bench(), Bench(10), Connection(partition=1), Connection(partition=2)
+    async with running(now, first, bench) as timers:
+
+        async def pause() -> tuple[float, bool]:
+            bench.group.wake_timer()
+            await timers.settle()
+            return round(bench.pause, 6), bench.group.idle
+
+        assert (first.pause, bench.pause) == (5.0, 60.0)
+        bench.add(one)
+        bench.add(two)
+        assert await pause() == (0.25, False), "what the first gave up is given to the second"
+        await timers.advance(1.0)
+        assert await pause() == (60.0, True)
+        for busy in (one, two):
+            busy.busy = True
+            assert await pause() == (0.25, False)
+            busy.busy = False
+        for backoff in (bench.backoff, one.backoff, two.backoff):
+            backoff.level = 1
+            await pause()
+            await timers.advance(1.0)
+            assert (bench.group.flow.unsettled, await pause()) == (False, (0.25, False))
+            backoff.level = 0
+        await timers.advance(1.0)
+        for each in (one, two):
+            each.received_at, each.unrecorded = now[0], (1, 10)
+            bench.group.received(cast("Subscription", each))
+        await timers.advance(0.2)
+        assert await pause() == (0.25, False), "it has just received messages"
+        await timers.advance(0.1)
+        assert await pause() == (9.71, True), "until its window is reset"
+        await timers.advance(9.6)
+        assert await pause() == (0.25, True)
+        await timers.advance(0.2)
+        assert await pause() == (60.0, True)
+        two.silence_due = now[0] + 30.0
+        assert await pause() == (30.0, True)
+        await timers.advance(29.9)
+        assert await pause() == (0.25, True)
+        bench.flow.max_in_flight = 1
+        two.silence_due = inf
+        bench.group.rebalance()
+        await timers.advance(1.0)
+        assert await pause() == (0.26, True), "the turn of an idle connection ends"
 
 
-def test_what_a_connection_gave_up_wakes_the_timer_which_gives_it_to_others(now: list[float]) -> None:
+@pytest.mark.anyio
+async def test_what_a_connection_gave_up_wakes_the_timer_which_gives_it_to_others(now: list[float]) -> None:
     bench, one = Bench(10), Connection()
     group = bench.group
-    bench.add(one)
-    group.idle, group._due_at = True, inf
-    group.rebalance()
-    assert (group.idle, group._due_at) == (True, inf)
-    bench.flow.pause(cast("Subscription", one), paused=True)
-    group.rebalance()
-    assert (group.idle, group._due_at) == (False, _NOW)
-    assert group._pause(_NOW) == 0.25
+    async with running(now, bench) as timers:
+        bench.add(one)
+        await timers.advance(1.0)
+        bench.ticks.clear()
+        group.rebalance()
+        await timers.settle()
+        assert (group.idle, bench.ticks) == (True, [])
+        bench.flow.pause(cast("Subscription", one), paused=True)
+        group.rebalance()
+        await timers.settle()
+        assert (group.idle, bench.ticks, bench.pause) == (False, [now[0]], 0.25)
 
 
 @pytest.mark.parametrize(
     ("timeout", "heartbeat", "pause"), [(60.0, 30.0, 3.75), (16.0, 30.0, 2.0), (60.0, 60.0, 5.0), (1.0, 30.0, 0.25)]
 )
-def test_subscriptions_without_messages_are_ticked_some_times_in_a_timeout(
+@pytest.mark.anyio
+async def test_subscriptions_without_messages_are_ticked_some_times_in_a_timeout(
     now: list[float], timeout: float, heartbeat: float, pause: float
 ) -> None:
     bench, one, two = Bench(), Connection(partition=1), Connection(partition=2)
@@ -206,87 +239,101 @@ def test_subscriptions_without_messages_are_ticked_some_times_in_a_timeout(
     one.msg_timeout = two.msg_timeout = 100.0
     one.request.options.connection = ConnectionOptions(heartbeat_interval=60.0)
     two.msg_timeout, two.request.options.connection = timeout, ConnectionOptions(heartbeat_interval=heartbeat)
-    bench.add(one, two)
-    assert bench.group.longest_pause() == pause
-    for time, ticked in ((_NOW, 1), (_NOW + pause - 0.01, 1), (_NOW + pause, 2)):
-        bench.group._tick(time)
-        assert len(one.ticks) == ticked
-    one.busy = True
-    bench.group._tick(_NOW + pause + 0.01)
-    assert (len(one.ticks), len(two.ticks)) == (3, 2)
-
-
-def test_a_pause_of_a_backoff_wakes_the_timer_in_time(now: list[float]) -> None:
-    bench = Bench()
-    short, long = Backoff(BackoffOptions(base=0.1)), Backoff(BackoffOptions(base=1.0))
-    group = bench.group
-    assert group._until_probe(_NOW) == inf
-    bench.add(Connection(partition=1, backoff=long), Connection(partition=2, backoff=short))
-    group._due_at = inf
-    long.failed(_NOW)
-    group.rebalance()
-    assert (group._due_at, group._until_probe(_NOW + 0.5)) == (inf, 1.5)
-    short.failed(_NOW)
-    group.rebalance()
-    assert (group._due_at, group._until_probe(_NOW)) == pytest.approx((_NOW, 0.2))
-    assert group._until_probe(_NOW + 3.0) == 0.0
-    group._due_at = inf
-    now[0] += 3.0
-    group.rebalance()
-    assert group._due_at == now[0]
-
-
-def test_silent_topics_are_looked_up_by_the_ticks_of_any_consumer(now: list[float]) -> None:
-    other, bench, connection = Bench(), Bench(), Connection()
-    other.add(Connection())
-    assert other.group._pulse.silence.due == inf, "its topic has extend support"
-    connection.upgradable, connection.received_at, connection.msg_timeout = True, _NOW, 100.0
-    connection.request.options.connection = ConnectionOptions(heartbeat_interval=60.0)
-    pulse = bench.group._pulse
-    pulse.members[bench.group] = None
-    pulse.due_at = _NOW + 60.0
-    bench.group._due_at = inf
-    bench.add(connection)
-    assert (pulse.silence.due, bench.group._due_at) == (_NOW + 4.0, _NOW)
-    assert pulse.limit(bench.group, 60.0, _NOW) == pytest.approx(4.01)
-    assert (pulse.ticked_at, pulse.due_at) == pytest.approx((_NOW, _NOW + 4.01))
-    assert pulse.limit(bench.group, 60.0, _NOW + 5.0) == 0.0
-    bench.group._tick(_NOW + 3.9)
-    assert bench.looked_up == []
-    bench.group._tick(_NOW + 4.0)
-    assert bench.looked_up == ["t"]
-    assert _NOW + 7.0 <= pulse.silence.due <= _NOW + 8.0
-
-
-def test_bytes_that_are_read_after_a_standstill_may_have_arrived_before_it() -> None:
-    group = Bench().group
-    pulse = group._pulse
-    group._ticked_at, group._due_at = 98.0, 100.0
-    pulse.ticked_at, pulse.due_at = 99.0, 99.9
-    for now, received in ((100.0, 100.0), (100.14, 100.14), (100.2, 99.0), (100.3, 98.0)):
-        assert group.earliest_receipt(now) == received
-    assert group.on_time_until == pytest.approx(100.39), "a quarter of a second after the last read that was on time"
-    pulse.stood_since, pulse.stood_until = 97.0, 101.0
-    assert [group.earliest_receipt(now) for now in (100.9, 101.0)] == [97.0, 98.0]
+    async with running(now, bench) as timers:
+        bench.group.wake_timer()
+        await timers.advance(1.0)
+        bench.add(one, two)
+        assert bench.group.longest_pause() == pause
+        await timers.settle()
+        assert (one.ticks, two.ticks) == (1, 1), "at once, because their message timeout may be shorter"
+        for seconds, ticks in ((pause - 0.01, 1), (0.01, 2)):
+            await timers.advance(seconds)
+            bench.group.wake_timer()
+            await timers.settle()
+            assert one.ticks == ticks
+        one.busy = True
+        bench.group.wake_timer()
+        await timers.settle()
+        assert (one.ticks, two.ticks) == (3, 2)
 
 
 @pytest.mark.anyio
-async def test_a_timer_that_rests_is_woken_and_ends_with_its_consumer() -> None:
+async def test_a_pause_of_a_backoff_wakes_the_timer_in_time(now: list[float]) -> None:
+    bench = Bench()
+    short, long = (Backoff(BackoffOptions(base=base, jitter=False)) for base in (0.1, 1.0))
+    async with running(now, bench) as timers:
+        bench.add(one := Connection(partition=1, backoff=long), Connection(partition=2, backoff=short))
+        one.busy = True
+        await timers.advance(1.0)
+        bench.ticks.clear()
+        long.failed(now[0])
+        bench.group.rebalance()
+        await timers.settle()
+        assert bench.ticks == [], "the next tick is early enough"
+        bench.group.wake_timer()
+        await timers.advance(0.1)
+        bench.ticks.clear()
+        short.failed(now[0])
+        bench.group.rebalance()
+        await timers.settle()
+        assert (bench.ticks, round(bench.pause, 6)) == ([now[0]], 0.2)
+        await timers.advance(0.2)
+        assert (short.until, round(long.until, 6)) == (0.0, _NOW + 3.0)
+        await timers.advance(2.0)
+        assert long.until == 0.0
+        assert min(abs(tick - _NOW - 3.0) for tick in bench.ticks) < 1e-6, "not a tick later"
+
+
+@pytest.mark.anyio
+async def test_silent_topics_are_looked_up_by_the_ticks_of_any_consumer(now: list[float]) -> None:
+    first, bench, connection = Bench(), Bench(), Connection()
+    extended = [Connection("u"), Connection("u")]
+    for each in (connection, *extended):
+        each.msg_timeout, each.request.options.connection = 100.0, ConnectionOptions(heartbeat_interval=60.0)
+    connection.upgradable, connection.received_at = True, _NOW + 0.5
+    first.add(extended[0])
+    bench.add(extended[1])
+    async with running(now, first, bench) as timers:
+        await timers.advance(0.5)
+        assert first.pause == 5.0, "its topic has extend support"
+        bench.add(connection)
+        await timers.settle()
+        assert first.pause == pytest.approx(4.0 + 0.01), "the timer that ticks for all is woken"
+        await timers.advance(3.9)
+        assert (first.looked_up, bench.looked_up) == ([], [])
+        await timers.advance(0.2)
+        assert (first.looked_up, bench.looked_up) == ([], ["t"])
+        await timers.advance(2.8)
+        assert bench.looked_up == ["t"]
+        await timers.advance(1.2)
+        assert bench.looked_up == ["t", "t"]
+
+
+@pytest.mark.anyio
+async def test_bytes_that_are_read_after_a_standstill_may_have_arrived_before_it(now: list[float]) -> None:
+    first, second = Bench(), Bench()
+    async with running(now, first, second) as timers:
+        await timers.advance(_LONG)
+        since, due, group = first.ticks[-1], first.ticks[-1] + first.pause, second.group
+        for at, received in ((due, due), (due + 0.24, due + 0.24), (due + 0.26, since), (_NOW + 60.3, _NOW)):
+            assert group.earliest_receipt(at) == received
+        assert group.on_time_until == pytest.approx(due + 0.49), "a quarter of a second after the last that was on time"
+        now[0] = due
+        await timers.stand_still(4.0)
+        assert (round(first.late[-1], 6), second.late) == (4.0, [])
+        stood = now[0]
+        for at, received in ((stood + 0.04, since), (stood + 0.06, stood + 0.06)):
+            assert [one.group.earliest_receipt(at) for one in (first, second)] == [received, received]
+
+
+@pytest.mark.anyio
+async def test_a_timer_that_rests_is_woken_and_ends_with_its_consumer(now: list[float]) -> None:
     bench, other = Bench(), Bench()
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as tasks:
-            for one in (bench, other):
-                tasks.start_soon(one.group.run_timer, one.ticked)
-                while one.group not in one.group._pulse.members:
-                    await checkpoint()
-            assert other.group._pulse is bench.group._pulse
-            for _ in range(5):
-                await checkpoint()
-            assert (bench.late, other.late) == ([], [])
-            other.group.wake_timer()
-            while not other.late:
-                await checkpoint()
-            assert bench.late == []
-            assert other.late[0] < 0.25
-            tasks.cancel_scope.cancel()
-    assert not bench.group._pulse.members
+    async with running(now, bench, other) as timers:
+        pulse = Pulse.current()
+        assert list(pulse.members) == [bench.group, other.group]
+        assert (bench.late, other.late) == ([], [])
+        other.group.wake_timer()
+        await timers.settle()
+        assert (bench.late, other.late) == ([], [0.0])
+    assert not pulse.members

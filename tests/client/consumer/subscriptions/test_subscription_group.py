@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
-from typing import cast
+from typing import TYPE_CHECKING, cast
+from weakref import ref
 
 import anyio
 import anyio.lowlevel
@@ -14,12 +15,13 @@ import pytest
 
 from nsqext import Consumer
 from nsqext.client.consumer.subscriptions import subscription_group as module
-from nsqext.client.consumer.subscriptions.subscription import Subscription
-from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvent
 from tests.support.consumers import eventually, quick
-from tests.support.fake_nsqd import PLAIN, Peer, message, scripted_node
-from tests.support.subscription_bench import Bench, Connection, ready
+from tests.support.fake_nsqd import PLAIN, Peer, scripted_node
+from tests.support.subscription_bench import Bench, Connection, ready, running
+
+if TYPE_CHECKING:
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -58,49 +60,6 @@ async def test_more_connections_than_messages_take_turns() -> None:
         assert len(set(got)) == 2
         for peer in peers:
             await peer.close()
-
-
-async def test_connections_without_messages_are_ticked_rarely_while_they_take_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with two_connections() as (consumer, peers):
-        group = consumer._group
-        busy, rest = group.subscriptions
-        ticked: list[Subscription] = []
-        monkeypatch.setattr(Subscription, "tick", lambda self: ticked.append(self))
-        start = group._all_due
-        busy.in_flight = 1
-        for turn in range(1, 5):
-            group._tick(start - turn * 0.01)
-        assert ticked == [busy] * 4
-        group._tick(start)
-        assert ticked[4:] == [busy, rest]
-        busy.in_flight = 0
-        for peer in peers:
-            await peer.close()
-
-
-async def test_a_read_does_not_wake_the_timer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks: list[float] = []
-    tick = SubscriptionGroup._tick
-
-    def count(group: SubscriptionGroup, now: float) -> None:
-        ticks.append(now)
-        tick(group, now)
-
-    monkeypatch.setattr(SubscriptionGroup, "_tick", count)
-    options = quick(start_timeout=0.0)
-    async with scripted_node(granted=PLAIN) as node, Consumer("t", "ch", nsqd=str(node), **options) as consumer:
-        peer = await node.accept_subscribed()
-        ticks.clear()
-        started = time.monotonic()
-        for number in range(40):
-            await peer.raw(message(number))
-            await (await anext(consumer)).finish()
-            while (await peer.expect("FIN", "RDY")).words[0] != b"FIN":
-                pass
-        assert len(ticks) <= 3 + (time.monotonic() - started) / 0.25
-        await peer.close()
 
 
 def settle(bench: Bench, now: list[float]) -> None:
@@ -188,49 +147,47 @@ async def test_each_change_of_a_backoff_is_reported_once(now: list[float]) -> No
         backoff.succeeded(now[0])
     settle(bench, now)
     assert [(event.node, event.detail) for event in bench.events] == [("", "level 0"), ("n:2", "level 0")]
-    assert not bench.group._levels, "connections that ended are not remembered"
     assert ready(one, two) == [5, 5]
+    ended = ref(backoff)
+    bench.remove(two)
+    del two, backoff
+    assert ended() is None, "the backoff of a connection that ended is not remembered"
 
 
 async def test_a_tick_looks_silent_topics_up_and_ends_pauses(now: list[float]) -> None:
     bench = Bench()
     one, two = Connection("t", 1), Connection("u", 2)
-    bench.add(one, two)
-    two.silent = True
-    one.backoff.failed(now[0] + 1.0)
-    settle(bench, now)
-    assert ready(one, two) == [0, 10]
-    bench.group._tick(one.backoff.until - 0.001)
-    settle(bench, now)
-    assert ready(one, two) == [0, 10]
-    bench.group._tick(one.backoff.until)
-    settle(bench, now)
-    assert ready(one, two) == [1, 9]
+    async with running(now, bench) as timers:
+        bench.add(one, two)
+        two.silent = True
+        one.backoff.failed(now[0] + 1.0)
+        until = one.backoff.until
+        await timers.advance(2.0)
+        assert ready(one, two) == [0, 10]
+        await timers.advance(until - 0.001 - now[0])
+        assert ready(one, two) == [0, 10]
+        await timers.advance(1.0)
+        assert ready(one, two) == [1, 9]
     assert bench.looked_up[0] == "u"
     one.live = False
     assert bench.group.subscriptions == [cast("Subscription", two)]
 
 
-async def test_a_tick_knows_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(module, "_clock", lambda: now)
+async def test_a_tick_knows_how_late_it_is(now: list[float]) -> None:
     bench, connection = Bench(), Connection()
-    bench.add(connection)
-    connection.busy = True
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_timer, bench.ticked)
-        await anyio.lowlevel.checkpoint()
-        now = 100.1
+    async with running(now, bench) as timers:
+        bench.add(connection)
+        await timers.advance(0.0)
+        connection.busy = True
+        now[0] += 0.1
         bench.group.wake_timer()
-        await eventually(lambda: bench.late)
-        assert bench.late == [0.0]
-        assert bench.group.earliest_receipt(now) == now
-        now = 110.0  # the process stood still
-        await eventually(lambda: len(bench.late) == 2)
-        assert bench.late[1] == pytest.approx(110.0 - 100.1 - 0.25)
-        assert bench.group.earliest_receipt(now) == 100.1
-        tasks.cancel_scope.cancel()
-    assert connection.ticks == [100.1, 110.0]
+        await timers.settle()
+        assert (bench.late, connection.ticks) == ([0.0, 0.0], 2)
+        assert bench.group.earliest_receipt(now[0]) == now[0]
+        await timers.stand_still(9.9)
+        assert bench.late[2:] == pytest.approx([9.9 - 0.25])
+        assert bench.group.earliest_receipt(now[0]) == 1000.1
+    assert connection.ticks == 3
 
 
 async def test_the_reads_of_a_turn_share_one_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +211,16 @@ async def test_the_reads_of_a_turn_share_one_distribution(monkeypatch: pytest.Mo
         tasks.cancel_scope.cancel()
 
 
+def widened(bench: Bench, connection: Connection) -> None:
+    """Widen the window of a connection to its RDY limit."""
+    while ready(connection) != [connection.max_ready]:
+        bench.group.make_room(cast("Subscription", connection))
+
+
 async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
-    bench, connection = Bench(100), Connection()
-    bench.flow._initial = 1
+    bench, connection = Bench(100, initial_ready=1), Connection()
     bench.add(connection)
-    bench.flow._members[cast("Subscription", connection)].window = 100
-    bench.group.rebalance()
-    assert ready(connection) == [100]
+    widened(bench, connection)
     connection.unrecorded, connection.excess, connection.in_flight = (1, 10), 0.0, 1
     connection.received_at = time.monotonic()
     bench.group.received(cast("Subscription", connection))
@@ -273,33 +233,28 @@ async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_window_keeps_its_room_while_messages_of_any_connection_or_answers_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_window_keeps_its_room_while_messages_of_any_connection_or_answers_pass(now: list[float]) -> None:
     """A server that is busy with other connections does not hold messages back."""
-    clock = [100.0]
-    monkeypatch.setattr(module, "_clock", lambda: clock[0])
-    bench, (wide, other) = Bench(100), (Connection(partition=1), Connection(partition=2))
-    bench.flow._initial = 1
+    bench, (wide, other) = Bench(100, initial_ready=1), (Connection(partition=1), Connection(partition=2))
+    wide.max_ready = 50
     bench.add(wide, other)
     group = bench.group
-    bench.flow._members[cast("Subscription", wide)].window = 50
-    group.rebalance()
-    wide.unrecorded, wide.excess, wide.received_at, wide.in_flight = (1, 10), 0.0, clock[0], 1
+    widened(bench, wide)
+    wide.unrecorded, wide.excess, wide.received_at, wide.in_flight = (1, 10), 0.0, now[0], 1
     group.received(cast("Subscription", wide))
     wide.in_flight = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(group.run_narrow)
         for step in range(20):
-            clock[0] += 0.0025
+            now[0] += 0.0025
             if step % 2:
-                other.unrecorded, other.received_at = (1, 10), clock[0]
+                other.unrecorded, other.received_at = (1, 10), now[0]
                 group.received(cast("Subscription", other))
             else:
                 group.flush_before_wait([])
             await anyio.sleep(0.005)
             assert ready(wide) == [50]
-        clock[0] += 1.0
+        now[0] += 1.0
         await eventually(lambda: ready(wide) == [1])
         tasks.cancel_scope.cancel()
 
@@ -316,35 +271,3 @@ async def test_pending_commands_of_a_turn_are_sent_together() -> None:
             await eventually(lambda: (one.flushes, two.flushes) == (1, 1))
             one.flushes = two.flushes = 0
         tasks.cancel_scope.cancel()
-
-
-async def test_an_idle_consumer_notices_by_the_timer_of_another_that_the_process_stood_still() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        async with (
-            Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as first,
-            Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0)) as second,
-        ):
-            await eventually(lambda: len(first._group._pulse.members) == 2)
-            group, pulse = second._group, second._group._pulse
-            assert pulse is first._group._pulse
-            now = time.monotonic()
-            group._ticked_at, group._due_at = now - 25.0, now + 5.0
-            pulse.ticked_at, pulse.due_at = now - 4.0, now + 0.1
-            assert group.earliest_receipt(now) == now
-            assert group.earliest_receipt(now + 20.0) == now - 25.0  # its own timer is late as well
-            assert group.earliest_receipt(now + 3.0) == now - 4.0
-        assert not pulse.members
-
-
-async def test_an_idle_consumer_rests_until_a_heartbeat_is_missing() -> None:
-    async with two_connections() as (consumer, peers):
-        group, now = consumer._group, time.monotonic()
-        consumer.max_in_flight = 2  # no turns
-        assert 30.0 < group._pause(now + 20.0) + 20.0 < 33.0
-        group._received_at = now
-        assert group._pause(now + 1.0) <= 10.0  # the windows are reset
-        group.subscriptions[0].in_flight = 1
-        assert group._pause(now + 1.0) == 0.25
-        group.subscriptions[0].in_flight = 0
-        for peer in peers:
-            await peer.close()

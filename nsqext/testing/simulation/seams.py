@@ -90,7 +90,7 @@ def simulated_machine(
     """Let product code in this thread run on a simulated machine; without a disk, it has no files."""
     check_versions()
     _load_product()
-    before = random.getstate(), chance.getstate()
+    before = random.getstate()
     collecting = gc.isenabled()
     _running[0] = network
     loaded = set(sys.modules)
@@ -102,19 +102,18 @@ def simulated_machine(
                 functions,
                 ((import_module(user), "make_socket", network.socket) for user in _SOCKET_USERS),
                 private_parts(),
+                _jitter(random.Random(f"product {seed}")),
                 () if disk is None else _files(disk),
             ):
                 for owner, name, replacement in replacements:
                     stack.enter_context(patch.object(owner, name, replacement))
             random.seed(f"product {seed}")
-            chance.seed(f"product {seed}")
             gc.disable()  # finalizers would run at machine-dependent times
             yield
     finally:
         _running[0] = None
         _restore(loaded, functions)
-        random.setstate(before[0])
-        chance.setstate(before[1])
+        random.setstate(before)
         if collecting:
             gc.enable()
 
@@ -138,6 +137,12 @@ def _functions_of_the_machine(clock: SimulatedClock, entropy: random.Random) -> 
         yield module, name, chosen
         for user, attribute in captured[real]:
             yield user, attribute, chosen
+
+
+def _jitter(seeded: random.Random) -> Iterator[Replacement]:
+    """Replace the source of jitter: what other threads draw from it does not change what the simulation draws."""
+    for name in ("random", "getrandbits"):  # all other methods call these
+        yield chance, name, _only_this_thread(getattr(chance, name), getattr(seeded, name))
 
 
 def _restore(loaded: set[str], functions: Sequence[Replacement]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from nsqext.testing import FaultOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
 from nsqext.testing.simulation.cluster import COORDINATOR
 from nsqext.testing.simulation.faults import draw_faults
+from nsqext.waits import chance
 from tests.campaigns.simulation.__main__ import run_one
 
 if TYPE_CHECKING:
@@ -73,9 +75,20 @@ def test_a_seed_repeats_its_trace_in_another_process_after_others() -> None:
     assert len(set(found[0])) == 4
 
 
-def test_a_seed_repeats_its_trace_in_one_process() -> None:
-    faults = draw_faults(5, FaultOptions(), NODES, LOOKUPDS)
-    first, second = run_seed(orders, 5, faults), run_seed(orders, 5, faults)
+def test_a_seed_repeats_its_trace_in_one_process_beside_other_threads() -> None:
+    faults, ended = draw_faults(5, FaultOptions(), NODES, LOOKUPDS), threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(0.001):
+            chance.random()
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        first, second = run_seed(orders, 5, faults), run_seed(orders, 5, faults)
+    finally:
+        ended.set()
+        other.join()
     assert first.error is None
     assert (first.trace, first.turns, first.seconds) == (second.trace, second.turns, second.seconds)
 

@@ -30,7 +30,7 @@ class Backoff:
     """The state of a consumer, or of a connection."""
 
     _options: BackoffOptions
-    _chance: Callable[[], float] = chance.random  # share of a pause, 0 to 1, with jitter
+    _chance: Callable[[], float] = lambda: chance.random()  # share of a pause, 0 to 1, with jitter
     level: int = 0  #: 0 while handlers succeed
     until: float = 0.0  #: end of the pause on the caller's clock
 

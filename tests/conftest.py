@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from examples.orders.postgres import PostgresMissing, postgres_server
 from nsqext.broker import Cluster
 from nsqext.broker.listeners import Ports
 from nsqext.types import Address
+from tests.support.forked_workers import fork_workers
 from tests.support.missing import skip_without
 
 EVERY_LOOP: dict[str, tuple[str, dict[str, Any]]] = {"asyncio": ("asyncio", {"use_uvloop": False})}
@@ -229,6 +231,13 @@ def pytest_xdist_auto_num_workers() -> int:
     A fourth would shorten no wait, and costs a collection; what Spark's tests need is left to fewer others.
     """
     return min(3 * (os.cpu_count() or 1), 8)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork the workers; those that measure coverage import the package themselves, because its lines are counted."""
+    if config.rootpath == _ROOT and sys.platform == "linux" and not config.getoption("cov_source", None):
+        fork_workers(config, specs)
 
 
 @pytest.hookimpl(optionalhook=True)

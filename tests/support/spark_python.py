@@ -26,7 +26,7 @@ from tests.support.command_server import run_requests
 
 __all__ = ("forked_python",)
 
-_LAUNCHER = Path(__file__).with_name("spark_python_launcher.py")
+_LAUNCHER = Path(__file__).with_name("python_launcher.py")
 _MODULES = (
     *("pandas", "pyspark.worker", "pyspark_nsqext", "anyio._backends._asyncio"),
     # not the module of filters that are pushed down, by which the source knows which process it is in

@@ -1,4 +1,4 @@
-"""The interpreter that Spark starts in tests: has `tests.support.spark_python` fork a process, and stands for it.
+"""The interpreter that Spark and xdist start in tests: has another process fork one, and stands for it.
 
 Runs without site-packages, and imports as little as it can: each start costs that of an interpreter alone.
 """

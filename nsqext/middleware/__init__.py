@@ -20,6 +20,7 @@ from nsqext.client.consumer.message import Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import InvalidSetting, ProtocolError
+from nsqext.middleware.time_limits import LimitsOfThreads
 from nsqext.protocol.client.body_compression import inflate
 
 if TYPE_CHECKING:
@@ -56,11 +57,21 @@ class HandlerTimeout(Middleware):
     def __init__(self, seconds: float) -> None:
         check_time("seconds", seconds, zero=False)
         self._seconds = seconds
+        self._limits = LimitsOfThreads(seconds)
 
     async def handle(self, handling: Handling, call_next: CallNext) -> object:
         """Call the handler with a deadline."""
-        with anyio.move_on_after(self._seconds):
-            return await call_next(handling)
+        limits = self._limits.current()
+        if limits is None:
+            with anyio.move_on_after(self._seconds):
+                return await call_next(handling)
+        else:
+            scope = limits.begin()
+            try:
+                with scope:  # entered before the handler, whose own scopes must be inside
+                    return await call_next(handling)
+            finally:
+                limits.end(scope)
         raise TimeoutError(f"the handler ran longer than {self._seconds:g} s")
 
 

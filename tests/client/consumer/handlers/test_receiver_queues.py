@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,23 +20,61 @@ from nsqext.client.events import ClientEvents
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
+from tests.support.subscription_bench import Connection
 
 if TYPE_CHECKING:
-    from nsqext.client.consumer.handlers.workers import Workers
+    from collections.abc import AsyncIterator
+
+    from nsqext.client.consumer.subscriptions.subscription import Subscription
     from nsqext.client.tasks import BackgroundTasks
     from nsqext.errors import NsqError
     from nsqext.lookup.metadata import MetadataCache
 
 
-def receiver(failed: list[NsqError] | None = None, **options: Any) -> ReceiverQueues:
+class Receiver(ReceiverQueues):
     """A receiver without lanes and workers."""
-    metadata, events, tasks = cast("MetadataCache", None), ClientEvents(), cast("BackgroundTasks", None)
-    group = SubscriptionGroup(ConsumerOptions(max_in_flight=10, **options), metadata, events, tasks)
-    return ReceiverQueues(group, ConsumerState(opened=True), ([] if failed is None else failed).append)
+
+    def __init__(self, failed: list[NsqError] | None = None, **options: Any) -> None:
+        metadata, events = cast("MetadataCache", None), ClientEvents()
+        idle = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None, check_event_loop=lambda: None))
+        self.group = SubscriptionGroup(
+            ConsumerOptions(max_in_flight=10, initial_ready=100, **options), metadata, events, idle
+        )
+        super().__init__(self.group, ConsumerState(opened=True), ([] if failed is None else failed).append)
+
+    def ready(self, connection: Connection) -> int:
+        """Return the RDY count of a connection that receives all that may be in flight."""
+        self.group.rebalance()
+        return connection.ready
+
+
+@asynccontextmanager
+async def handling(*messages: Message, **options: Any) -> AsyncIterator[tuple[Receiver, list[int]]]:
+    """Run the handlers of messages, which wait, within a block; yields their numbers too."""
+    here, handled = Receiver(concurrency=max(1, len(messages)), **options), list[int]()
+
+    async def handle(message: Message) -> None:
+        handled.append(message.internal_id)
+        await anyio.sleep_forever()
+
+    here.receive(list(messages))
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            here.group.tasks = cast("BackgroundTasks", tasks)
+            here.start_workers(MessageHandler(handle), None)
+            await anyio.wait_all_tasks_blocked()
+            yield here, handled
+            here.stop()
+            here.cancel()
+
+
+def kept(owner: RecordingOwner) -> int:
+    """Return how many messages of a subscription are still in memory."""
+    return sum(isinstance(one, Message) for one in gc.get_referrers(owner))
 
 
 def test_messages_wait_in_one_queue() -> None:
-    here = receiver()
+    here = Receiver()
     here.receive([make_message(RecordingOwner(), 1), make_message(RecordingOwner(), 2)])
     here.receive([make_message(RecordingOwner(), 3)])
     here.tick(1.0, 0.0)
@@ -42,20 +82,22 @@ def test_messages_wait_in_one_queue() -> None:
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answered: bool) -> None:
-    here, old, new = receiver(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+@pytest.mark.anyio
+async def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(answered: bool) -> None:
+    old, new = RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
-    running.answered = answered
-    here._workers = cast("Workers", SimpleNamespace(running=[running]))
-    again = make_message(new, 1, attempts=2)
-    here.receive([again, make_message(new, 2)])
-    assert [message.internal_id for message in here.queue.messages] == ([1, 2] if answered else [2])
-    assert (running.owner, running.attempts) == ((old, 1) if answered else (new, 2))
+    async with handling(running) as (here, handled):
+        running.answered = answered
+        again = make_message(new, 1, attempts=2)
+        here.receive([again, make_message(new, 2)])
+        assert [message.internal_id for message in here.queue.messages] == ([1, 2] if answered else [2])
+        assert (running.owner, running.attempts) == ((old, 1) if answered else (new, 2))
+    assert handled == [1]
 
 
 @pytest.mark.parametrize("timeout", [1.0, 60.0])
 def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, owner, slow = receiver(), RecordingOwner(), RecordingOwner()
+    here, owner, slow = Receiver(), RecordingOwner(), RecordingOwner()
     owner.msg_timeout, slow.msg_timeout, tick = timeout, 900.0, timeout / 60
     here.tick(0.0, 0.0)
     here.receive([make_message(slow, 1)])
@@ -87,18 +129,19 @@ def test_messages_are_touched_in_time_by_few_looks(timeout: float, monkeypatch: 
 
 
 def test_answered_messages_are_not_kept() -> None:
-    here, owner = receiver(), RecordingOwner()
+    here, owner = Receiver(), RecordingOwner()
     for number in range(1000):
         message = make_message(owner, number)
         message.answered = number > 0
         here.hold([message])
+    assert kept(owner) < 50
     assert [message.internal_id for message in here.iteration.held()] == [0]
-    assert len(here.iteration._holdings) == 1
-    for number in range(1000):
-        message = make_message(owner, number)
-        message.answered = True
-        here.hold([message])
-    assert len(here.iteration._holdings) < 50
+    del message
+    assert kept(owner) == 1
+
+
+async def _ignore(message: Message) -> None:
+    """Handle a message."""
 
 
 def _of_the_original(owner: RecordingOwner, number: int) -> Message:
@@ -113,33 +156,36 @@ def _numbers(owner: RecordingOwner) -> list[str]:
 
 
 @pytest.mark.parametrize("difference", ["topic", "partition", "id", "timestamp"])
-def test_another_message_is_no_new_delivery(difference: str) -> None:
-    here, old, new = receiver(), RecordingOwner(in_order=True), RecordingOwner(in_order=True)
+@pytest.mark.anyio
+async def test_another_message_is_no_new_delivery(difference: str) -> None:
+    old, new = RecordingOwner(in_order=True), RecordingOwner(in_order=True)
     running = make_message(old, 1)
-    here._workers = cast("Workers", SimpleNamespace(running=[running]))
-    if difference in ("topic", "partition"):
-        setattr(new, difference, {"topic": "other", "partition": 4}[difference])
-    again = make_message(new, 2 if difference == "id" else 1, timestamp=difference == "timestamp")
-    here.receive([again])
-    assert (list(here.queue.messages), running.owner) == ([again], old)
-    unordered = make_message(RecordingOwner(), 1)
-    here.receive([unordered])
-    assert (list(here.queue.messages), running.owner) == ([again, unordered], old)
+    async with handling(running) as (here, _):
+        if difference in ("topic", "partition"):
+            setattr(new, difference, {"topic": "other", "partition": 4}[difference])
+        again = make_message(new, 2 if difference == "id" else 1, timestamp=difference == "timestamp")
+        here.receive([again])
+        assert (list(here.queue.messages), running.owner) == ([again], old)
+        unordered = make_message(RecordingOwner(), 1)
+        here.receive([unordered])
+        assert (list(here.queue.messages), running.owner) == ([again, unordered], old)
 
 
-def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
-    here, owner = receiver(), RecordingOwner()
+@pytest.mark.anyio
+async def test_messages_in_flight_are_those_that_wait_are_held_or_handled() -> None:
+    assert Receiver().count_in_flight() == 0
+    owner = RecordingOwner()
     one, two, three, four = (make_message(owner, number) for number in range(1, 5))
-    assert here.count_in_flight() == 0
-    here.receive([one, two])
-    assert here.count_in_flight() == 2
-    here.hold([three])
-    here._workers = cast("Workers", SimpleNamespace(running=[four]))
-    assert here.count_in_flight() == 4
+    async with handling(four) as (here, _):
+        assert here.count_in_flight() == 1
+        here.receive([one, two])
+        assert here.count_in_flight() == 3
+        here.hold([three])
+        assert here.count_in_flight() == 4
 
 
 def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() -> None:
-    here, owner, redesigned = receiver(), RecordingOwner(), RecordingOwner()
+    here, owner, redesigned = Receiver(), RecordingOwner(), RecordingOwner()
     first = [_of_the_original(owner, 1), make_message(redesigned, 2)]
     here.receive(first)
     here.stop()
@@ -160,92 +206,95 @@ def test_what_is_received_after_the_stop_is_requeued_on_the_original_nsq_only() 
 
 
 def test_what_the_iteration_handed_out_is_requeued_on_the_original_nsq() -> None:
-    here, owner = receiver(), RecordingOwner()
+    here, owner = Receiver(), RecordingOwner()
     owner.horizon = -1.0
+    waiting: list[Message] = []
     for number in range(100):
         here.receive([_of_the_original(owner, number)])
-        here.queue.messages[-1].answered = number % 50 > 0
-    assert len(here.iteration._reads) < 20
-    here.receive([make_message(RecordingOwner(), 200)])
-    handed_out = [here.queue.messages.popleft() for _ in range(len(here.queue.messages))]
+        message = here.queue.messages.popleft()
+        message.answered = number % 50 > 0
+        waiting += [] if message.answered else [message]
+    assert kept(owner) < 20
+    redesigned = make_message(RecordingOwner(), 200)
+    here.receive([redesigned])
+    assert here.queue.messages.popleft() is redesigned
     here.stop()
     here.requeue_remaining()
-    waiting = [message for message in handed_out[:-1] if not message.answered]
     assert owner.commands == [f"REQ {message.internal_id} 0" for message in waiting]
     assert len(waiting) == 2
     assert not any(message.in_flight for message in waiting)
-    assert handed_out[-1].in_flight
+    assert redesigned.in_flight
 
 
-def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
-    here, owner, ordered = receiver(), RecordingOwner(), RecordingOwner(in_order=True)
-    ended = RecordingOwner()
-    ended.horizon = 1e18
+@pytest.mark.anyio
+async def test_messages_of_handlers_that_were_cancelled_are_requeued() -> None:
+    owner, ordered, ended = RecordingOwner(), RecordingOwner(in_order=True), RecordingOwner()
     one, two = make_message(owner, 1), make_message(owner, 2)
-    two.answered = True
-    taken = [one, two, make_message(ordered, 3), make_message(ended, 4)]
-    here._workers = cast("Workers", SimpleNamespace(running=[], take_cancelled=lambda: taken))
-    here.hold([make_message(owner, 5)])
-    here.stop()
+    async with handling(one, two, make_message(ordered, 3), make_message(ended, 4)) as (here, handled):
+        assert sorted(handled) == [1, 2, 3, 4]
+        ended.horizon, two.answered = 1e18, True
+        here.hold([make_message(owner, 5)])
     here.requeue_remaining()
     assert owner.commands == ["REQ 1 0", "REQ 5 0"]
     assert (ordered.commands, ended.commands) == ([], [])
 
 
 @pytest.mark.parametrize("touches", [True, False])
-def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
-    here, owner = receiver(delivery=DeliveryOptions(auto_touch=touches)), RecordingOwner()
-    here.receive([make_message(owner, 1)])
-    here.hold([make_message(owner, 2)])
-    here._workers = cast("Workers", SimpleNamespace(running=[make_message(owner, 3)]))
-    here.tick(55.0, 0.0)
-    assert sorted(owner.commands) == (["TOUCH 1", "TOUCH 2", "TOUCH 3"] if touches else [])
+@pytest.mark.anyio
+async def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
+    owner = RecordingOwner()
+    async with handling(make_message(owner, 3), delivery=DeliveryOptions(auto_touch=touches)) as (here, _):
+        here.receive([make_message(owner, 1)])
+        here.hold([make_message(owner, 2)])
+        here.tick(55.0, 0.0)
+        assert sorted(owner.commands) == (["TOUCH 1", "TOUCH 2", "TOUCH 3"] if touches else [])
 
 
 def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_then() -> None:
-    here, owner = receiver(), RecordingOwner()
+    here, owner, connection = Receiver(), RecordingOwner(), Connection()
+    here.group.add(cast("Subscription", connection))
     message = make_message(owner, 1)
     message.received = 95.0
-    here._group.early_messages().keep(message, 110.0)
+    here.group.early_messages().keep(message, 110.0)
     here.tick(100.0, 0.0)
-    assert (here._group.flow._extra, owner.commands) == (1, [])
+    assert (here.ready(connection), owner.commands) == (11, [])
     here.tick(110.0, 0.0)
-    assert (here._group.flow._extra, _numbers(owner)) == (0, ["REQ"])
+    assert (here.ready(connection), _numbers(owner)) == (10, ["REQ"])
 
 
 def test_unpacked_bytes_of_messages_that_are_not_in_flight_any_more_are_released_by_a_tick() -> None:
-    here, owner = receiver(), RecordingOwner()
+    here, owner = Receiver(), RecordingOwner()
     message = make_message(owner, 1)
-    budget = here._group.unpacking()
+    budget = here.group.unpacking()
     assert budget.reserve(message, 10)
     owner.horizon = 1.0
     here.tick(1.0, 0.0)
     assert budget.used == 0
 
 
-def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
+@pytest.mark.anyio
+async def test_a_key_that_cannot_be_read_ends_the_consumer() -> None:
     failed: list[NsqError] = []
 
     def key_of(message: Message) -> str:
         return cast("str", 5)
 
-    here = receiver(failed, key=key_of)
+    here = Receiver(failed, key=key_of)
     here.receive([make_message(RecordingOwner(), 1)])
-    here._queues(2)
+    here.start_workers(MessageHandler(_ignore), None)
     assert len(failed) == 1
     here.receive([make_message(RecordingOwner(), 2)])
     assert len(failed) == 2
 
 
-def test_messages_that_were_received_before_lanes_are_put_into_them() -> None:
-    here = receiver(key=lambda message: message.body)
-    here.receive([make_message(RecordingOwner(), 1, b"a"), make_message(RecordingOwner(), 2, b"b")])
-    lanes = here._queues(2)
-    assert not here.queue.messages
-    assert sorted(message.internal_id for lane in lanes for message in lane.messages) == [1, 2]
-    assert here.count_in_flight() == 2
-    plain = receiver()
-    assert plain._queues(3) == [plain.queue] * 3
+@pytest.mark.parametrize("options", [{}, {"key": lambda message: message.body}], ids=["one queue", "lanes"])
+@pytest.mark.anyio
+async def test_messages_that_were_received_before_the_handlers_start_are_handled(options: dict[str, Any]) -> None:
+    messages = [make_message(RecordingOwner(), number, b"%d" % number) for number in (1, 2)]
+    async with handling(*messages, **options) as (here, handled):
+        assert not here.queue.messages
+        assert sorted(handled) == [1, 2]
+        assert here.count_in_flight() == 2
 
 
 class _Stopped(MessageQueue):
@@ -258,25 +307,20 @@ class _Stopped(MessageQueue):
 
 @pytest.mark.anyio
 async def test_a_stop_wakes_those_that_wait_for_messages_and_keeps_the_others_from_them() -> None:
-    here = receiver()
+    here = Receiver()
     here.queue = _Stopped()
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            for waiter in (here.queue.wait, here._group.unpacking().wait):
+            for waiter in (here.queue.wait, here.group.unpacking().wait):
                 tasks.start_soon(waiter)
             await settled()
             here.stop()
 
 
-async def _ignore(message: Message) -> None:
-    """Handle a message."""
-
-
 @pytest.mark.anyio
 async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() -> None:
-    here, owner = receiver(), RecordingOwner()
+    here, owner = Receiver(), RecordingOwner()
     here.receive([_of_the_original(owner, 1)])
-    here._group.tasks = cast("BackgroundTasks", SimpleNamespace(start_soon=lambda *_: None))
     here.start_workers(MessageHandler(_ignore), None)
     here.receive([_of_the_original(owner, 2)])
     assert len(here.queue.take_all()) == 2
@@ -285,24 +329,25 @@ async def test_what_workers_have_is_not_requeued_as_messages_of_the_iteration() 
     assert owner.commands == []
 
 
-def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
-    here = receiver(key=lambda message: b"k")
-    (lane,) = here._queues(1)
-    owner = RecordingOwner()
+@pytest.mark.anyio
+async def test_what_waits_for_a_key_and_until_it_is_due_raises_the_total() -> None:
+    owner, connection = RecordingOwner(), Connection()
     owner.ready = 10
     lost, waiting, early = (make_message(owner, number) for number in (1, 2, 3))
-    here.receive([lost, waiting])
-    lane.messages.popleft()
     owner.horizon, lost.received, waiting.received, early.received = 50.0, 40.0, 60.0, 60.0
-    here.expired(lost)
-    here._group.early_messages().keep(early, 1e12)
-    here.tick(70.0, 0.0)
-    assert here._group.flow._extra == 2
-    receiver().expired(lost)
+    async with handling(key=lambda message: b"k") as (here, handled):
+        here.group.add(cast("Subscription", connection))
+        here.receive([lost, waiting])
+        await anyio.wait_all_tasks_blocked()
+        assert handled == [], "the server sends the first message of the key again"
+        here.group.early_messages().keep(early, 1e12)
+        here.tick(70.0, 0.0)
+        assert here.ready(connection) == 12
+    Receiver().expired(lost)
 
 
 def test_nothing_is_accepted_after_the_stop() -> None:
-    here = receiver()
+    here = Receiver()
     here.receive([make_message(RecordingOwner(), 1)])
     here.stop()
     assert here.queue.stopped

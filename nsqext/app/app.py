@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -20,6 +20,7 @@ from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
+from nsqext.client.consumer.typed.body import encode_body
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.publishing import OutgoingMessage, PublishOptions
@@ -119,8 +120,6 @@ class App(Router, Runnable):
 
         Raises InvalidBody for a value that cannot be encoded; other errors as `nsqext.Producer.publish`.
         """
-        from nsqext.client.consumer.typed.body import encode_body
-
         return await self._producer.publish(topic, encode_body(value), **options)
 
     # Clients
@@ -220,16 +219,16 @@ class App(Router, Runnable):
             result = await call(message)
             if result is not None:
                 for topic in topics:
-                    await self._publish_result(topic, result)
+                    await self._result_published(topic, result)
             return result
 
         return handle
 
-    async def _publish_result(self, topic: str, result: object) -> None:
+    def _result_published(self, topic: str, result: object) -> Awaitable[Receipt]:
+        """Return the publish of a result, to be awaited: a coroutine of its own would take part in each wait."""
         if not isinstance(result, OutgoingMessage):
-            await self.publish(topic, result)
-            return
-        await self._producer.publish(
+            return self._producer.publish(topic, encode_body(result))
+        return self._producer.publish(
             topic,
             result.body,
             headers=result.headers,

@@ -21,6 +21,7 @@ _LOADED = """
     client.consumer.subscriptions.backoff
     client.consumer.subscriptions.flush_schedule
     client.consumer.subscriptions.partition_reader client.consumer.subscriptions.rdy_distributor
+    client.consumer.subscriptions.refusals
     client.consumer.subscriptions.subscriber client.consumer.subscriptions.subscription
     client.consumer.subscriptions.subscription_group client.consumer.subscriptions.topics
     client.producer client.producer.connection_pool client.producer.options client.producer.producer
@@ -82,7 +83,7 @@ def _loaded(*arguments: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("work", "further", "most_modules", "most_lines"),
-    [(None, "", 58, 13_050), ("iterate", _ITERATED, 64, 14_250), ("handle", _HANDLED, 64, 14_250)],
+    [(None, "", 59, 13_100), ("iterate", _ITERATED, 65, 14_300), ("handle", _HANDLED, 65, 14_300)],
 )
 def test_a_producer_and_a_consumer_load_what_they_need(
     work: str | None, further: str, most_modules: int, most_lines: int

@@ -9,41 +9,21 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from attrs import evolve
 
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.subscriptions.assignment import STABLE, Assignment, Key, SubscriberContext
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
+from nsqext.client.consumer.subscriptions.refusals import NOT_LEADER, STALE_META, Refusals, is_fatal
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import (
-    DataLoss,
     FrameTooLarge,
-    InvalidInput,
     InvalidPartition,
     InvalidSetting,
     InvalidState,
     LookupFailed,
     LookupUnreachable,
-    NegotiationFailed,
     NsqError,
-    ProtocolError,
-)
-from nsqext.errors.server import (
-    AuthFailed,
-    AuthRequired,
-    BadChannel,
-    BadPartition,
-    BadTopic,
-    ChannelNotRegistered,
-    ExtendForbidden,
-    ExtendRequired,
-    IdentifyFailed,
-    InvalidCommand,
-    NotLeader,
-    OrderRequired,
-    TopicNotExist,
-    Unauthorized,
 )
 from nsqext.types import Address
 from nsqext.waits import Wakeup, pause_after
@@ -54,19 +34,8 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
     from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
     from nsqext.lookup.partition_map import PartitionMap
-    from nsqext.types import TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
-
-_FATAL = (AuthRequired, BadChannel, BadTopic, ChannelNotRegistered, DataLoss, InvalidInput, Unauthorized)
-# refused settings; if the server accepted them before, the client retries
-_FATAL_AT_FIRST = (AuthFailed, BadPartition, IdentifyFailed, InvalidCommand)
-# no nsqd, or no TLS or compression: fatal if no subscription ever succeeded
-_MISCONFIGURED = (NegotiationFailed, ProtocolError)
-NOT_LEADER = (NotLeader, TopicNotExist)
-"""The node does not lead the partition, against the lookup service."""
-STALE_META = (ExtendForbidden, ExtendRequired, OrderRequired)
-"""The topic has changed since the last lookup; the next attempt needs no pause."""
 
 _WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of a partition
 
@@ -75,11 +44,6 @@ _LEAVE_POLL = 0.02  # seconds between two checks for answers of a topic that is 
 LONGEST_POLL: Final = 1.0
 """Longest pause in seconds while lookup lists no topic or no partition."""
 _clock = time.monotonic
-
-
-def is_fatal(error: NsqError, *, opened: bool) -> bool:
-    """Return whether an error is permanent; ``opened``: the partition was subscribed before."""
-    return isinstance(error, _FATAL if opened else _FATAL + _FATAL_AT_FIRST)
 
 
 class Subscriber:
@@ -106,7 +70,6 @@ class Subscriber:
         self._changed = Wakeup()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
-        self._misconfigured: set[Key] | None = set()
         self._ordered_warned = False
         self._shared_checked = False
         self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
@@ -118,7 +81,7 @@ class Subscriber:
         self._client_id = f"{gethostname().partition('.')[0]}-{os.urandom(4).hex()}"
         self._bucket_watch: BucketWatch | None = None
         self._key_sharing = KeySharing.NONE
-        self._demands: dict[str, bool] = {}  # requirements of servers that contradict lookup
+        self._refusals = Refusals(context.options)
         self._seeker: ChannelSeeker | None = None
         #: all partitions of the first lookup are subscribed, or the topic is left
         self.started: anyio.Event = anyio.Event()
@@ -222,7 +185,7 @@ class Subscriber:
                 self._events.emit(
                     "leader_moved", self._topic, subscription.partition, str(address), f"was {subscription.node}"
                 )
-            elif view.meta.partition_num and not subscription.request.fits(self._meta_of(view)):
+            elif view.meta.partition_num and not subscription.request.fits(self._refusals.corrected(view.meta)):
                 # an upgraded topic sends nothing to a connection without extend support (captured: upgrade_ext)
                 self._log(logging.INFO, self._assignments.get(key), "the topic was changed", subscription.node)
             else:
@@ -264,7 +227,8 @@ class Subscriber:
             started = _clock()
             error = await self._subscribe(assignment, address, view)
             if error is not None and (
-                is_fatal(error, opened=assignment.opened > 0) or self._all_misconfigured(assignment, error)
+                is_fatal(error, opened=assignment.opened > 0)
+                or self._refusals.all_misconfigured(assignment.key, error, self._assignments)
             ):
                 assignment.moved.set()
                 self._fail(error)
@@ -306,13 +270,6 @@ class Subscriber:
         assignment.warned_at, assignment.unreported = now, 0
         self._log(logging.WARNING, assignment, f"subscription ended: {error}{more}", node)
 
-    def _all_misconfigured(self, assignment: Assignment, error: NsqError) -> bool:
-        """Return whether every address is wrong or refuses the settings of connections, and no address ever worked."""
-        if self._misconfigured is None or not isinstance(error, _MISCONFIGURED):
-            return False
-        self._misconfigured.add(assignment.key)
-        return self._misconfigured >= self._assignments.keys()
-
     async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:
         """Pause with full jitter, then ask the lookup service for a newer partition map."""
         options = self._options
@@ -330,7 +287,7 @@ class Subscriber:
     async def _subscribe(self, assignment: Assignment, address: Address, view: PartitionMap) -> NsqError | None:
         """Subscribe and read until the connection ends; return why."""
         options, group = self._options, self._group
-        meta = self._meta_of(view)
+        meta = self._refusals.corrected(view.meta)
         place = self._topic, self._channel, assignment.partition, address
         request = SubscribeRequest(
             *place, meta, options=options, tag=self._tag, client_id=self._client_id, key_tags=self._key_tags
@@ -365,7 +322,7 @@ class Subscriber:
             if self.closing:
                 await subscription.close()  # the topic was left meanwhile
                 return None
-            self._misconfigured = None
+            self._refusals.subscribed()
             self._connected(assignment, subscription)
             if self._options.keeps_keys_alone and not request.ordered and not self._shared_checked:
                 self._shared_checked = True
@@ -377,7 +334,7 @@ class Subscriber:
                 await subscription.receive()
         except NsqError as error:
             stopped = subscription is not None and subscription.stopped
-            reason = None if stopped else self._heeded(error, request)
+            reason = None if stopped else self._refusals.heed(error, request)
         finally:
             if subscription is not None:
                 self._disconnected(assignment, subscription, reason)
@@ -408,10 +365,6 @@ class Subscriber:
             how = f"by their tags, with key_tags={count}" if count else "by the server"
             self._log(logging.INFO, assignment, f"consumers share the keys {how}", subscription.node)
 
-    def _meta_of(self, view: PartitionMap) -> TopicMeta:
-        """Return the topic's meta from lookup, corrected by servers' requirements."""
-        return evolve(view.meta, **self._demands)
-
     async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
         """Warn of other connections to the channel, which receive messages of the same keys."""
         http = view.http.get(subscription.request.address)
@@ -431,36 +384,6 @@ class Subscriber:
                 self._channel,
                 extra={"topic": self._topic, "channel": self._channel},
             )
-
-    def _heeded(self, error: NsqError, request: SubscribeRequest) -> NsqError:
-        """Follow the server's requirement, against lookup, with the next subscription; return the error."""
-        if isinstance(error, FrameTooLarge):
-            return FrameTooLarge(
-                f"{error.message}: nothing behind this message is received",
-                topic=request.topic,
-                partition=request.partition,
-                node=str(request.address),
-                hint="raise the setting max_frame_size; until then the server sends the message again and again, and "
-                "the consumer is not ready",
-            )
-        if isinstance(error, OrderRequired):
-            if self._options.ordered is False:
-                refused = InvalidSetting(
-                    "the topic is ordered, and its server requires consumers in order",
-                    topic=self._topic,
-                    hint="leave out ordered=False",
-                )
-                refused.__cause__ = error
-                return refused
-            name, value = "ordered", True
-        elif isinstance(error, (ExtendRequired, ExtendForbidden)):
-            name, value = "extend_support", isinstance(error, ExtendRequired)
-        else:
-            return error
-        if getattr(request.meta, name) != value and self._demands.get(name) != value:
-            self._demands[name] = value
-            logger.warning("the server requires what lookup does not report: %s", error, extra={"topic": self._topic})
-        return error
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
         self._live[assignment.key] = subscription

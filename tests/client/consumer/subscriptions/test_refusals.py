@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext.client.consumer.subscriptions.subscriber import NOT_LEADER, STALE_META, is_fatal
+from nsqext.client.consumer.subscriptions.refusals import NOT_LEADER, STALE_META, is_fatal
 from nsqext.errors.server import (
     AuthFailed,
     BadTopic,

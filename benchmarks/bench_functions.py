@@ -1,6 +1,7 @@
-"""Where a lone publish spends its time, and what asyncio costs alone: ``python -m benchmarks.bench_functions``.
+"""Where a lone publish spends its time, and what asyncio and threads cost alone.
 
-The server is ``nsqext nsqd``, or the nsqd program whose path NSQEXT_BENCH_NSQD is.
+``python -m benchmarks.bench_functions``. The server is ``nsqext nsqd``, or the nsqd program whose path
+NSQEXT_BENCH_NSQD is.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import argparse
 import asyncio
 import signal
 import socket
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +26,11 @@ from nsqext import Producer
 
 COUNT = 20_000
 _ROWS = 16
+_THREADS = 64
 _PACKAGE = Path(__file__).parents[1] / "nsqext"
 
 
-# What asyncio costs alone
+# What asyncio and threads cost alone
 
 
 async def turns(count: int) -> None:
@@ -79,10 +82,38 @@ async def sockets(count: int) -> None:
     far.close()
 
 
+async def threads(count: int) -> None:
+    """Let 64 threads wait, each for a lock that another thread releases when all wait."""
+    locks = [threading.Lock() for _ in range(_THREADS)]
+    waiting: deque[threading.Lock] = deque()
+    all_wait = threading.Lock()
+
+    def wait(own: threading.Lock) -> None:
+        for _ in range(count // _THREADS):
+            waiting.append(own)
+            if len(waiting) == _THREADS:
+                all_wait.release()
+            own.acquire()
+
+    started = [threading.Thread(target=wait, args=(one,)) for one in locks]
+    for lock in (all_wait, *locks):
+        lock.acquire()
+    for thread in started:
+        thread.start()
+    for _ in range(count // _THREADS):
+        all_wait.acquire()
+        waiting.clear()
+        for lock in locks:
+            lock.release()
+    for thread in started:
+        thread.join()
+
+
 FLOOR: dict[str, Callable[[int], Awaitable[None]]] = {
     "a turn of the event loop": turns,
     "the same with a future, which a task awaits": futures,
     "the same with 200 bytes sent and received, without a future": sockets,
+    f"a thread of {_THREADS} that waits and is woken, without asyncio": threads,
 }
 
 
@@ -145,7 +176,7 @@ async def measure(address: str, rounds: int) -> None:
     rows = [[name, f"{count / samples * total:.1f}"] for name, count in found.most_common(_ROWS)]
     rest = samples - sum(count for _, count in found.most_common(_ROWS))
     rows += [["all others", f"{rest / samples * total:.1f}"], ["a lone publish", f"{total:.1f}"]]
-    text = f"""What asyncio costs alone, in µs of CPU, medians of {rounds} rounds:
+    text = f"""What asyncio and threads cost alone, in µs of CPU, medians of {rounds} rounds:
 
 {table(("", "µs"), [[name, f"{median(values):.1f}"] for name, values in floor.items()])}
 A lone publish of 200 bytes, divided by where the program was in each of {samples:,} milliseconds of CPU. A system call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import socket
 import threading
@@ -12,9 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from anyio.from_thread import BlockingPortal
 
 import nsqext
 from nsqext import sync
@@ -31,6 +34,8 @@ from nsqext.errors import (
 from nsqext.middleware import Middleware, Publishing
 from nsqext.protocol.client.commands import LARGE, with_body
 from nsqext.sync import direct as module
+from nsqext.sync import producer as producer_module
+from nsqext.sync.direct import DirectPublisher
 from nsqext.transport import thread_connections
 from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
@@ -54,19 +59,68 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def warm(producer: sync.Producer, topic: str) -> int:
-    """Publish until the calling thread publishes to both partitions by itself; return the number of messages."""
-    count = 0
-    direct = producer._direct
-    assert direct is not None
-    deadline = time.monotonic() + 25
-    for partition in (0, 1):
-        before = direct.stored
-        while direct.stored == before:
-            producer.publish(topic, b"warm", partition=partition)
-            count += 1
-            assert time.monotonic() < deadline
-    return count
+class Threads:
+    """What blocking producers make to publish in the calling threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.publishers: list[DirectPublisher] = []
+        self.pools: list[ThreadConnections] = []
+        self.connections: list[Connection] = []
+        self.asked = 0  # connections that were to be opened
+        threads = self
+
+        class Publisher(DirectPublisher):
+            def __init__(self, *parts: Any) -> None:
+                super().__init__(*parts)
+                threads.publishers.append(self)
+
+        class Pool(ThreadConnections):
+            def __init__(self) -> None:
+                super().__init__()
+                threads.pools.append(self)
+
+            def add(self, connection: Connection) -> None:
+                super().add(connection)
+                threads.connections.append(connection)
+
+        monkeypatch.setattr(producer_module, "DirectPublisher", Publisher)
+        monkeypatch.setattr(module, "ThreadConnections", Pool)
+        self.pool: Callable[[], ThreadConnections] = Pool
+        monkeypatch.setattr(module, "open_connection", self.opening)
+
+    async def opening(self, *arguments: Any) -> Any:
+        """Open a connection, and count it."""
+        self.asked += 1
+        return await open_connection(*arguments)
+
+    @property
+    def direct(self) -> DirectPublisher:
+        """The part of the latest producer."""
+        return self.publishers[-1]
+
+    def warm(self, producer: sync.Producer, topic: str) -> int:
+        """Publish until the calling thread publishes to both partitions by itself; return the number of messages."""
+        count = 0
+        deadline = time.monotonic() + 25
+        for partition in (0, 1):
+            before = self.direct.stored
+            while self.direct.stored == before:
+                producer.publish(topic, b"warm", partition=partition)
+                count += 1
+                assert time.monotonic() < deadline
+        return count
+
+    def nodes(self, topic: str) -> list[PooledNode]:
+        """Return the nodes of both partitions."""
+        message = nsqext.OutgoingMessage(b"x")
+        found = [self.direct.port.ready(topic, message, partition) for partition in (0, 1)]
+        return [publish.node for publish in found if publish is not None]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """What the producers of a test make to publish in the calling threads."""
+    return Threads(monkeypatch)
 
 
 def bodies_of(cluster: Cluster, topic: str, wanted: set[bytes]) -> list[bytes]:
@@ -81,24 +135,13 @@ def bodies_of(cluster: Cluster, topic: str, wanted: set[bytes]) -> list[bytes]:
     return bodies
 
 
-def test_a_lone_thread_publishes_by_itself_and_is_counted(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topic: str, threads: Threads) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        direct = producer._direct
-        assert direct is not None
-        opened, open_one = [], direct._open
-
-        async def opening(node: PooledNode) -> None:
-            opened.append(node)
-            await open_one(node)
-
-        monkeypatch.setattr(direct, "_open", opening)
         producer.publish(topic, b"first")
         producer.publish(topic, b"second", partition=0)
         producer.ping()
-        assert opened == []  # many programs publish once
-        before = 2 + warm(producer, topic)
+        assert threads.asked == 0  # many programs publish once
+        before = 2 + threads.warm(producer, topic)
         receipts = [producer.publish(topic, b"%d" % number, trace_id=number) for number in range(50)]
         assert [receipt.trace_id for receipt in receipts] == list(range(50))
         assert {receipt.partition for receipt in receipts} == {0, 1}
@@ -110,36 +153,33 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(
             producer.publish(topic, b"x", delay=-1.0)
         with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
             producer.publish(topic, b"x", delay=1.0, via="relay", identity="")
-        assert producer._direct is not None
-        assert producer._direct.stored > 40
+        assert threads.direct.stored > 40
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
     assert bodies <= set(bodies_of(cluster, topic, bodies))
 
 
-def test_a_lone_thread_publishes_batches_by_itself(cluster: Cluster, topic: str) -> None:
+def test_a_lone_thread_publishes_batches_by_itself(cluster: Cluster, topic: str, threads: Threads) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        before = warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
-        already = direct.stored
+        before = threads.warm(producer, topic)
+        already = threads.direct.stored
         receipts = producer.publish_many(topic, (b"a%d" % number for number in range(20)))
         assert len({receipt.partition for receipt in receipts}) == 1
         assert [receipt.partition for receipt in producer.publish_many(topic, [b"b", b"c"], partition=1)] == [1, 1]
-        assert direct.stored == already + 22
+        assert threads.direct.stored == already + 22
         traced = producer.publish_many(topic, [b"d", b"e"], trace_ids=[5, 6])
         assert [receipt.trace_id for receipt in traced] == [5, 6]
-        assert direct.stored == already + 24
+        assert threads.direct.stored == already + 24
         assert producer.statistics().stored == before + 24
     bodies = {b"a%d" % number for number in range(20)} | {b"b", b"c", b"d", b"e"}
     assert bodies <= set(bodies_of(cluster, topic, bodies))
 
 
-def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(cluster: Cluster, topic: str) -> None:
+def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     with sync.Producer(cluster.lookupd, max_batch_count=3) as producer:
-        warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
-        already = direct.stored
+        threads.warm(producer, topic)
+        already = threads.direct.stored
         assert len(producer.publish_many(topic, [b"x"] * 4)) == 4
         assert producer.publish_many(topic, []) == []
         assert len({receipt.partition for receipt in producer.publish_many(topic, [b"x"] * 3, key="k")}) == 1
@@ -157,21 +197,21 @@ def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(clus
         for one in (b"x", "x"):
             with pytest.raises(nsqext.errors.InvalidBody, match="needs a list of bodies, not one body"):
                 producer.publish_many(topic, one)  # type: ignore[arg-type]
-        assert direct.stored == already
+        assert threads.direct.stored == already
 
 
-def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(cluster: Cluster, topic: str) -> None:
+def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     with sync.Producer(cluster.lookupd, on_unknown="raise") as producer:
-        warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
-        connection = next(iter(direct._of_nodes.values()))
+        threads.warm(producer, topic)
+        connection = threads.connections[0]
         post = connection.post
 
         def posted(*arguments: Any, **options: Any) -> Any:
             reply = post(*arguments, **options)
             # the response would sometimes be read before the end of the connection
-            connection._receive = lambda: connection.fail(ConnectionLost("lost"))  # type: ignore[method-assign]
+            connection.poll = lambda: connection.fail(ConnectionLost("lost"))  # type: ignore[method-assign]
             return reply
 
         connection.post = posted  # type: ignore[method-assign]
@@ -182,36 +222,35 @@ def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(cluster: C
 
 
 def test_a_connection_is_opened_while_no_lock_is_held(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread waits for the event loop then, which waits for the lock to check the connections."""
-    with sync.Producer(cluster.lookupd) as producer:
-        warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
-        connections = direct._connections
-        assert connections is not None
-        held: list[bool] = []
-        start = direct._portal.start_task_soon
+    start = BlockingPortal.start_task_soon
+    checked = 0
 
-        def start_task_soon(function: Callable[..., Any], *arguments: Any) -> Any:
-            if function == direct._open:
-                held.append(connections._state.locked())
-            return start(function, *arguments)
+    def start_task_soon(self: BlockingPortal, *arguments: Any, **options: Any) -> Any:
+        nonlocal checked
+        if threads.pools:
+            loop.submit(threads.pools[0].tick).result(10)
+            checked += 1
+        return start(self, *arguments, **options)
 
-        monkeypatch.setattr(direct._portal, "start_task_soon", start_task_soon)
-        for connection in tuple(direct._of_nodes.values()):
+    with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(1) as loop:
+        threads.warm(producer, topic)
+        asked = threads.asked
+        monkeypatch.setattr(BlockingPortal, "start_task_soon", start_task_soon)
+        for connection in threads.connections:
             connection.shut_down()
-        deadline = time.monotonic() + 25
-        while not held:
-            producer.publish(topic, b"x")
-            assert time.monotonic() < deadline
-    assert not any(held)
+        until(lambda: producer.publish(topic, b"x") and threads.asked > asked)
+        monkeypatch.undo()
+    assert checked
 
 
-def test_keys_and_refusals_are_those_of_the_asynchronous_producer(cluster: Cluster, topic: str) -> None:
+def test_keys_and_refusals_are_those_of_the_asynchronous_producer(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        warm(producer, topic)
+        threads.warm(producer, topic)
         partitions = {producer.publish(topic, b"x", key="k").partition for _ in range(4)}
         assert len(partitions) == 1
         with pytest.raises(nsqext.errors.InvalidHeader):
@@ -236,7 +275,7 @@ def test_every_publish_runs_through_the_middleware(cluster: Cluster, topic: str)
     assert seen == [b"%d" % number for number in range(20)]
 
 
-def test_threads_publish_through_kills_of_leaders_without_loss() -> None:
+def test_threads_publish_through_kills_of_leaders_without_loss(threads: Threads) -> None:
     with Cluster(nodes=3) as cluster:
         cluster.create_topic("orders", partitions=3, replicas=3, extend=True, channels=["ch"])
         stored: list[bytes] = []
@@ -259,9 +298,9 @@ def test_threads_publish_through_kills_of_leaders_without_loss() -> None:
                     assert receipt.trace_id == number
                     stored.append(body)
 
-        with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(6) as threads:
-            warm(producer, "orders")
-            ends = [threads.submit(publish, name) for name in range(6)]
+        with sync.Producer(cluster.lookupd) as producer, ThreadPoolExecutor(6) as pool:
+            threads.warm(producer, "orders")
+            ends = [pool.submit(publish, name) for name in range(6)]
             try:
                 for _ in range(3):
                     count = len(stored)
@@ -276,7 +315,9 @@ def test_threads_publish_through_kills_of_leaders_without_loss() -> None:
         assert set(stored) <= set(bodies_of(cluster, "orders", set(stored)))
 
 
-def test_closing_while_threads_publish_gives_each_publish_an_outcome(cluster: Cluster, topic: str) -> None:
+def test_closing_while_threads_publish_gives_each_publish_an_outcome(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     for _ in range(10):
         stored: list[nsqext.Receipt] = []
         producer = sync.Producer(cluster.lookupd)
@@ -288,51 +329,68 @@ def test_closing_while_threads_publish_gives_each_publish_an_outcome(cluster: Cl
                 except nsqext.NsqError as error:
                     return error
 
-        with ThreadPoolExecutor(3) as threads:
+        with ThreadPoolExecutor(3) as pool:
             with producer:
-                warm(producer, topic)
-                ends = [threads.submit(publish) for _ in range(3)]
+                threads.warm(producer, topic)
+                ends = [pool.submit(publish) for _ in range(3)]
                 until(lambda stored=stored: len(stored) > 20)  # type: ignore[misc]
             for end in ends:
                 assert isinstance(end.result(30), (InvalidState, PublishFailed, DeliveryUnknown))
 
 
 @pytest.mark.usefixtures("own_loop")
-def test_a_lost_connection_while_the_producer_closes_leaves_the_outcome_unknown(cluster: Cluster, topic: str) -> None:
+def test_a_lost_connection_while_the_producer_closes_leaves_the_outcome_unknown(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
+        threads.warm(producer, topic)
+        direct = threads.direct
         publish = direct.port.ready(topic, nsqext.OutgoingMessage(b"x"), None)
         assert publish is not None
     with pytest.raises(DeliveryUnknown, match="may have been stored: lost"):
         direct.publish_again(publish, ConnectionLost("lost"))
     with pytest.raises(InvalidState):
         direct.publish_again(publish, NotSent("not sent"))
-    direct._to_open.append(publish.node)
-    direct._open_missing()
-    assert not direct._to_open
-
-
-def test_connections_to_nodes_that_no_topic_needs_are_closed(cluster: Cluster, topic: str) -> None:
-    with sync.Producer(cluster.lookupd, heartbeat_interval=1.0) as producer:
-        warm(producer, topic)
-        direct = producer._direct
-        assert direct is not None
-        connections = tuple(direct._of_nodes.values())
-        for node in tuple(direct._of_nodes):
-            node.wanted = False
-        until(lambda: all(connection.closed for connection in connections))
 
 
 @pytest.mark.usefixtures("own_loop")
-def test_an_interrupted_close_closes(cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_another_thread_closes_opens_no_connection(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        port = threads.direct.port
+        ready = port.ready
+
+        def closing(*arguments: Any) -> Any:
+            publish = ready(*arguments)
+            if publish is not None:
+                for _ in range(2):  # as many as a connection is opened after
+                    assert threads.direct.connection(publish) is None
+                producer.close()
+            return publish
+
+        monkeypatch.setattr(port, "ready", closing)
+        with pytest.raises(InvalidState, match="not open"):
+            until(lambda: not producer.publish(topic, b"x", partition=0))
+    assert threads.asked == 0
+
+
+def test_connections_to_nodes_that_no_topic_needs_are_closed(cluster: Cluster, topic: str, threads: Threads) -> None:
+    with sync.Producer(cluster.lookupd, heartbeat_interval=1.0) as producer:
+        threads.warm(producer, topic)
+        assert {connection.closed for connection in threads.connections} == {False}
+        for node in threads.nodes(topic):
+            node.wanted = False
+        until(lambda: all(connection.closed for connection in threads.connections))
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_an_interrupted_close_closes(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     producer = sync.Producer(cluster.lookupd).start()
-    warm(producer, topic)
-    direct = producer._direct
-    assert direct is not None
-    connections = direct._connections
-    assert connections is not None
+    threads.warm(producer, topic)
+    (connections,) = threads.pools
 
     def interrupted(timeout: float) -> bool:
         monkeypatch.undo()
@@ -347,39 +405,35 @@ def test_an_interrupted_close_closes(cluster: Cluster, topic: str, monkeypatch: 
 
 
 def test_a_connection_that_opens_while_the_producer_closes_is_closed(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[ThreadConnections] = []
+    def made_late() -> ThreadConnections:
+        threads.direct.close()
+        return threads.pool()
 
-    class Late(ThreadConnections):
-        def __init__(self) -> None:
-            super().__init__()
-            direct.close()
-            made.append(self)
-
-    monkeypatch.setattr(module, "ThreadConnections", Late)
+    monkeypatch.setattr(module, "ThreadConnections", made_late)
     with sync.Producer(cluster.lookupd) as producer:
-        assert producer._direct is not None
-        direct = producer._direct
-        until(lambda: producer.publish(topic, b"x") and made)
-        until(lambda: made[0]._woken.fileno() == -1)
-        assert not len(made[0])
+        until(lambda: producer.publish(topic, b"x") and threads.connections)
+        until(lambda: threads.connections[0].closed)
+        until(lambda: not len(threads.pools[0]))
 
 
 def test_a_connection_that_the_server_ends_at_once_is_not_used(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ended(*arguments: Any) -> Any:
-        connection, negotiated = await open_connection(*arguments)
+        connection, negotiated = await threads.opening(*arguments)
         connection.close()
         return connection, negotiated
 
     monkeypatch.setattr(module, "open_connection", ended)
     with sync.Producer(cluster.lookupd) as producer:
-        assert producer._direct is not None
-        direct = producer._direct
-        until(lambda: producer.publish(topic, b"x") and min(direct._missed.values(), default=0) < 0)
-        assert producer.statistics().failed == 0
+        until(lambda: producer.publish(topic, b"x", partition=0) and threads.asked)
+        for _ in range(80):
+            producer.publish(topic, b"x", partition=0)
+        assert threads.asked == 1, "not soon again"
+        until(lambda: producer.publish(topic, b"x", partition=0) and threads.asked > 1)
+        assert (threads.connections, producer.statistics().failed) == ([], 0)
 
 
 @pytest.fixture
@@ -396,9 +450,11 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(cluster: Cluster, topic: str) -> None:
+def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
     with sync.Producer(cluster.lookupd) as producer:
-        warm(producer, topic)
+        threads.warm(producer, topic)
         child = os.fork()
         if child == 0:
             code = 1
@@ -410,10 +466,9 @@ def test_a_child_process_neither_uses_nor_ends_the_connections_of_its_parent(clu
                     code = 0
             os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
-        assert producer._direct is not None
-        before = producer._direct.stored
+        before = threads.direct.stored
         producer.publish(topic, b"parent")
-        assert producer._direct.stored == before + 1
+        assert threads.direct.stored == before + 1
 
 
 # The connection
@@ -441,8 +496,8 @@ class Command(ThreadRequest):
 class Shared:
     """A connection that threads share."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, socket: Socket) -> None:
+        self.connection, self.socket = connection, socket
         self.connections = ThreadConnections()
         self.connections.add(connection)
 
@@ -453,13 +508,51 @@ class Shared:
         return command.result()
 
 
+class Sending(Command):
+    """Holds up the requests of other threads, as a thread does while it sends, until `leave` is set."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, b"", 0)
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def post(self) -> None:  # type: ignore[override]
+        self.entered.set()
+        assert self.leave.wait(25)
+
+
+@contextmanager
+def sending(shared: Shared, executor: ThreadPoolExecutor) -> Iterator[None]:
+    """Let a thread send within a block, so that further requests wait in the queue."""
+    sender = Sending(shared.connection)
+    done = executor.submit(shared.connections.run, sender)
+    assert sender.entered.wait(25)
+    try:
+        yield
+    finally:
+        sender.leave.set()
+        done.result(25)
+
+
+class Socket(socket.socket):
+    """A socket; an interrupt may end a call that has sent."""
+
+    interrupts = False
+
+    def sendmsg(self, parts: Any, *rest: Any) -> int:
+        sent = super().sendmsg(parts, *rest)
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return sent
+
+
 @contextmanager
 def blocking(request_timeout: float = 10.0) -> Iterator[tuple[Shared, socket.socket]]:
     """A connection that threads use, and the socket of its peer."""
-    left, right = socket.socketpair()
+    ours, right = socket.socketpair()
+    left = Socket(fileno=ours.detach())
     left.setblocking(False)
     connection = Connection(left, Address("127.0.0.1", 1), max_frame_size=1000, request_timeout=request_timeout)
-    shared = Shared(connection)
+    shared = Shared(connection, left)
     connection.protocol.read_ahead()
     with right:
         yield shared, right
@@ -577,9 +670,9 @@ def test_waiting_requests_are_sent_together() -> None:
     with blocking() as (connection, right), ThreadPoolExecutor(8) as threads:
         first = threads.submit(connection.request, pub(b"first"), float("inf"))
         assert right.recv(1000) == pub(b"first")
-        with connection.connections._state:  # as a thread that sends
+        with sending(connection, threads):
             others = [threads.submit(connection.request, pub(b"%d" % number), float("inf")) for number in range(6)]
-            until(lambda: len(connection.connections._queue) == 6)
+            until(lambda: connection.connections.in_flight == 8)
         right.sendall(ok(b"first"))
         assert first.result(25) == b"first"
         sent = right.recv(1000)
@@ -593,13 +686,12 @@ def test_the_error_of_a_threads_request_is_not_that_of_another() -> None:
         def post(self) -> tuple[Connection, Reply]:
             raise ValueError("broken")
 
-    with blocking() as (connection, right), ThreadPoolExecutor(2) as threads:
-        with connection.connections._state:
+    with blocking() as (connection, right), ThreadPoolExecutor(3) as threads:
+        with sending(connection, threads):
             broken = Broken(connection.connection, b"", 0)
             ended = threads.submit(connection.connections.run, broken)
             good = threads.submit(connection.request, pub(b"good"), float("inf"))
-            until(lambda: len(connection.connections._queue) == 2)
-        connection.connections._send_queued()
+            until(lambda: connection.connections.in_flight == 3)
         assert right.recv(1000) == pub(b"good")
         right.sendall(ok(b"good"))
         assert good.result(25) == b"good"
@@ -650,20 +742,11 @@ def test_an_interrupted_thread_leaves_the_others_an_outcome(interrupts: None) ->
 
 
 def test_what_an_interrupted_send_may_have_sent_counts_as_sent() -> None:
-    class Interrupted:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(own, name)
-
-        def sendmsg(self, parts: list[bytes]) -> int:
-            own.sendmsg(parts)
-            raise KeyboardInterrupt
-
     with blocking() as (shared, right):
         connection = shared.connection
-        own = connection._sock
         connection.post(pub(b"first"))
         replies = [connection.post(command) for command in (pub(b"x"), with_body(b"PUB t\n", b"b" * LARGE))]
-        connection._sock = Interrupted()  # type: ignore[assignment]
+        shared.socket.interrupts = True
         with pytest.raises(KeyboardInterrupt):
             connection.flush()
         connection.close()
@@ -671,7 +754,7 @@ def test_what_an_interrupted_send_may_have_sent_counts_as_sent() -> None:
         assert right.recv(100).startswith(pub(b"first") + pub(b"x"))
 
 
-def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue() -> None:
+def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed, left = threading.Event(), threading.Event()
 
     class Interrupted:
@@ -683,8 +766,9 @@ def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue() -> N
 
     class Queue(deque[ThreadRequest]):
         def popleft(self) -> ThreadRequest:
-            noticed.set()
-            left.wait(0.2)  # never, if its thread waits for the lock
+            if len(self) == 2:
+                noticed.set()
+                left.wait(0.2)  # never, if its thread waits for the lock
             return super().popleft()
 
     def leave(connections: ThreadConnections, command: Command) -> None:
@@ -692,20 +776,20 @@ def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue() -> N
             connections.run(command)
         left.set()
 
-    with blocking() as (shared, right), ThreadPoolExecutor(4) as threads:
+    monkeypatch.setattr(thread_connections, "deque", Queue)
+    with blocking() as (shared, right), ThreadPoolExecutor(5) as threads:
         connections = shared.connections
         reader = threads.submit(shared.request, pub(b"reader"), float("inf"))
         assert right.recv(100) == pub(b"reader")
         ended = threads.submit(answer, right.dup())
         command = Command(shared.connection, pub(b"left"), float("inf"))
         command.sleep = Interrupted()  # type: ignore[assignment]
-        with connections._state:
-            connections._queue = Queue()
+        with sending(shared, threads):
             leaves = threads.submit(leave, connections, command)
-            until(lambda: len(connections._queue) == 1)
+            until(lambda: connections.in_flight == 3)
             stays = threads.submit(shared.request, pub(b"stays"), time.monotonic() + 25)
-            until(lambda: len(connections._queue) == 2)
-        right.sendall(ok(b"reader"))
+            until(lambda: connections.in_flight == 4)
+            right.sendall(ok(b"reader"))
         assert reader.result(25) == b"reader"
         assert stays.result(25) == b"stays"
         leaves.result(25)
@@ -715,13 +799,32 @@ def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue() -> N
 
 
 def test_a_reader_that_was_interrupted_before_it_left_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a thread had the right to read, and did not read."""
     monkeypatch.setattr(thread_connections, "_NAP", 0.05)
-    with blocking() as (shared, right), ThreadPoolExecutor(1) as threads:
-        shared.connections._reader[""] = object()
+    stuck, over = threading.Event(), threading.Event()
+
+    class Poll:
+        def __init__(self) -> None:
+            self.poller = select.poll()
+            self.register, self.unregister = self.poller.register, self.poller.unregister
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            if not stuck.is_set():
+                stuck.set()
+                over.wait(60)
+            return self.poller.poll(timeout)
+
+    parts = SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
+    monkeypatch.setattr(thread_connections, "select", parts)
+    with blocking() as (shared, right), ThreadPoolExecutor(2) as threads:
+        reads = threads.submit(shared.request, pub(b"reads"), float("inf"))
+        assert stuck.wait(25)
         waiting = threads.submit(shared.request, pub(b"x"), float("inf"))
         try:
+            assert right.recv(len(pub(b"reads"))) == pub(b"reads")
             assert right.recv(100) == pub(b"x")
-            right.sendall(ok(b"x"))
+            right.sendall(ok(b"reads") + ok(b"x"))
             assert waiting.result(25) == b"x"
         finally:
-            shared.connections._reader.clear()
+            over.set()
+        assert reads.result(25) == b"reads"

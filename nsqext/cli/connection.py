@@ -258,24 +258,32 @@ class ServerAccess:
         return found
 
     @asynccontextmanager
-    async def admin(self) -> AsyncIterator[Admin]:
+    async def admin(self, request_timeout: float | None = None) -> AsyncIterator[Admin]:
+        """Return an administration client; see `new_admin`."""
         with waits.waiting(f"a response of lookup at {self._lookup_text()}, or of its nodes"):
-            async with self.new_admin() as admin:
+            async with self.new_admin(request_timeout) as admin:
                 yield admin
 
     def _lookup_text(self) -> str:
         found = self.lookup()
         return found if isinstance(found, str) else ", ".join(map(str, found))
 
-    def new_admin(self) -> Admin:
-        """Return an administration client that reports no waits."""
+    def new_admin(self, request_timeout: float | None = None) -> Admin:
+        """Return an administration client that reports no waits.
+
+        Args:
+            request_timeout: seconds for a request; None for those that a starting lookup service needs, or more if
+                the setting lookup_request_timeout says so.
+        """
         from nsqext import Admin
         from nsqext.admin.options import admin_settings
         from nsqext.client.settings import settings_for
 
         addresses, values = self.lookup(), self.load().values
-        patient = {"lookup_request_timeout": max(values.get("lookup_request_timeout", 0.0), _PATIENT)}
-        return Admin(addresses, **settings_for(admin_settings(), {**values, **patient}))
+        if request_timeout is None:
+            request_timeout = max(values.get("lookup_request_timeout", 0.0), _PATIENT)
+        given = {**values, "lookup_request_timeout": request_timeout}
+        return Admin(addresses, **settings_for(admin_settings(), given))
 
     def producer(self, **settings: Unpack[ProducerSettings]) -> Producer:
         """Return a producer; ``settings`` override the command line."""

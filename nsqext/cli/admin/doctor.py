@@ -267,7 +267,8 @@ async def check(
     problems: list[str] = []
     with anyio.move_on_after(timeout) as scope:
         try:
-            async with connection.admin() as admin:
+            # a node that does not respond is named before the time is over
+            async with connection.admin(request_timeout=timeout / 2) as admin:
                 if topic is None:
                     problems.extend(await _check_nodes(admin))
                 else:

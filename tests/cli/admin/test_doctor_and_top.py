@@ -47,6 +47,10 @@ def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:
         where = ("--lookupd", cluster.lookupd[0])
         assert lines("check", *where) == [{"healthy": True, "problems": []}]
         dead = cluster.nodes[cluster.leader("orders", 1)]
+        cluster.faults.freeze(dead.name)
+        silent = run("check", "orders", *where, "--timeout", "2")
+        assert (silent.returncode, f"node {dead.tcp} does not respond" in silent.stdout.decode()) == (1, True)
+        cluster.faults.thaw(dead.name)
         cluster.kill(dead.name)
         found = run("doctor", *where)
         assert (found.returncode, b'"status":"error"' in found.stdout) == (1, True)

@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
+import attrs
 import pytest
 
 from nsqext import Admin, OutgoingMessage
@@ -17,11 +18,12 @@ from nsqext.cli.connection import ServerAccess
 from nsqext.cli.messages.pub import Columns, read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
+from nsqext.types import Address
 from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
-    from nsqext.admin import TopicInfo
+    from nsqext.admin import TopicInfo, TopicStats
     from nsqext.broker import Cluster
 
 
@@ -235,6 +237,33 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
         assert not stops
         async with consumer:
             await eventually(lambda: bool(stops))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    silent = [True]
+    count = Admin.stats
+
+    async def look(admin: Admin, *names: str) -> TopicStats:
+        looks.append(names[0])
+        found = await count(admin, *names)
+        return attrs.evolve(found, unreachable=(Address("127.0.0.1", 1),)) if silent[0] else found
+
+    monkeypatch.setattr(Admin, "stats", look)
+    connection = ServerAccess(cluster.lookupd[0])
+    consumer = connection.consumer(topic, "ch")
+    stops: list[None] = []
+    monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))
+    async with consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(connection.stop_when_drained, consumer)
+        await eventually(lambda: len(looks) > 3)
+        assert not stops
+        silent[0] = False
+        await eventually(lambda: bool(stops))
 
 
 def test_json_at_a_terminal_has_no_control_characters(cluster: Cluster, topic: str) -> None:

@@ -29,7 +29,13 @@ def make(total: int, *limits: int) -> RdyDistributor[int]:
 def add(flow: RdyDistributor[int], number: int, limit: int, backoff: Backoff | None = None, now: float = 0.0) -> None:
     """Add a connection whose window is open."""
     flow.add(number, limit, backoff or Backoff(BackoffOptions()), now)
-    flow._members[number].window = limit
+    widen(flow, number)
+
+
+def widen(flow: RdyDistributor[int], number: int, times: int = 12) -> None:
+    """Double the window of a connection, up to its limit."""
+    for _ in range(times):
+        flow.widen_window(number)
 
 
 def settled(flow: RdyDistributor[int], now: float) -> Mapping[int, int]:
@@ -102,12 +108,14 @@ def test_a_connection_that_is_about_to_be_closed_keeps_what_it_has_in_flight() -
 
 def test_the_rest_of_a_division_stays_where_it_is() -> None:
     """Moving a count would exceed ``max_in_flight``, because messages for the lowered count are in flight already."""
-    flow = make(3, 2500, 2500)
-    flow._members[0].window, flow._members[1].window = 2, 1
+    flow = RdyDistributor[int](3, Backoff(BackoffOptions()))
+    for number in range(2):
+        flow.add(number, 2500, Backoff(BackoffOptions()), 0.0)
+    widen(flow, 0, 1)
     assert flow.shares(0) == {0: 2, 1: 1}
-    flow._members[1].window = 2
+    widen(flow, 1, 1)
     assert flow.shares(0) == {0: 2, 1: 1}
-    flow._members[1].window = 2500
+    widen(flow, 1)
     assert flow.shares(0) == {0: 2, 1: 1}
 
 
@@ -117,7 +125,7 @@ def test_idle_connections_yield_until_a_message_is_received() -> None:
     assert flow.shares(11.0) == {0: 98, 1: 1, 2: 1}
     assert receive(flow, 1, 12.0)
     assert flow.shares(12.0) == {0: 98, 1: 1, 2: 1}, "its window starts again"
-    flow._members[1].window = 2500
+    widen(flow, 1)
     assert settled(flow, 12.75) == {0: 50, 1: 49, 2: 1}
     assert sorted(flow.shares(60.0).values()) == [1, 1, 1], "the windows of idle connections start again"
     assert not receive(flow, 99, 60.0)
@@ -319,20 +327,30 @@ def test_up_to_the_concurrency_no_handler_has_to_wait() -> None:
     assert flow.shares(0.0) == {0: 8}
 
 
-def read(flow: RdyDistributor[int], in_flight: int, *, count: int = 1, waited: float = 0.5, excess: float = 0.0) -> int:
+class Flow(RdyDistributor[int]):
+    """A distributor that knows when messages were received last."""
+
+    received_at = 0.0
+
+    def received(self, member: int, count: int, size: int, in_flight: int, now: float, *rest: float) -> bool:
+        self.received_at = now
+        return super().received(member, count, size, in_flight, now, *rest)
+
+
+def read(flow: Flow, in_flight: int, *, count: int = 1, waited: float = 0.5, excess: float = 0.0) -> int:
     """Receive messages of a server without a backlog, if nothing else is given; return the RDY count after the read."""
-    now = flow._members[0].received + 0.1
+    now = flow.received_at + 0.1
     flow.shares(now)
     flow.received(0, count, count, in_flight, now, waited, excess)
     return flow.shares(now)[0]
 
 
-def one_connection(window: int = 1, concurrency: int = 1) -> RdyDistributor[int]:
+def one_connection(window: int = 1, concurrency: int = 1) -> Flow:
     """Return a distributor with a connection that handlers share."""
-    flow = RdyDistributor[int](200, Backoff(BackoffOptions()))
+    flow = Flow(200, Backoff(BackoffOptions()))
     flow.concurrency = concurrency
     flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
-    flow._members[0].window = window
+    widen(flow, 0, (window - 1).bit_length())
     return flow
 
 
@@ -377,14 +395,14 @@ def test_parts_of_a_burst_do_not_shrink_a_window() -> None:
     assert read(flow, 60, count=60, waited=0.004, excess=0.01) == 200
 
 
-def after_burst(concurrency: int = 1, round_trip: float = 0.0, excess: float = 0.0) -> RdyDistributor[int]:
+def after_burst(concurrency: int = 1, round_trip: float = 0.0, excess: float = 0.0) -> Flow:
     """Return a distributor whose connection has room for 64 messages at 1 s, with none in flight and a handler idle."""
     flow = one_connection(1, concurrency)
     flow.shares(0.0)
     flow.received(0, 1, 1, 1, 1.0, round_trip, inf)
-    flow._members[0].window = 64
+    while flow.shares(1.0)[0] < 64:
+        widen(flow, 0, 1)
     flow.exhausted.clear()
-    flow.shares(1.0)
     flow.received(0, 1, 1, 1, 1.0, 0.0, excess)
     flow.fit(lambda _: 0)
     assert list(flow.wide) == [0]
@@ -535,8 +553,9 @@ def test_connections_whose_messages_no_other_consumer_receives_never_wait_for_a_
 
 
 def test_what_a_connection_used_to_do_does_not_count_after_it_was_removed() -> None:
-    flow = make(100, 2500)
-    flow._members[0].window = 4
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
+    widen(flow, 0, 2)
     flow.shares(0.0)
     flow.received(0, 4, 4, 4, 0.0)
     assert len(flow.exhausted) == 1
@@ -575,7 +594,7 @@ def test_idle_connections_yield_to_busy_ones_only() -> None:
         flow.add(number, 2500, Backoff(BackoffOptions()), 0.0)
     assert flow.shares(11.0) == {0: 8, 1: 8, 2: 8}, "all are idle"
     receive(flow, 0, 11.0)
-    flow._members[0].window = 2500
+    widen(flow, 0)
     assert settled(flow, 11.75) == {0: 28, 1: 1, 2: 1}
     flow.pause(0, paused=True)
     assert settled(flow, 12.5) == {0: 0, 1: 8, 2: 8}, "those that may receive are idle"
@@ -767,3 +786,16 @@ def test_no_connection_with_messages_starves(seed: int, total: int, count: int, 
     assert servers.last.keys() == servers.busy
     assert servers.waited <= bound
     assert min(servers.last.values()) >= 2 * bound
+
+
+def test_a_window_does_not_grow_during_the_backoff_of_its_connection() -> None:
+    backoff = Backoff(BackoffOptions(jitter=False))
+    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
+    flow.add(0, 2500, backoff, 0.0)
+    assert flow.shares(0.0) == {0: 1}
+    backoff.failed(0.0)
+    flow.received(0, 1, 1, 1, 1.0, 0.0, 10.0)
+    assert not flow.fit(lambda _: 1)
+    backoff.tick(inf)
+    backoff.succeeded(2.0)
+    assert flow.shares(2.0) == {0: 1}

@@ -101,8 +101,8 @@ CURVES = (
         "Start of a process",
         "",
         "ms of CPU",
-        "Modules that are imported: the package loads its parts when their names are first used, httpx with the first "
-        "lookup, and TLS with the first connection that uses it.",
+        "Modules that are imported: the package loads its parts when their names are first used, httpcore with the "
+        "first lookup, and TLS with the first connection that uses it.",
         _points,
         digits=0,
         note="User and system time of the whole process, the start of Python included; compiled modules are cached. "

@@ -229,9 +229,9 @@ class ServerAccess:
                 "the address of the servers is unknown", hint="give --lookupd, --nsqd or --url, or set NSQEXT_LOOKUPD"
             )
         if found.lookupd:
-            from nsqext.http.client import load_httpx
+            from nsqext.http.client import load_httpcore
 
-            load_httpx(only_asyncio=True)  # before the event loop runs, without a thread
+            load_httpcore(only_asyncio=True)  # before the event loop runs, without a thread
         return found
 
     def options(self) -> ConsumerOptions:

@@ -1,15 +1,16 @@
 """HTTP requests bounded in time and size.
 
-They use httpx's transport: its client logs every URL at INFO, and the URL of an auth request contains a secret.
+They use httpcore: httpx takes twice as long to import, and its client logs every URL at INFO, while the URL of an auth
+request contains a secret.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import anyio
 from anyio import to_thread
@@ -51,24 +52,46 @@ class HttpRequestFailed(Exception):
 class HttpReply(NamedTuple):
     status: int
     content: bytes
-    headers: Mapping[str, str]  #: names ignore case
+    headers: Mapping[str, str]  #: names are in lower case
 
 
-def load_httpx(*, only_asyncio: bool = False) -> None:
-    """Import httpx without its command line, which imports rich and pygments if installed.
+class HttpResponse(Protocol):
+    """A response whose body has not been read yet; its headers have names in lower case."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def parts(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class HttpTransport(Protocol):
+    """Sends requests; raises the errors of httpcore, and ValueError for a URL or header that cannot be sent."""
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], content: bytes) -> HttpResponse: ...
+
+    async def aclose(self) -> None: ...
+
+
+def load_httpcore(*, only_asyncio: bool = False) -> None:
+    """Import httpcore.
 
     Args:
         only_asyncio: the process never runs trio, which httpcore imports if installed.
     """
-    skipped = [name for name in ("httpx._main", *(("trio",) if only_asyncio else ())) if name not in sys.modules]
-    absent: dict[str, Any] = dict.fromkeys(skipped)  # an import of these names raises ImportError
+    if not only_asyncio or "trio" in sys.modules:
+        import_module("httpcore")
+        return
+    absent: dict[str, Any] = {"trio": None}  # an import of this name raises ImportError
     sys.modules.update(absent)
     try:
-        for name in ("httpx", "httpcore"):
-            import_module(name)
+        import_module("httpcore")
     finally:
-        for name in skipped:
-            del sys.modules[name]
+        del sys.modules["trio"]
 
 
 class HttpClient:
@@ -92,9 +115,12 @@ class HttpClient:
         self._timeout = timeout
         self._most = most
         self._tls = tls
-        self._own = transport is None
-        self._transport = transport
-        self._secure = transport
+        self._transport: HttpTransport | None = None
+        self._secure: HttpTransport | None = None
+        if transport is not None:
+            from nsqext.http.given_transport import GivenTransport
+
+            self._transport = self._secure = GivenTransport(transport)
         self._closed = False
         self._buffered = 0  # bytes of incomplete responses
         self._pending: set[anyio.CancelScope] = set()
@@ -104,43 +130,42 @@ class HttpClient:
     ) -> HttpReply:
         """Send a request; return the response, or raise HttpRequestFailed.
 
-        Cancellation waits for the first request's import of httpx.
+        Cancellation waits for the first request's import of httpcore.
         """
         if self._closed:
             raise HttpRequestFailed("closed", "the client is closed", sent=False)
-        if "httpx" not in sys.modules:
-            await to_thread.run_sync(load_httpx)  # takes 0.1 s
-        import httpx
+        if "httpcore" not in sys.modules:
+            await to_thread.run_sync(load_httpcore)  # takes 40 ms
+        import httpcore
 
         try:
             with anyio.fail_after(self._timeout) as scope:
                 self._pending.add(scope)
                 try:
-                    all_headers = {**_HEADERS, **(headers or {})}
-                    request = httpx.Request(method, url, headers=all_headers, content=content or None)
-                    if content:
-                        request.stream = _body_stream()(content)
                     transport = await self._transport_for(url)
-                    response = await transport.handle_async_request(request)
+                    response = await transport.send(method, url, {**_HEADERS, **(headers or {})}, content)
                     try:
-                        return HttpReply(response.status_code, await self._read(response), response.headers)
+                        return HttpReply(response.status, await self._read(response), response.headers)
                     finally:
                         await response.aclose()
                 finally:
                     self._pending.discard(scope)
-        except (TimeoutError, httpx.TimeoutException) as error:
+        except (TimeoutError, httpcore.TimeoutException) as error:
             raise HttpRequestFailed("unreachable", f"no response within {self._timeout:g} s") from error
-        except httpx.RemoteProtocolError as error:
+        except httpcore.RemoteProtocolError as error:
             if "disconnected" in str(error) or "closed" in str(error):  # the server stopped
                 raise HttpRequestFailed("unreachable", f"no response: {error}") from error
             raise HttpRequestFailed("not HTTP", f"the response is not HTTP: {_text(error)}") from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+        except (ValueError, httpcore.UnsupportedProtocol) as error:
             raise HttpRequestFailed("invalid", f"no response: {type(error).__name__}", sent=False) from None
-        except (httpx.HTTPError, OSError) as error:
+        except httpcore.ConnectionNotAvailable as error:
+            text = "no response: the client was closed before the request was sent"
+            raise HttpRequestFailed("unreachable", text, sent=False) from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             if "CERTIFICATE_VERIFY_FAILED" in _text(error):
                 text = f"its certificate is not trusted: {_text(error)}"
                 raise HttpRequestFailed("untrusted", text, sent=False) from error
-            sent = not isinstance(error, httpx.ConnectError)
+            sent = not isinstance(error, httpcore.ConnectError)
             raise HttpRequestFailed("unreachable", f"no response: {_text(error)}", sent=sent) from error
         except AttributeError as error:
             # anyio uses the socket of a uvloop transport, which is None if the peer reset the connection meanwhile
@@ -149,7 +174,7 @@ class HttpClient:
             raise HttpRequestFailed("unreachable", "the connection was reset", sent=False) from error
         raise HttpRequestFailed("closed", "the client was closed before a response was received")
 
-    async def _transport_for(self, url: str) -> httpx.AsyncBaseTransport:
+    async def _transport_for(self, url: str) -> HttpTransport:
         if url.startswith("https:"):
             if self._secure is None:
                 given = self._tls()
@@ -159,7 +184,7 @@ class HttpClient:
         self._transport = self._transport or _make_transport(_without_certificates())
         return self._transport
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read(self, response: HttpResponse) -> bytes:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise HttpRequestFailed("compressed", "the response is compressed, which was not requested")
         most = self._most
@@ -168,7 +193,7 @@ class HttpClient:
         crowded = False
         try:
             if size <= most:
-                async for chunk in cast("httpx.AsyncByteStream", response.stream):
+                async for chunk in response.parts():
                     size = max(size, len(body) + len(chunk))
                     crowded = crowded or self._buffered + len(chunk) > _REPLIES * most
                     if size <= most and not crowded:
@@ -189,11 +214,10 @@ class HttpClient:
         self._closed = True
         for scope in tuple(self._pending):
             scope.cancel()
-        if self._own:
-            with anyio.CancelScope(shield=True):
-                for transport in (self._transport, self._secure):
-                    if transport is not None:
-                        await transport.aclose()
+        with anyio.CancelScope(shield=True):
+            for transport in (self._transport, self._secure):
+                if transport is not None:
+                    await transport.aclose()
 
 
 def _text(error: BaseException) -> str:
@@ -220,27 +244,7 @@ def _system_certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-@cache
-def _body_stream() -> Callable[[bytes], httpx.AsyncByteStream]:
-    """Return a class of streams: trio warns about httpx's generator if a connection ends meanwhile."""
-    import httpx
-
-    class Body(httpx.AsyncByteStream):
-        def __init__(self, body: bytes) -> None:
-            self._left = [body]
-
-        def __aiter__(self) -> Body:
-            return self
-
-        async def __anext__(self) -> bytes:
-            if not self._left:
-                raise StopAsyncIteration
-            return self._left.pop()
-
-    return Body
-
-
-def _make_transport(context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
+def _make_transport(context: ssl.SSLContext) -> HttpTransport:
     from nsqext.http.connections import Connections
 
     return Connections(context)

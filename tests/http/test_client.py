@@ -18,7 +18,9 @@ CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("url", [CLOSED, CLOSED.replace("http:", "https:")])
-async def test_the_loop_runs_while_httpx_and_certificates_are_loaded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served, loaded = threading.Event(), []
 
     def load(*_: object) -> ssl.SSLContext:
@@ -28,7 +30,7 @@ async def test_the_loop_runs_while_httpx_and_certificates_are_loaded(url: str, m
 
     if url == CLOSED:
         monkeypatch.setattr(http_client, "sys", SimpleNamespace(modules={}))
-        monkeypatch.setattr(http_client, "load_httpx", load)
+        monkeypatch.setattr(http_client, "load_httpcore", load)
     monkeypatch.setattr(http_client, "_system_certificates", load)
     client = HttpClient(5)
 

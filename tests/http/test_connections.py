@@ -8,16 +8,73 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
+import httpcore
 import pytest
 
+from nsqext._version import __version__
 from nsqext.http import connections
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from tests.support.fake_lookupd import eventually, http, serving
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from anyio.abc import SocketStream
 
 pytestmark = pytest.mark.anyio
+
+
+@table(
+    ("url", "host", "target"),
+    [
+        ("http://n1:4161/lookup?topic=t", b"n1:4161", b"/lookup?topic=t"),
+        ("http://n1", b"n1", b"/"),
+        ("http://N1:80/nsq?", b"n1", b"/nsq"),
+        ("https://n1:443/a%20b", b"n1", b"/a%20b"),
+        ("https://n1:80?a=b", b"n1:80", b"/?a=b"),
+        ("http://[::1]:4161/", b"[::1]:4161", b"/"),
+        ("http://b\u00fccher:1/\u00fc b?c=\u00e9#d", b"xn--bcher-kva:1", b"/%C3%BC%20b?c=%C3%A9"),
+        ("http://user:word@n1:4161/x", b"n1:4161", b"/x"),
+    ],
+)
+def test_urls(url: str, host: bytes, target: bytes) -> None:
+    found, named = connections.parse_url(url)
+    assert (named, found.target) == (host, target)
+    assert found.scheme == url.partition(":")[0].encode()
+
+
+@table(
+    "url",
+    ["http:///x", "http://n1:port/", "http://n1:65536/", "http://[bad/", "http://" + "\u00fc" * 64, "ftp://n1/", "n1"],
+)
+def test_urls_that_cannot_be_requested(url: str) -> None:
+    with pytest.raises((ValueError, httpcore.UnsupportedProtocol)):
+        connections.parse_url(url)
+
+
+async def test_a_request_as_the_server_receives_it() -> None:
+    heads: list[bytes] = []
+
+    async def handle(stream: SocketStream) -> None:
+        for _ in range(3):
+            received = await stream.receive()
+            while received.startswith(b"POST /b") and not received.endswith(b"expected"):
+                received += await stream.receive()
+            heads.append(received)
+            await stream.send(http(b"{}", "X-Name: one", "x-name: two"))
+
+    async with serving(handle) as address:
+        client = HttpClient(25.0)
+        reply = await client.request("GET", f"http://{address}/a", headers={"X-Own": "1"})
+        await client.request("POST", f"http://{address}/b", content=b"expected")
+        await client.request("POST", f"http://{address}/c")
+        await client.aclose()
+    common = f"Accept-Encoding: identity\r\nUser-Agent: nsqext/{__version__}\r\n"
+    assert [head.decode() for head in heads] == [
+        f"GET /a HTTP/1.1\r\nHost: {address}\r\n{common}X-Own: 1\r\n\r\n",
+        f"POST /b HTTP/1.1\r\nHost: {address}\r\nContent-Length: 8\r\n{common}\r\nexpected",
+        f"POST /c HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n{common}\r\n",
+    ]
+    assert reply.headers["x-name"] == "one, two"
 
 
 class Server:

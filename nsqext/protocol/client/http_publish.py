@@ -42,7 +42,7 @@ _CODES: Final = {
 }
 _STATUSES: Final = {413: "E_BAD_BODY", 429: "E_PUB_TOO_MUCH_WAITING"}
 MAX_QUERY: Final = 60_000
-"""Characters of a URL's query; httpx refuses URLs of more than 65,536 characters."""
+"""Characters of a URL's query; proxies and servers refuse much longer ones."""
 _FAILED_INSIDE: Final = 503
 _MOST_TEXT: Final = 200
 

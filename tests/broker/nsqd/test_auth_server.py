@@ -11,6 +11,7 @@ import pytest
 from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.nsqd.auth_server import Authorizations, query_auth
 from nsqext.http import connections
+from nsqext.http.given_transport import GivenTransport
 from nsqext.protocol.server.negotiate import ServerLimits
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +27,7 @@ async def _ask(monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response, method
         asked.append(request)
         return replies[min(len(asked), len(replies)) - 1]
 
-    monkeypatch.setattr(connections, "Connections", lambda _: httpx.MockTransport(answer))
+    monkeypatch.setattr(connections, "Connections", lambda _: GivenTransport(httpx.MockTransport(answer)))
     limits = ServerLimits.original(auth=True)
     options = NodeOptions(limits=limits, auth_addresses=("127.0.0.1:1",), auth_method=method, clock=lambda: 0.0)
     return [await query_auth(options, b"secret", "127.0.0.1:5", tls=False), asked]

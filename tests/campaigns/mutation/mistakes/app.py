@@ -96,8 +96,8 @@ MISTAKES = (
     Mistake(
         "the first topic of a publisher only",
         "app/app.py",
-        "                for topic in topics:\n                    await self._publish_result",
-        "                for topic in topics[:1]:\n                    await self._publish_result",
+        "                for topic in topics:\n                    await self._result_published",
+        "                for topic in topics[:1]:\n                    await self._result_published",
     ),
     Mistake(
         "a batch handler ignores max_wait",

@@ -171,6 +171,30 @@ async def _reading(scene: Scene) -> AsyncIterator[list[NsqError]]:
         tasks.cancel_scope.cancel()
 
 
+async def _shown(scene: Scene, looks: list[PartitionChannelStats]) -> list[NsqError]:
+    """Show statistics one after the other to a consumer that cannot open connections; return why it ended, if so."""
+    shown = iter(looks)
+    over = anyio.Event()
+
+    async def channel(*_: object) -> PartitionChannelStats:
+        for found in shown:
+            return found
+        over.set()
+        raise PartitionUnavailable("over")
+
+    async def never(*_: object, **__: object) -> Connection:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch, anyio.fail_after(25):
+        patch.setattr(module, "_POLL", 0.0)
+        patch.setattr(scene, "channel", channel)
+        patch.setattr(scene, "open", never)
+        async with _reading(scene) as reasons:
+            await scene.until(lambda: over.is_set() or reasons)
+    return reasons
+
+
 def _other(tag: str, ready: int = 1, in_flight: int = 0, delivered: int = 0) -> dict[str, Any]:
     return client_entry("other", tag, ready_count=ready, message_count=delivered, in_flight_count=in_flight)
 
@@ -238,9 +262,9 @@ async def test_the_first_request_covers_what_may_be_redelivered(
 ) -> None:
     scene = Scene(monkeypatch, depth=100, unread=unread, in_flight=1)
     scene.others = [_other(_A, ready=ready)]
-    await scene.subject._look()
-    scene.others = []
     async with _reading(scene):
+        await scene.until(lambda: _B in scene.opened)
+        scene.others = []
         await scene.until(lambda: _A in scene.opened and scene.opened[_A].calls)
         assert scene.opened[_A].calls[0] == f"RDY {requested}"
 
@@ -267,16 +291,21 @@ async def test_a_bucket_that_cannot_be_looked_at_is_not_claimed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(monkeypatch)
-    down = PartitionUnavailable("down")
-    scene.refusals = [down]
-    assert await scene.subject._look() is None
-    assert "t/ch partition 3: the other consumers are not known: down" in caplog.text
-    scene.refusals = [down]
-    assert not await scene.subject._is_alone(_SHARED)
-    assert await scene.subject._is_alone(_SHARED)
-    scene.others = [_other(_SHARED)]
-    assert not await scene.subject._is_alone(_SHARED)
-    assert scene.subject._last_owners == {_SHARED: channel_stats(_other(_SHARED)).clients[0]}
+    scene.refusals = [PartitionUnavailable("down")]
+    open_one = scene.open
+
+    async def opened(request: Request, **members: Any) -> Connection:
+        if not scene.opened:
+            assert "t/ch partition 3: the other consumers are not known: down" in caplog.text
+            scene.refusals = [PartitionUnavailable("down again")]
+        return await open_one(request, **members)
+
+    monkeypatch.setattr(scene, "open", opened)
+    async with _reading(scene):
+        await scene.until(lambda: scene.forgotten)
+        assert scene.forgotten[0].calls == ["close", "end"]
+        assert "the other consumers are not known: down again" in caplog.text
+        await scene.until(lambda: len(scene.owned) == 2)
 
 
 async def test_a_bucket_is_given_away_after_its_messages_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,9 +379,9 @@ async def test_a_takeover_ends_after_five_looks_at_which_the_server_delivers(mon
     async with _reading(scene):
         await scene.until(lambda: len(scene.owned) == 2)
         scene.changes = {}
-        before = scene.subject._delivery.looks
+        before = scene.looks
         await scene.until(lambda: f"add {_A}" in scene.log)
-        assert scene.subject._delivery.looks - before >= 5
+        assert scene.looks - before >= 5
 
 
 async def test_a_takeover_that_takes_too_long_ends(
@@ -366,21 +395,33 @@ async def test_a_takeover_that_takes_too_long_ends(
 
 
 @pytest.mark.parametrize(
-    ("paused", "topics", "ready", "after"),
-    [(False, (), 0, 5), (True, (), 0, 0), (False, ("t",), 0, 0), (False, ("u",), 0, 5), (True, (), 7, 12)],
+    ("topics", "most", "requested"), [(("t",), 10, []), (("u",), 10, ["RDY 5"]), ((), 1, ["RDY 2"])]
 )
-def test_nothing_is_requested_of_a_bucket_while_the_consumer_is_paused(
-    monkeypatch: pytest.MonkeyPatch, paused: bool, topics: tuple[str, ...], ready: int, after: int
+async def test_nothing_is_requested_of_a_bucket_while_its_topic_is_paused(
+    monkeypatch: pytest.MonkeyPatch, topics: tuple[str, ...], most: int, requested: list[str]
 ) -> None:
-    scene, one = Scene(monkeypatch), Connection()
-    scene.flow.paused, one.ready = paused, ready
+    scene = Scene(monkeypatch)
+    scene.flow.max_in_flight = most
     scene.paused_topics.update(topics)
-    scene.subject._raise_ready(cast("Subscription", one), 0)
-    assert one.ready == after
-    scene.flow.max_in_flight = 1
-    scene.flow.paused, one.ready = False, 1
-    scene.subject._raise_ready(cast("Subscription", one), 0)
-    assert one.ready == 3, "two more"
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        looks = scene.looks
+        await scene.until(lambda: scene.looks > looks + 3)
+        assert [one.calls for one in scene.opened.values()] == [requested, requested]
+
+
+async def test_a_pause_during_a_takeover_does_not_end_what_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, paused=True)
+    scene.flow.paused = True
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.owned) == 2)
+        one, two = scene.opened[_A], scene.opened[_B]
+        looks = scene.looks
+        await scene.until(lambda: scene.looks > looks + 3)
+        assert (one.calls, two.calls) == ([], [])
+        two.ready = two.in_flight = 7
+        await scene.until(lambda: two.ready > 7)
+        assert (one.ready, two.calls[0]) == (0, "RDY 12")
 
 
 _READY = (_other(_A), _other(_B))
@@ -399,23 +440,23 @@ _READY = (_other(_A), _other(_B))
         (channel_stats(_other(_A), _other(_SHARED), depth=1), False),
     ],
 )
-def test_a_partition_that_delivers_nothing_ends_a_consumer_whose_buckets_never_worked(
+async def test_a_partition_that_delivers_nothing_ends_a_consumer_whose_buckets_never_worked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: PartitionChannelStats, blocked: bool
 ) -> None:
-    for interrupted in (False, True):
-        scene = Scene(monkeypatch)
-        for look in range(5):
-            assert scene.subject._refusal is None
-            scene.subject._watch(channel_stats() if interrupted and look == 3 else found)
-        assert (scene.subject._refusal is not None) is (blocked and not interrupted)
-    assert not caplog.text
+    interrupted = [*[found] * 3, channel_stats(), *[found] * 4]
+    for looks, refused in (([found] * 4, False), (interrupted, False), ([found] * 5, blocked)):
+        assert bool(await _shown(Scene(monkeypatch), looks)) is refused
+    assert "no message is delivered" not in caplog.text
     worked = Scene(monkeypatch)
-    worked.subject._watch(channel_stats(_other(_A, delivered=1)))
+    assert await _shown(worked, [channel_stats(_other(_A, delivered=1)), *[found] * 65]) == []
     assert worked.watch.worked
-    for look in range(1, 66):
-        worked.subject._watch(found)
-        assert caplog.text.count("no message is delivered, and 1 wait") == blocked * ((look >= 5) + (look >= 65))
-    assert worked.subject._refusal is None
+    assert caplog.text.count("no message is delivered, and 1 wait") == 2 * blocked
+    for looks, logged in (([found] * 4, 0), ([found] * 5, 1), ([found] * 64, 1)):
+        caplog.clear()
+        again = Scene(monkeypatch)
+        again.watch.worked = True
+        assert await _shown(again, looks) == []
+        assert caplog.text.count("no message is delivered, and 1 wait") == logged * blocked
 
 
 async def test_a_refusal_ends_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,12 +469,11 @@ async def test_a_refusal_ends_the_consumer(monkeypatch: pytest.MonkeyPatch) -> N
     assert "no message was ever delivered, and 1 wait" in str(error)
 
 
-def test_other_numbers_of_buckets_are_logged_once(
+async def test_other_numbers_of_buckets_are_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(monkeypatch)
-    for _ in range(2):
-        scene.subject._watch(channel_stats(*_READY, _other("keys-4-1"), _other("blue"), _other("")))
+    await _shown(scene, [channel_stats(*_READY, _other("keys-4-1"), _other("blue"), _other(""))] * 2)
     assert caplog.text.count("other consumers have key_tags=4, and this consumer 2") == 1
     assert caplog.text.count("other consumers have") == 1
 

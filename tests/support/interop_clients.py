@@ -50,7 +50,7 @@ def python_of(client: str) -> str:
         # the pip of the tests installs into it: making an environment with pip takes thirty times as long
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], check=True)
         pip = [sys.executable, "-m", "pip", "--python", python]
-        words = ("install", "--quiet", "--disable-pip-version-check", "--retries", "1")
+        words = ("install", "--quiet", "--no-compile", "--disable-pip-version-check", "--retries", "1")
         done = subprocess.run([*pip, *words, *REQUIREMENTS[client]], capture_output=True, text=True, check=False)
         if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
             pytest.skip(f"PyPI cannot be reached to install {client}")

@@ -124,6 +124,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.definition.add_marker(mark)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """Find what a file has left in reference cycles, such as sockets, at the last of its tests."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A redesigned cluster for the tests of a module, with ``NODES`` nodes; each test uses topics of its own."""
@@ -178,6 +185,8 @@ _LONG = (
     "tests/delays/test_kill.py",
     "tests/web/test_browser.py",
     "tests/contract/test_key_tags_kills.py",
+    "tests/transactions/test_boundaries.py",
+    "tests/transactions/test_bank.py",
     "tests/cli/messages/test_relay_and_trace.py",
     "tests/cli/messages/test_client_commands.py",
     "tests/cli/servers/test_programs.py",
@@ -188,6 +197,16 @@ _LONG = (
     "tests/client/consumer/test_order_after_reconnect.py",
     "tests/client/consumer/subscriptions/test_topics.py",
     "tests/test_conftest.py",
+    "tests/campaigns/simulation/test_simulate.py",
+    "tests/campaigns/simulation/test_delays.py",
+    "tests/campaigns/simulation/test_key_owners.py",
+    "tests/integrations/celery/test_transport.py",
+    "tests/transactions/test_handled_ranges.py",
+    "tests/transactions/test_relay.py",
+    "tests/cli/test_completion.py",
+    "tests/admin/test_admin.py",
+    "tests/stories/test_move_a_cluster.py",
+    "tests/stories/test_postgres.py",
 )
 """Files that take longest; one that was started last would be waited for."""
 
@@ -219,18 +238,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected objects from garbage collection, which would take longer than most tests."""
+    """Exclude the collected objects from garbage collection, which would take longer than most tests.
+
+    With the usual threshold, 700 objects, tests that parse all sources spent half of their time on it.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Start three workers for each core, because tests wait for sockets and timers half of their time.
-
-    A fourth would shorten no wait, and costs a collection; what Spark's tests need is left to fewer others.
-    """
-    return min(3 * (os.cpu_count() or 1), 8)
+    """Start four workers for each core, because tests wait for sockets and timers half of their time."""
+    return min(4 * (os.cpu_count() or 1), 8)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -257,6 +277,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     files._split_scope = scope
     return files
+
+
+_NICENESS = 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Leave the processor to the worker with the tests of Spark, whose files run one after the other."""
+    if hasattr(session.config, "workerinput") and any(_uses_spark(_file_of(item.nodeid)) for item in session.items):
+        session.config.pluginmanager.register(_Precedence())
+
+
+class _Precedence:
+    """Makes a worker wait for that one, unless its own first test is of Spark."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        item.config.pluginmanager.unregister(self)
+        if not _uses_spark(_file_of(item.nodeid)):
+            os.nice(_NICENESS)
 
 
 _MISSING = re.compile(r"(?:Skipped: )?(?P<what>.+) is missing: (?P<command>apt-get install [^'\")]+)")

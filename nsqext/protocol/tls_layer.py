@@ -78,6 +78,8 @@ class TlsLayer:
         try:
             while part := self._object.read(_READ_SIZE):
                 parts.append(part)
+                if not (self._in.pending or self._object.pending()):
+                    return b"".join(parts)  # another read would raise SSLWantReadError, at the cost of the first one
             self.closed = True
         except ssl.SSLWantReadError:
             pass

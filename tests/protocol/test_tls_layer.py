@@ -164,6 +164,20 @@ def test_close_notifies_the_peer(client_context: ssl.SSLContext, server_context:
     assert client.closed
 
 
+def test_data_and_the_end_in_any_chunks_are_read(
+    client_context: ssl.SSLContext, server_context: ssl.SSLContext
+) -> None:
+    data = bytes(range(256)) * 1000  # several records, and more than one read
+    for step in (7, 100, 16_384, 70_000, 1 << 20):
+        client, server = TlsLayer(client_context, "nsqd.test"), TlsLayer(server_context, server_side=True)
+        handshake(client, server)
+        sent = client.encode(data[:10]) + client.encode(data[10:])
+        sent += client.close()
+        received = b"".join(server.decode(sent[at : at + step]) for at in range(0, len(sent), step))
+        assert received == data, step
+        assert server.closed, step
+
+
 def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext) -> None:
     with pytest.raises(InvalidState, match="not complete"):
         TlsLayer(client_context, "nsqd.test").encode(b"PUB")

@@ -154,8 +154,10 @@ def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_th
 
 
 def test_a_heartbeat_is_missed_once_in_a_silence() -> None:
-    connection = SimpleNamespace(received_at=100.0, heartbeat_interval=30.0)
+    connection = SimpleNamespace(received_at=0.0, heartbeat_interval=30.0)
     reader = PartitionReader(_request(0), cast("Connection", connection), Negotiated())
+    assert not any(reader.misses_heartbeat(now) for now in (31.0, 31.1, 200.0)), "never read"
+    connection.received_at = 100.0
     assert reader.silence_due == pytest.approx(131.05)
     assert not reader.misses_heartbeat(130.9)
     assert reader.misses_heartbeat(131.05)

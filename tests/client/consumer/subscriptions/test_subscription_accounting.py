@@ -429,22 +429,6 @@ def test_only_topics_of_the_redesigned_nsq_without_headers_can_be_upgraded(
         assert made.subject.upgradable is upgradable
 
 
-def test_a_silence_is_reported_once_and_when_it_is_due() -> None:
-    with subscribed() as made:
-        subject, wire = made.subject, made.wire
-        assert [subject.misses_heartbeat(now) for now in (31.0, 31.1, 200.0)] == [False, False, False], "never read"
-        wire.received_at = 100.0
-        assert subject.silence_due == pytest.approx(131.05)
-        assert [subject.misses_heartbeat(now) for now in (131.0, 131.1, 140.0)] == [False, True, False]
-        assert subject.silence_due == pytest.approx(161.05)
-        wire.received_at = 150.0
-        assert subject.silence_due == pytest.approx(181.05)
-        assert subject.misses_heartbeat(181.1)
-        wire.heartbeat_interval = 0.0
-        wire.received_at = 151.0
-        assert (subject.silence_due, subject.misses_heartbeat(1e9)) == (inf, False)
-
-
 @pytest.mark.anyio
 async def test_closing_sends_what_is_pending_and_cls_once() -> None:
     with subscribed() as made:

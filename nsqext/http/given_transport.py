@@ -53,4 +53,5 @@ def _errors_of_httpcore() -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        raise getattr(httpcore, type(error).__name__)(str(error)) from error  # they have the same names
+        kind = getattr(httpcore, type(error).__name__, httpcore.NetworkError)  # most have the same names
+        raise kind(str(error)) from error

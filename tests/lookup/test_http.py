@@ -166,6 +166,15 @@ async def test_a_given_transport_is_used_and_not_closed() -> None:
     assert not transport.closed
 
 
+@pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.CloseError, httpx.TransportError, httpx.RemoteProtocolError])
+async def test_errors_of_a_given_transport(kind: type[httpx.TransportError]) -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise kind("on purpose")
+
+    with pytest.raises(LookupFailed):
+        await LookupHttp(LookupOptions(), httpx.MockTransport(fail)).ask(Address("n", 1), "/lookup", {})
+
+
 async def test_the_secret_is_a_bearer_token() -> None:
     requests: list[httpx.Request] = []
 

@@ -75,17 +75,18 @@ def kill_at(place: tuple[str, int], times: int = 1) -> None:
 
 
 async def serve(lookupd: str, path: str, delayed: str, topic: str, number: int) -> None:
-    """Publish delayed messages, and run a relay until none waits."""
+    """Publish delayed messages, and run a relay until it has published as many."""
     async with Producer(lookupd, delay_via="relay", delay_topic=delayed) as producer:
         for one in range(MESSAGES):
             await producer.publish(topic, b"%d-%d" % (number, one), delay=0.01)
     with DelayStore(path) as opened:
         app = App(lookupd, msg_timeout=1.0)
-        DelayRelay(opened, topic=delayed).attach(app)
+        relay_of_store = DelayRelay(opened, topic=delayed)
+        relay_of_store.attach(app)
         await app.start()
-        for _ in range(20):
+        for _ in range(200):
             await anyio.sleep(0.02)
-            if not opened.count():
+            if relay_of_store.statistics().published >= MESSAGES:
                 break
         await app.aclose()
 

@@ -21,6 +21,7 @@ from nsqext.broker.nsqd.node import Node
 from nsqext.broker.nsqd.server import NsqdServer
 from nsqext.broker.nsqd.session import Session
 from nsqext.http import connections
+from nsqext.http.given_transport import GivenTransport
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.client.commands import identify
 from nsqext.protocol.frames import HEARTBEAT
@@ -390,7 +391,7 @@ class _AuthServer:
 def auth_server(monkeypatch: pytest.MonkeyPatch) -> _AuthServer:
     """An auth server that answers every HTTP request of a node."""
     server = _AuthServer()
-    monkeypatch.setattr(connections, "Connections", lambda _: httpx.MockTransport(server))
+    monkeypatch.setattr(connections, "Connections", lambda _: GivenTransport(httpx.MockTransport(server)))
     return server
 
 

@@ -23,6 +23,7 @@ from tests.support.command_line import Terminal, lines, run
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
+    from nsqext import Consumer
     from nsqext.admin import TopicInfo, TopicStats
     from nsqext.broker import Cluster
 
@@ -214,6 +215,17 @@ def test_a_filter_without_conditions_passes_everything() -> None:
     assert not Filter(header=["a=b"]).takes(record)
 
 
+def _consumer(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ServerAccess, Consumer, list[None]]:
+    """Return a consumer of an empty topic that counts its stops, and does not stop."""
+    connection = ServerAccess(cluster.lookupd[0])
+    consumer = connection.consumer(topic, "ch")
+    stops: list[None] = []
+    monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))
+    return connection, consumer, stops
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_until_end_waits_until_all_partitions_are_consumed(
@@ -227,10 +239,7 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
         return await describe(admin, name)
 
     monkeypatch.setattr(Admin, "topic", look)
-    connection = ServerAccess(cluster.lookupd[0])
-    consumer = connection.consumer(topic, "ch")  # empty, and not moved to its start position: not subscribed
-    stops: list[None] = []
-    monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))
+    connection, consumer, stops = _consumer(cluster, topic, monkeypatch)  # not moved to its start: not subscribed
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connection.stop_when_drained, consumer)
         await eventually(lambda: len(looks) > 2 or bool(stops))
@@ -254,10 +263,7 @@ async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
         return attrs.evolve(found, unreachable=(Address("127.0.0.1", 1),)) if silent[0] else found
 
     monkeypatch.setattr(Admin, "stats", look)
-    connection = ServerAccess(cluster.lookupd[0])
-    consumer = connection.consumer(topic, "ch")
-    stops: list[None] = []
-    monkeypatch.setattr(consumer, "stop", lambda: stops.append(None))
+    connection, consumer, stops = _consumer(cluster, topic, monkeypatch)
     async with consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(connection.stop_when_drained, consumer)
         await eventually(lambda: len(looks) > 3)

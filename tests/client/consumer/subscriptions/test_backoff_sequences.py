@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import pytest
 
@@ -11,6 +11,11 @@ from nsqext.errors import InvalidSetting
 from tests.support.consumers import eventually, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import repeated_if_paused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.support.fake_nsqd import Peer, ScriptedNode
 
 pytestmark = pytest.mark.anyio
 
@@ -33,162 +38,36 @@ def scripted_consumer(node: object, **settings: Unpack[ConsumerSettings]) -> Con
     return consumer
 
 
-@_REPEATED
-async def test_one_consumer_probes_its_way_out_of_a_backoff() -> None:
+async def subscribed(node: ScriptedNode, ready: int) -> Peer:
+    """Accept a subscription, whose first RDY is as given."""
+    peer = await node.accept()
+    assert await tape(peer, 1) == ["SUB t ch"]
+    await peer.answer()
+    assert await tape(peer, 1) == [f"RDY {ready}"]
+    return peer
+
+
+async def with_one(body: Callable[[Consumer, Peer], Awaitable[object]], **settings: Unpack[ConsumerSettings]) -> None:
+    """Run a body with a consumer of one node, which has subscribed with RDY 5."""
     async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
+        given: ConsumerSettings = {"max_in_flight": 5, **settings}
+        consumer = scripted_consumer(node, **given)
 
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(message(1) + message(2) + message(3))
-            assert await tape(peer, 3) == ["FIN 1", "FIN 2", "FIN 3"]
-            await peer.raw(message(4, b"bad"))
-            assert await tape(peer, 3) == ["RDY 0", "REQ 4", "RDY 1"]
-            await peer.raw(message(5, b"bad"))
-            assert await tape(peer, 3) == ["RDY 0", "REQ 5", "RDY 1"]
-            assert (consumer.backoff.level, consumer.backoff.state) == (2, "probing")
-            await peer.raw(message(6))
-            assert await tape(peer, 3) == ["RDY 0", "FIN 6", "RDY 1"]
-            await peer.raw(message(7))
-            assert await tape(peer, 2) == ["RDY 5", "FIN 7"]
-            assert (consumer.backoff.level, consumer.backoff.state) == (0, "running")
-            consumer.stop()
-            assert await tape(peer, 2) == ["RDY 0", "CLS"]
-            await peer.answer(b"CLOSE_WAIT")
+        async def meet() -> None:
+            await body(consumer, await subscribed(node, 5))
 
-        await running(consumer, body, node)
+        await running(consumer, meet, node)
 
 
-@_REPEATED
-async def test_rdy_and_fin_are_sent_in_one_write() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(message(4, b"bad"))
-            assert await tape(peer, 2) == ["RDY 0", "REQ 4"]
-            assert peer.received[-1].startswith(b"RDY 0\nREQ ")
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_failures_during_a_pause_count_once() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        # the pause is longer than five handlers and their logs
-        consumer = scripted_consumer(node, max_in_flight=5, backoff_base=0.1)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(b"".join(message(number, b"bad") for number in range(1, 6)))
-            assert await tape(peer, 7) == ["RDY 0", *(f"REQ {number}" for number in range(1, 6)), "RDY 1"]
-            assert consumer.backoff.level == 1
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_a_requeue_without_backoff_is_neutral() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(message(1, b"back"))
-            assert await tape(peer, 1) == ["REQ 1"]
-            assert consumer.backoff.state == "running"
-            await peer.raw(message(2, b"bad"))
-            assert await tape(peer, 3) == ["RDY 0", "REQ 2", "RDY 1"]
-            await peer.raw(message(3, b"back"))
-            assert await tape(peer, 3) == ["RDY 0", "REQ 3", "RDY 1"]
-            assert consumer.backoff.level == 1
-            await peer.raw(message(4))
-            assert await tape(peer, 2) == ["RDY 5", "FIN 4"]
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_a_connection_that_is_lost_in_a_backoff_probes_on_the_next() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(message(1, b"bad"))
-            assert await tape(peer, 3) == ["RDY 0", "REQ 1", "RDY 1"]
-            await peer.close()
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 1"]
-            await peer.raw(message(2))
-            assert await tape(peer, 2) == ["RDY 5", "FIN 2"]
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_pause_and_resume() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            consumer.pause()
-            assert consumer.paused
-            assert await tape(peer, 1) == ["RDY 0"]
-            consumer.resume()
-            assert await tape(peer, 1) == ["RDY 5"]
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_a_pause_outlives_a_backoff() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            consumer.pause()
-            await peer.raw(message(1, b"bad"))
-            assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
-            await eventually(lambda: consumer.backoff.state == "probing")
-            consumer.resume()
-            assert await tape(peer, 1) == ["RDY 1"]
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_one_connection_backs_off_alone() -> None:
+async def with_two(
+    body: Callable[[Consumer, Peer, Peer], Awaitable[object]], **settings: Unpack[ConsumerSettings]
+) -> None:
+    """Run a body with a consumer of two nodes, which has subscribed to each with RDY 4."""
     async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        consumer = scripted_consumer(f"{one},{two}", max_in_flight=8, backoff="connection")
+        given: ConsumerSettings = {"max_in_flight": 8, **settings}
+        consumer = scripted_consumer(f"{one},{two}", **given)
 
-        async def body() -> None:
+        async def meet() -> None:
             first, second = await one.accept(), await two.accept()
             for peer in (first, second):
                 assert await tape(peer, 1) == ["SUB t ch"]
@@ -196,86 +75,9 @@ async def test_one_connection_backs_off_alone() -> None:
             assert await tape(first, 1) == ["RDY 8"]
             await second.answer()
             assert (await tape(first, 1), await tape(second, 1)) == (["RDY 4"], ["RDY 4"])
-            await first.raw(message(1, b"bad"))
-            assert await tape(first, 2) == ["RDY 0", "REQ 1"]
-            assert await tape(first, 1) == ["RDY 1"], "it has not given its last message away yet"
-            assert consumer.backoff.state == "running"
-            assert sorted(one.backoff for one in consumer.connections) == [0, 1]
-            assert await tape(second, 1) == ["RDY 7"]
-            await first.raw(message(2))
-            assert await tape(first, 1) == ["FIN 2"]
-            assert await tape(second, 1) == ["RDY 4"]
-            assert await tape(first, 1) == ["RDY 4"]
+            await body(consumer, first, second)
 
-        await running(consumer, body, one, two)
-
-
-@_REPEATED
-async def test_without_backoff_nothing_slows_down() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5, backoff="off")
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            await peer.raw(message(1, b"bad") + message(2))
-            assert await tape(peer, 2) == ["REQ 1", "FIN 2"]
-
-        await running(consumer, body, node)
-
-
-@_REPEATED
-async def test_a_failure_at_one_node_stops_all() -> None:
-    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        consumer = scripted_consumer(f"{one},{two}", max_in_flight=8)
-
-        async def body() -> None:
-            first, second = await one.accept(), await two.accept()
-            for peer in (first, second):
-                assert await tape(peer, 1) == ["SUB t ch"]
-            await first.answer()
-            assert await tape(first, 1) == ["RDY 8"]
-            await second.answer()
-            assert (await tape(first, 1), await tape(second, 1)) == (["RDY 4"], ["RDY 4"])
-            await first.raw(message(1, b"bad"))
-            assert await tape(first, 2) == ["RDY 0", "REQ 1"]
-            assert await tape(second, 1) == ["RDY 0"]
-            await eventually(lambda: any(one.ready for one in consumer.connections))
-            assert sorted(one.ready for one in consumer.connections) == [0, 1]
-            probe = next(one.node for one in consumer.connections if one.ready)
-            peer, other = (first, second) if probe == str(one) else (second, first)
-            assert await tape(peer, 1) == ["RDY 1"]
-            await peer.raw(message(2))
-            assert await tape(peer, 2) == ["RDY 4", "FIN 2"]
-            assert await tape(other, 1) == ["RDY 4"]
-
-        await running(consumer, body, one, two)
-
-
-@_REPEATED
-async def test_another_number_in_flight_while_it_backs_off() -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = scripted_consumer(node, max_in_flight=5)
-
-        async def body() -> None:
-            peer = await node.accept()
-            assert await tape(peer, 1) == ["SUB t ch"]
-            await peer.answer()
-            assert await tape(peer, 1) == ["RDY 5"]
-            consumer.max_in_flight = 9
-            assert await tape(peer, 1) == ["RDY 9"]
-            await peer.raw(message(1, b"bad"))
-            assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
-            consumer.max_in_flight = 3
-            assert await tape(peer, 1) == ["RDY 1"]
-            await peer.raw(message(2))
-            assert await tape(peer, 2) == ["RDY 3", "FIN 2"]
-            with pytest.raises(InvalidSetting):
-                consumer.max_in_flight = 0
-
-        await running(consumer, body, node)
+        await running(consumer, meet, one, two)
 
 
 _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, list[str]]]]] = {
@@ -284,7 +86,7 @@ _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, 
         5,
         [
             (b"good", ["FIN 1"]),
-            (b"good", ["FIN 2"]),
+            (b"back", ["REQ 2"]),
             (b"good", ["FIN 3"]),
             (b"bad", ["RDY 0", "REQ 4", "RDY 1"]),
             (b"bad", ["RDY 0", "REQ 5", "RDY 1"]),
@@ -323,21 +125,106 @@ async def test_the_mock_servers_of_the_go_clients_receive_what_they_expect(name:
         consumer = scripted_consumer(node, max_in_flight=in_flight)
 
         async def body() -> None:
-            for number, script in enumerate(connections):
-                if not script:
-                    continue
-                peer = await node.accept()
-                assert await tape(peer, 1) == ["SUB t ch"]
-                await peer.answer()
-                assert await tape(peer, 1) == ["RDY 1" if number else f"RDY {in_flight}"]
+            peer = await subscribed(node, in_flight)
+            for number, script in enumerate(filter(None, connections)):
+                if number:
+                    await peer.close()
+                    peer = await subscribed(node, 1)
                 for internal_id, (text, expected) in enumerate(script, 1):
                     await peer.raw(message(internal_id, text))
                     assert await tape(peer, len(expected)) == expected
-                if number + 1 < len(connections) and connections[number + 1]:
-                    await peer.close()
             assert consumer.backoff.state == "running"
             consumer.stop()
             assert await tape(peer, 2) == ["RDY 0", "CLS"], "and no other command before"
             await peer.answer(b"CLOSE_WAIT")
 
         await running(consumer, body, node)
+
+
+@_REPEATED
+async def test_failures_during_a_pause_count_once() -> None:
+    async def body(consumer: Consumer, peer: Peer) -> None:
+        await peer.raw(b"".join(message(number, b"bad") for number in range(1, 6)))
+        assert await tape(peer, 6) == ["RDY 0", *(f"REQ {number}" for number in range(1, 6))]
+        assert peer.received[-1].startswith(b"RDY 0\nREQ "), "in one write"
+        assert await tape(peer, 1) == ["RDY 1"]
+        assert (consumer.backoff.level, consumer.backoff.state) == (1, "probing")
+
+    # the pause is longer than five handlers and their logs
+    await with_one(body, backoff_base=0.1)
+
+
+@_REPEATED
+async def test_a_pause_outlives_a_backoff() -> None:
+    async def body(consumer: Consumer, peer: Peer) -> None:
+        consumer.pause()
+        assert consumer.paused
+        assert await tape(peer, 1) == ["RDY 0"]
+        consumer.resume()
+        assert await tape(peer, 1) == ["RDY 5"]
+        consumer.pause()
+        await peer.raw(message(1, b"bad"))
+        assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
+        await eventually(lambda: consumer.backoff.state == "probing")
+        consumer.resume()
+        assert await tape(peer, 1) == ["RDY 1"]
+
+    await with_one(body)
+
+
+@_REPEATED
+async def test_without_backoff_nothing_slows_down() -> None:
+    async def body(consumer: Consumer, peer: Peer) -> None:
+        await peer.raw(message(1, b"bad") + message(2))
+        assert await tape(peer, 2) == ["REQ 1", "FIN 2"]
+
+    await with_one(body, backoff="off")
+
+
+@_REPEATED
+async def test_another_number_in_flight_while_it_backs_off() -> None:
+    async def body(consumer: Consumer, peer: Peer) -> None:
+        consumer.max_in_flight = 9
+        assert await tape(peer, 1) == ["RDY 9"]
+        await peer.raw(message(1, b"bad"))
+        assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
+        consumer.max_in_flight = 3
+        assert await tape(peer, 1) == ["RDY 1"]
+        await peer.raw(message(2))
+        assert await tape(peer, 2) == ["RDY 3", "FIN 2"]
+        with pytest.raises(InvalidSetting):
+            consumer.max_in_flight = 0
+
+    await with_one(body)
+
+
+@_REPEATED
+async def test_one_connection_backs_off_alone() -> None:
+    async def body(consumer: Consumer, first: Peer, second: Peer) -> None:
+        await first.raw(message(1, b"bad"))
+        assert await tape(first, 2) == ["RDY 0", "REQ 1"]
+        assert await tape(first, 1) == ["RDY 1"], "it has not given its last message away yet"
+        assert consumer.backoff.state == "running"
+        assert sorted(one.backoff for one in consumer.connections) == [0, 1]
+        assert await tape(second, 1) == ["RDY 7"]
+        await first.raw(message(2))
+        assert await tape(first, 1) == ["FIN 2"]
+        assert await tape(second, 1) == ["RDY 4"]
+        assert await tape(first, 1) == ["RDY 4"]
+
+    await with_two(body, backoff="connection")
+
+
+@_REPEATED
+async def test_a_failure_at_one_node_stops_all() -> None:
+    async def body(consumer: Consumer, first: Peer, second: Peer) -> None:
+        await first.raw(message(1, b"bad"))
+        assert await tape(first, 2) == ["RDY 0", "REQ 1"]
+        assert await tape(second, 1) == ["RDY 0"]
+        assert await tape(first, 1) == ["RDY 1"], "it received a message last"
+        assert sorted(one.ready for one in consumer.connections) == [0, 1]
+        await first.raw(message(2))
+        assert await tape(first, 2) == ["RDY 4", "FIN 2"]
+        assert await tape(second, 1) == ["RDY 4"]
+
+    await with_two(body)

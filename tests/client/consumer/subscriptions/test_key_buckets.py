@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
-from attrs import evolve
 
 from nsqext import Consumer, ExtFilter, Message, Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import key_buckets
-from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch, KeyBuckets
+from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.errors import InvalidInput, InvalidSetting
-from nsqext.lookup.node_channels import NodeChannels
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
@@ -240,58 +237,6 @@ async def test_producers_that_write_no_tags_end_the_consumer(
     assert "give all producers of the topic key_tags=16" in str(error.value)
 
 
-@pytest.mark.anyio
-async def test_a_paused_consumer_is_no_reason_to_end(
-    released: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Messages wait and none is in flight, because the owner of their bucket requests none."""
-    monkeypatch.setattr(key_buckets, "_POLL", 0.02)
-    monkeypatch.setattr(key_buckets, "_BLOCKED", 2)
-    released.create_topic("paused", extend=True, channels=["ch"])
-    looks = 0
-    consumer = Consumer("paused", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
-    got = _recorded(consumer)
-
-    def count(self: KeyBuckets, found: PartitionChannelStats) -> None:
-        nonlocal looks
-        looks += found.depth > 0
-        watch(self, found)
-
-    watch = KeyBuckets._watch
-    monkeypatch.setattr(KeyBuckets, "_watch", count)
-    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=16) as producer:
-        tasks.start_soon(consumer.serve)
-        await eventually(lambda: len(consumer.connections) == 17)
-        consumer.pause()
-        await producer.publish("paused", b"x", key="a")
-        await eventually(lambda: looks > 5)
-        assert got == []
-        consumer.resume()
-        await eventually(lambda: got == [b"x"])
-        consumer.stop()
-    assert "no message is delivered" not in caplog.text
-
-
-@pytest.mark.anyio
-async def test_consumers_with_different_numbers_are_logged(
-    released: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
-    released.create_topic("mixed", extend=True, channels=["ch"])
-    first, second = (
-        Consumer("mixed", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": count}, **QUICK) for count in (4, 8)
-    )
-    async with create_task_group() as tasks:
-        for consumer in (first, second):
-            consumer.handler(_nothing)
-            tasks.start_soon(consumer.serve)
-        await eventually(lambda: caplog.text.count("give all producers and consumers the same number") == 2)
-        first.stop()
-        second.stop()
-    assert "other consumers have key_tags=8, and this consumer 4" in caplog.text
-    assert "other consumers have key_tags=4, and this consumer 8" in caplog.text
-
-
 def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> PartitionChannelStats:
     entries = (
         client_entry("me", tag, ready_count=ready, in_flight_count=in_flight) for tag, in_flight, ready in clients
@@ -318,138 +263,3 @@ def test_when_the_server_has_redelivered_what_was_requeued(looks: list[Partition
     for found in looks:
         watch.note(found)
     assert (watch.looks, watch.last) == (delivers, looks[-1])
-
-
-class Nodes:
-    """What nodes say about channels, changed for the consumers of this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.changes: dict[str, Any] = {}
-        """Members of the statistics that are replaced."""
-        self.hidden: set[str] = set()
-        """Consumers that have died as far as the nodes say."""
-        self.looks = 0
-        self.owned: Counter[str] = Counter()
-        """Connections of each consumer."""
-        channel = NodeChannels.channel
-
-        async def changed(channels: NodeChannels, *where: Any) -> PartitionChannelStats | None:
-            found = await channel(channels, *where)
-            if found is None:
-                return None
-            self.looks += 1
-            self.owned = Counter(client.client_id for client in found.clients)
-            clients = tuple(client for client in found.clients if client.client_id not in self.hidden)
-            return evolve(found, clients=clients, **self.changes)
-
-        monkeypatch.setattr(NodeChannels, "channel", changed)
-        monkeypatch.setattr(key_buckets, "_POLL", 0.05)
-        monkeypatch.setattr(key_buckets, "_TAKEOVER_POLL", 0.05)
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    """Answers of nodes that can be changed, and short pauses between two looks."""
-    return Nodes(monkeypatch)
-
-
-@pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """RDY counts of each client for the only bucket."""
-    requested: dict[str, list[int]] = defaultdict(list)
-    set_ready = Subscription.set_ready
-
-    def record(self: Subscription, count: int) -> None:
-        if self.request.tag == "keys-1-0":
-            requested[self.request.client_id].append(count)
-        set_ready(self, count)
-
-    monkeypatch.setattr(Subscription, "set_ready", record)
-    return requested
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("unconfirmed", "first_request"), [(100, 100), (1000, 150), (5, 10)])
-async def test_a_new_owner_requests_what_the_last_one_may_have_in_flight(
-    released: Cluster, nodes: Nodes, requested: dict[str, list[int]], unconfirmed: int, first_request: int
-) -> None:
-    name = f"takeover_{unconfirmed}"
-    released.create_topic(name, extend=True, channels=["ch"])
-    first, second = (
-        Consumer(name, "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": most}, **QUICK)
-        for most in (300, 10)
-    )
-    nodes.changes = {"depth": unconfirmed, "in_flight": 1}
-    async with create_task_group() as tasks:
-        first.handler(_nothing)
-        tasks.start_soon(first.serve)
-        await eventually(lambda: len(first.connections) == 2 and 150 in next(iter(requested.values())))
-        second.handler(_nothing)
-        tasks.start_soon(second.serve)
-        await eventually(lambda: len(second.connections) == 1)
-        before = nodes.looks
-        await eventually(lambda: nodes.looks > before + 4)
-        nodes.hidden = {*requested}
-        await eventually(lambda: len(second.connections) == 2)
-        first.stop()
-        second.stop()
-    _, by_second = requested.values()
-    assert by_second[0] == first_request
-
-
-@pytest.mark.anyio
-async def test_a_new_owner_handles_nothing_while_other_buckets_hold_back_messages(
-    released: Cluster, nodes: Nodes, requested: dict[str, list[int]]
-) -> None:
-    released.create_topic("held", extend=True, channels=["ch"])
-    nodes.changes = {"paused": True}
-    consumer = Consumer("held", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1, "max_in_flight": 10}, **QUICK)
-    got = _recorded(consumer)
-    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
-        await producer.publish_many("held", [b"%d" % number for number in range(35)], key="a")
-        tasks.start_soon(consumer.serve)
-        await eventually(lambda: [10, 20, 30, 40] in requested.values())
-        assert got == []
-        nodes.changes = {}
-        await eventually(lambda: len(got) == 35)
-        consumer.stop()
-    assert got == [b"%d" % number for number in range(35)]
-
-
-@pytest.mark.anyio
-async def test_a_bucket_that_is_released_before_its_messages_are_sorted_is_not_handled(
-    released: Cluster, nodes: Nodes
-) -> None:
-    released.create_topic("returned", extend=True, channels=["ch"])
-    consumers = [Consumer("returned", "ch", lookupd=released.lookupd, **TAGS, **QUICK) for _ in range(2)]
-    got = [_recorded(consumer) for consumer in consumers]
-    nodes.changes = {"paused": True}
-    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=4) as producer:
-        for number in range(40):
-            await producer.publish("returned", b"%d" % number, key=f"key-{number % 20}")
-        for consumer, owned in zip(consumers, ([5], [3, 3]), strict=True):
-            tasks.start_soon(consumer.serve)
-            await eventually(lambda: [*nodes.owned.values()] == owned)  # noqa: B023 - it is awaited at once
-        assert got == [[], []]
-        nodes.changes = {}
-        await eventually(lambda: sum(map(len, got)) == 40)
-        assert all(got)
-        for consumer in consumers:
-            consumer.stop()
-
-
-@pytest.mark.anyio
-async def test_a_takeover_that_takes_too_long_is_logged(
-    released: Cluster, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(key_buckets, "_LONGEST_TAKEOVER", 0.3)
-    released.create_topic("late", extend=True, channels=["ch"])
-    nodes.changes = {"paused": True}
-    consumer = Consumer("late", "ch", lookupd=released.lookupd, **{**TAGS, "key_tags": 1}, **QUICK)
-    got = _recorded(consumer)
-    async with create_task_group() as tasks, Producer(released.lookupd, key_tags=1) as producer:
-        await producer.publish("late", b"x", key="a")
-        tasks.start_soon(consumer.serve)
-        await eventually(lambda: got == [b"x"])
-        consumer.stop()
-    assert "messages of other buckets have held back those of keys-1-0" in caplog.text

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from nsqext import Consumer
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.errors import ConnectionLost, ServerError
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import TopicMeta
-from tests.support.consumers import eventually, quick
-from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_node
+from tests.support.consumers import eventually
+from tests.support.fake_nsqd import error, message, obey, scripted_node
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -78,19 +77,6 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
             await reader.read(take)
         assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
         assert seen == [b"one"]
-
-
-async def test_an_unchanged_rdy_is_not_sent_again() -> None:
-    async with scripted_node() as node, anyio.create_task_group() as tasks:
-        reader, peer = await opened(node, tasks)
-        assert not reader.has_pending
-        assert [reader.set_ready(count) for count in (5, 5, 0, 0, 5)] == [True, False, True, False, True]
-        assert reader.has_pending
-        reader.flush()
-        assert not reader.has_pending
-        assert (await peer.expect("RDY")).words == [b"RDY", b"5"]
-        assert reader.most_in_flight == 2 * 5 + 16
-        await reader.close()
 
 
 async def test_two_tasks_that_close_send_one_cls() -> None:
@@ -160,16 +146,3 @@ async def test_the_connection_of_a_server_that_does_not_share_keys_is_replaced_b
         await second.expect("SUB", "SUB_ADVANCED")
         assert (first.identify["dispatch"], second.identify["dispatch"]) == ("key_failover", "shared")
         await second.answer()
-
-
-async def test_a_server_that_ignores_rdy_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        options = quick(start_timeout=0.0)
-        async with Consumer("t", "ch", nsqd=str(node), max_in_flight=7, **options) as consumer:
-            peer = await node.accept_subscribed()
-            await peer.raw(b"".join(message(number) for number in range(1, 41)))
-            await peer.expect_end()
-            assert not consumer.connections
-            peer = await node.accept_subscribed()
-            await peer.close()
-    assert "the server ignores RDY" in caplog.text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
-from nsqext.client.consumer.subscriptions.rdy_distributor import SETTLED, TURN, RdyDistributor, _share_out
+from nsqext.client.consumer.subscriptions.rdy_distributor import SETTLED, TURN, RdyDistributor
 
 
 def make(total: int, *limits: int) -> RdyDistributor[int]:
@@ -50,13 +50,8 @@ def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, 
     return flow.received(number, count, size * count, 0, now)
 
 
-def test_connections_get_equal_shares_up_to_their_limits() -> None:
-    assert make(200, 2500).shares(0) == {0: 200}
-    assert sorted(make(10, 2500, 2500, 2500).shares(0).values()) == [3, 3, 4]
-    assert make(5000, 2500).shares(0) == {0: 2500}
-
-
 def test_messages_beyond_one_consumers_capacity_are_delivered_to_others() -> None:
+    assert make(5000, 2500).shares(0) == {0: 2500}
     assert make(10, 1, 2500, 2500).shares(0) == {0: 1, 1: 4, 2: 5}
 
 
@@ -131,12 +126,6 @@ def test_idle_connections_yield_until_a_message_is_received() -> None:
     assert not receive(flow, 99, 60.0)
 
 
-def test_pause() -> None:
-    flow = make(100, 2500, 2500)
-    flow.paused = True
-    assert flow.shares(0) == {0: 0, 1: 0}
-
-
 def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> None:
     backoff = Backoff(BackoffOptions())
     flow = RdyDistributor[int](100, backoff)
@@ -157,25 +146,6 @@ def test_a_backoff_of_the_consumer_pauses_all_connections_then_one_probes() -> N
     assert flow.shares(5.4) == {0: 1, 1: 1, 2: 1}, "and no other one came"
     backoff.succeeded(6.0)
     assert sorted(settled(flow, 7.0).values()) == [33, 33, 34]
-
-
-@given(st.integers(1, 254), st.integers(0, 253), st.sampled_from([1, 2, 50, 200, 254, 500]))
-def test_after_a_pause_the_connection_that_has_messages_is_asked_soon(count: int, number: int, total: int) -> None:
-    backoff = Backoff(BackoffOptions())
-    flow = RdyDistributor[int](total, backoff)
-    for member in range(count):
-        add(flow, member, 2500, backoff)
-    busy = number % count
-    flow.shares(0.0)
-    receive(flow, busy, 0.5)
-    backoff.failed(1.0)
-    flow.shares(1.0)
-    flow.shares(2.0)
-    backoff.tick(3.0)
-    assert flow.shares(3.0)[busy] == 1, "it failed last"
-    other = (busy + 1) % count
-    if total >= count:
-        assert any(flow.shares(3.0 + 0.25 * step)[other] for step in range(5)), "within a second"
 
 
 def test_a_backoff_asks_every_connection_if_the_one_that_received_last_has_no_message() -> None:
@@ -202,19 +172,6 @@ def test_a_backoff_of_one_connection_does_not_slow_the_others() -> None:
     own.tick(2.0)
     assert flow.shares(2.0) == {0: 9, 1: 0}
     assert settled(flow, 2.75) == {0: 9, 1: 1}
-
-
-def test_busy_connections_keep_their_turn_for_a_while_and_are_not_pinned() -> None:
-    flow = make(1, 2500, 2500, 2500)
-    first = max(flow.shares(0.0).items(), key=lambda item: item[1])[0]
-    held = 0
-    for step in range(100):
-        now = step * 0.1
-        receive(flow, first, now)
-        if not flow.shares(now)[first]:
-            break
-        held += 1
-    assert 40 < held < 60
 
 
 @given(
@@ -252,21 +209,6 @@ def test_the_sum_is_never_too_much(total: int, steps: list[tuple[str, int]]) -> 
         assert all(0 <= share <= (1 if key % 3 else 2500) for key, share in shares.items())
         if backoff.state == "running" and any(state.state == "running" for state in own.values()):
             assert any(shares.values()), "one of them gets a share"
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 5), st.integers(6, 30))
-def test_no_consumer_starves(total: int, count: int) -> None:
-    flow = make(total, *[2500] * count)
-    seen: set[int] = set()
-    now = 0.0
-    for _ in range(count * 20):
-        now += 0.25
-        shares = flow.shares(now)
-        seen |= {key for key, share in shares.items() if share}
-        for key in (key for key, share in shares.items() if share and key % 2):
-            receive(flow, key, now)
-    assert seen == set(range(count))
 
 
 def test_held_messages_raise_the_total_to_twice_its_value_at_most() -> None:
@@ -505,38 +447,15 @@ def test_large_messages_lower_the_counts() -> None:
     assert flow.shares(0.75) == {0: 5, 1: 1}, "each may have one message"
 
 
-def test_small_messages_raise_the_counts_again_after_large_ones() -> None:
-    flow = RdyDistributor[int](100, Backoff(BackoffOptions()), max_bytes=1000)
-    add(flow, 0, 2500)
-    receive(flow, 0, 0.0, 1, size=500)
-    assert flow.shares(0.0) == {0: 2}
-    for step in range(1, 200):
-        receive(flow, 0, step * 0.001, 1, size=10)
-    assert flow.shares(0.2)[0] > 90
-
-
-def test_a_lost_connection_limits_nothing() -> None:
-    flow = RdyDistributor[int](100, Backoff(BackoffOptions()))
-    flow.add(0, 2500, Backoff(BackoffOptions()), 0.0)
-    fill(flow, 0, 0.0)
-    assert flow.exhausted
-    flow.remove(0)
-    assert not flow.exhausted
-
-
-@given(
-    st.integers(0, 30),
-    st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=1, max_size=6),
-)
+@given(st.integers(6, 30), st.lists(st.integers(1, 10), min_size=1, max_size=6))
 def test_shares_use_what_there_is_within_their_limits_and_are_as_equal_as_these_allow(
-    total: int, members: list[tuple[int, int]]
+    total: int, limits: list[int]
 ) -> None:
-    limits = {number: limit for number, (limit, _) in enumerate(members)}
-    shares = _share_out(total, limits, {number: current for number, (_, current) in enumerate(members)})
-    assert sum(shares.values()) == min(total, sum(limits.values()))
-    assert all(0 <= shares[number] <= limit for number, limit in limits.items())
-    hungry = [shares[number] for number, limit in limits.items() if shares[number] < limit]
-    assert max(shares.values()) <= min(hungry, default=10) + 1
+    shares = list(make(total, *limits).shares(0.0).values())
+    assert sum(shares) == min(total, sum(limits))
+    assert all(share <= limit for share, limit in zip(shares, limits, strict=True))
+    hungry = [share for share, limit in zip(shares, limits, strict=True) if share < limit]
+    assert max(shares) <= min(hungry, default=10) + 1
 
 
 def test_connections_whose_messages_no_other_consumer_receives_never_wait_for_a_turn() -> None:
@@ -610,7 +529,7 @@ def test_a_turn_ends_after_a_while_and_earlier_without_messages() -> None:
     while flow.shares(begun)[first]:
         receive(flow, first, begun)
         begun += 0.5
-        assert begun < 1100.0
+    assert TURN <= begun - 1000.0 <= TURN + 0.5
     for now in (begun, begun + 60.0):
         assert flow.shares(now, {first: 1}) == {first: 0, 1 - first: 0}, "its message is in flight"
     begun += 60.0
@@ -629,12 +548,6 @@ def test_a_turn_with_slow_handlers_is_not_idle() -> None:
         assert flow.shares(now + 0.4)[first] == 1, "it was answered, and its server has not sent the next"
     assert flow.shares(1003.8)[first] == 1
     assert flow.shares(1004.2)[first] == 0
-
-
-def test_no_share_is_above_its_limit() -> None:
-    assert _share_out(7, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 4}
-    assert _share_out(6, {0: 3, 1: 10}, {0: 3, 1: 0}) == {0: 3, 1: 3}
-    assert _share_out(9, {0: 3, 1: 3}, {0: 3, 1: 0}) == {0: 3, 1: 3}
 
 
 class Servers:

@@ -13,10 +13,8 @@ from nsqext.lookup.node_channels import NodeChannels
 from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
 from tests.support.fake_nsqd import (
     PLAIN,
-    error,
     message,
     obey,
-    ok,
     scripted_lookup,
     scripted_node,
 )
@@ -102,27 +100,6 @@ async def test_the_original_has_no_positions() -> None:
                 await consumer.seek(_EARLIEST)
 
 
-async def test_a_seek_ends_with_its_consumer(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["ch"])
-    seen: list[str] = []
-
-    async def seek(consumer: Consumer) -> None:
-        with pytest.raises(InvalidState, match="was closed"):
-            await consumer.seek(Position.latest())
-        seen.append("ended")
-
-    async with anyio.create_task_group() as tasks:
-        async with opened(topic, cluster) as consumer:
-            cluster.kill(cluster.leader(topic))
-            await eventually(lambda: not consumer.connections)
-            tasks.start_soon(seek, consumer)
-            await anyio.wait_all_tasks_blocked()
-        with pytest.raises(InvalidState, match="is closed"):
-            await consumer.seek(Position.latest())
-    assert seen == ["ended"]
-    cluster.restart(cluster.leader(topic))
-
-
 async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,25 +149,6 @@ class _Gate:
         return delayed
 
 
-async def test_of_seeks_at_the_same_time_the_last_one_counts_and_none_hangs(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.create_topic(topic, channels=["ch"])
-    publish(cluster, topic, b"1", b"2")
-    async with opened(topic, cluster, queue_position=True) as consumer, anyio.create_task_group() as tasks:
-        assert await take(consumer, 2) == [b"1", b"2"]
-        gate = _Gate(NodeChannels.move)
-        monkeypatch.setattr(NodeChannels, "move", gate.method)
-        with anyio.fail_after(25):
-            tasks.start_soon(consumer.seek, Position.latest())
-            await eventually(lambda: gate.calls)
-            tasks.start_soon(consumer.seek, Position.message(2))
-            await anyio.wait_all_tasks_blocked()
-            gate.open.set()
-            assert await take(consumer, 1) == [b"2"]
-        assert gate.calls == ["special:-1", "msgcount:2"]
-
-
 async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     ended: list[Position] = []
@@ -209,6 +167,8 @@ async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster
                 for position in positions:
                     tasks.start_soon(seek, consumer, position)
                     await anyio.wait_all_tasks_blocked()
+    with pytest.raises(InvalidState, match="is closed"):
+        await consumer.seek(Position.latest())
     assert sorted(map(str, ended)) == sorted(map(str, positions))
     cluster.restart(cluster.leader(topic))
 
@@ -232,22 +192,3 @@ async def test_a_seek_replaces_a_start_that_is_in_progress(
             if taken != [b"3"]:  # the server redelivers the message that it had read ahead
                 taken = await take(consumer, 1)
             assert taken == [b"3"]
-
-
-async def test_a_seek_ends_with_its_partition() -> None:
-    answers = [ok(), error("E_FAILED_ON_NOT_LEADER")]
-    async with scripted_node(obey({"SUB": answers})) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node, 1: node}, num=2)
-        options = quick(start_timeout=0.0, lookup_poll_interval=0.05, lookup_max_pause=0.05)
-        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
-            with anyio.fail_after(25):
-                await eventually(lambda: consumer.connections)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_seek_in_vain, consumer)
-                    await anyio.wait_all_tasks_blocked()
-                    lookup.set_leaders({0: node}, num=1)  # deleted, and created again with fewer partitions
-
-
-async def _seek_in_vain(consumer: Consumer) -> None:
-    with pytest.raises(InvalidState, match="lost the partition"):
-        await consumer.seek(_EARLIEST, [1])

@@ -57,11 +57,13 @@ async def test_only_the_chosen_partitions_are_subscribed(monkeypatch: pytest.Mon
     async with running_subscriber(monkeypatch, view_of(NODE, OTHER, NODE), partitions=(1, 2)) as scene:
         assert {one.partition for one in scene.opened} == {1, 2}
         assert len(scene.opened) == 2
-    for view, kind in ((view_of(NODE), InvalidPartition), (view_of(nodes=(NODE,), meta=TopicMeta()), InvalidSetting)):
-        scene = Scene(None, view, False, {"partitions": (1,)})
-        with pytest.raises(kind):
+    for view, kind, text in (
+        (view_of(NODE), InvalidPartition, "partition 1 does not exist: the topic has 1"),
+        (view_of(nodes=(NODE,), meta=TopicMeta()), InvalidSetting, "original"),
+    ):
+        scene = Scene(None, view, False, {"partitions": (0, 1)})
+        with pytest.raises(kind, match=text):
             await scene.subject.run()
-    Scene(None, view_of(NODE), False, {"partitions": (1,)}).subject._check_partitions(view_of(NODE, meta=TopicMeta()))
 
 
 async def test_a_subscription_ends_when_its_leader_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +227,9 @@ async def test_what_a_server_requires_is_reported_once_and_counts_more_than_look
     assert texts_with(caplog, "the server requires what lookup does not report") == []
     async with running_subscriber(monkeypatch, view_of(NODE), order, ordered=False) as scene:
         await settled()
-        assert [type(error) for error in scene.failed] == [InvalidSetting]
-        assert scene.failed[0].__cause__ is order
+        (error,) = scene.failed
+        assert (type(error), error.__cause__) == (InvalidSetting, order)
+        assert "leave out ordered=False" in str(error)
 
 
 async def test_failures_of_a_partition_are_logged_once_a_minute(

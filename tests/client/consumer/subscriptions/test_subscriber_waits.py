@@ -128,18 +128,6 @@ async def test_a_lookup_that_fails_is_logged_unless_the_consumer_closes(
         assert (scene.refreshed, len(texts_with(caplog, "lookup failed"))) == ([None], 1)
 
 
-async def test_a_topic_that_is_left_while_it_connects_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Scene.open
-
-    async def open_and_leave(scene: Scene, *arguments: Any, **members: Any) -> Connection:
-        scene.subject._begin_close()
-        return await begin(scene, *arguments, **members)
-
-    monkeypatch.setattr(Scene, "open", open_and_leave)
-    async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
-        assert (scene.opened[0].closes, scene.added, scene.subject._live) == (1, [], {})
-
-
 async def test_the_messages_of_a_partition_are_forgotten_when_its_keys_are_shared_in_another_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from struct import pack
 from typing import Any, Unpack
 
@@ -15,7 +14,6 @@ from nsqext.client.consumer.subscriptions.partition_reader import SubscribeReque
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.identify import ExtFilter
 from nsqext.types import Address, TopicMeta
 from tests.support.consumers import eventually, quick, tape
 from tests.support.fake_nsqd import (
@@ -38,24 +36,6 @@ def plan(meta: TopicMeta, *, partition: int | None = 0, tag: str | None = None, 
     """Return a plan."""
     options = ConsumerOptions(**members)
     return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag=tag, options=options)
-
-
-def test_the_command_follows_topic_and_options() -> None:
-    plain, ordered = TopicMeta(1), TopicMeta(1, ordered=True)
-    assert plan(plain).verb == "SUB"
-    assert plan(plain, queue_position=True).verb == "SUB_ADVANCED"
-    assert plan(plain, queue_position=True, partition=None).verb == "SUB", "the original NSQ has no other command"
-    assert plan(ordered).verb == "SUB_ORDERED"
-    assert plan(ordered, ordered=False).verb == "SUB"
-    assert plan(plain, ordered=True).verb == "SUB_ORDERED"
-
-
-def test_extend_support_follows_the_topic() -> None:
-    chosen = ExtFilter(1, "a", "b")
-    asked = plan(TopicMeta(1, extend_support=True), tag="x", ext_filter=chosen).identify()
-    assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (True, "x", chosen)
-    asked = plan(TopicMeta(1), tag="x", ext_filter=chosen).identify()
-    assert (asked.extend_support, asked.desired_tag, asked.ext_filter) == (False, None, None)
 
 
 async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
@@ -102,18 +82,6 @@ async def _take_leave(peer: Peer) -> None:
     await peer.expect("CLS")
     await peer.answer(b"CLOSE_WAIT")
     await peer.expect_end()
-
-
-async def test_answers_that_the_server_refuses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_node(granted=PLAIN) as node, consumer(node) as subject:
-        peer = await serve(node)
-        await peer.raw(message(1))
-        await (await subject.__anext__()).finish()
-        await peer.expect("FIN")
-        with caplog.at_level(logging.WARNING, "nsqext.consumer"):
-            await peer.raw(error("E_FIN_FAILED FIN 1 failed"))
-            await eventually(lambda: "E_FIN_FAILED" in caplog.text)
-        await peer.close()
 
 
 @pytest.mark.parametrize("command", ["FIN", "REQ"])
@@ -171,45 +139,6 @@ async def test_a_message_that_timed_out_is_not_answered() -> None:
         await peer.close()
 
 
-async def test_messages_that_timed_out_are_not_in_flight() -> None:
-    """Redeliveries of messages that timed out do not count as violations of RDY."""
-
-    async def attempt(number: int) -> None:
-        options: ConsumerSettings = {"auto_touch": False, "on_lost": "ignore"}
-        async with scripted_node(granted={**PLAIN, "msg_timeout": 300}) as node, consumer(node, **options) as subject:
-            peer = await serve(node)
-            for start in (1, 11, 21, 31):  # more in total than twice RDY and 16
-                await peer.raw(b"".join(message(number) for number in range(start, start + 10)))
-                await eventually(lambda start=start: subject.statistics().received == start + 9)  # type: ignore[misc]
-                await eventually(lambda: subject.statistics().in_flight == 0)
-            await peer.raw(message(41) + message(42))
-            with anyio.fail_after(5):
-                taken = await subject.__anext__()
-            assert taken.internal_id == 41
-            await taken.touch()
-            (connection,) = subject.connections
-            assert connection.in_flight == 2
-            await taken.finish()
-            found = subject.statistics()
-            assert (found.received, found.finished, found.lost, found.in_flight) == (42, 1, 40, 1)
-            await peer.close()
-
-    await unless_paused(attempt, 0.1)
-
-
-async def test_messages_that_wait_are_touched() -> None:
-    async def attempt(number: int) -> None:
-        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node, consumer(node) as subject:
-            peer = await serve(node)
-            await peer.raw(message(1))
-            assert await tape(peer, 1) == ["TOUCH 1"]
-            mine = await subject.__anext__()
-            assert not mine.expired
-            await peer.close()
-
-    await unless_paused(attempt, 0.1)
-
-
 async def test_messages_in_handlers_are_touched() -> None:
     async def attempt(number: int) -> None:
         async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
@@ -231,16 +160,6 @@ async def test_messages_in_handlers_are_touched() -> None:
                 await peer.close()
 
     await unless_paused(attempt, 0.1)
-
-
-async def test_bytes_that_are_no_message_end_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_node(granted=PLAIN) as node, consumer(node):
-        peer = await serve(node)
-        await peer.raw(b"\0\0\0\x08\0\0\0\x02shrt")
-        await peer.expect_end()
-        again = await node.accept()
-        assert "expected at least 26" in caplog.text
-        await again.close()
 
 
 @pytest.mark.parametrize("unpack", [True, False])

@@ -413,12 +413,6 @@ def test_notices_of_the_server_are_logged_once(caplog: pytest.LogCaptureFixture)
         assert made.wire.ticks == 2
 
 
-def test_a_connection_with_unsent_commands_is_busy() -> None:
-    with subscribed() as made:
-        made.wire.busy = True
-        assert made.subject.busy
-
-
 @pytest.mark.parametrize(
     ("partition", "meta", "upgradable"), [(0, TopicMeta(1), True), (0, _EXTEND, False), (None, TopicMeta(), False)]
 )

@@ -137,21 +137,6 @@ async def test_named_topics_are_joined_and_others_selected_later(monkeypatch: py
         assert not scene.subject._leaving
 
 
-async def test_one_task_waits_for_the_first_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[str] = []
-
-    async def wait(subject: TopicSubscriptions) -> None:
-        waits.append("")
-
-    monkeypatch.setattr(TopicSubscriptions, "_wait_started", wait)
-    async with _scene(monkeypatch, ["a"]) as scene:
-        for topic in "bc":
-            scene.subject.select(TopicSelection(topic))
-            await settled()
-        assert list(scene.joined) == ["c"]
-    assert len(waits) == 1
-
-
 async def test_topics_that_match_are_joined_as_they_appear_and_left_when_they_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -329,10 +314,3 @@ async def test_closing_closes_the_topics_that_are_being_left_too(monkeypatch: py
         await settled()
         assert ["close" in one.calls for one in scene.all] == [True, True]
         assert len(scene.all) == 2, "nothing is joined any more"
-
-
-async def test_a_list_that_ends_while_the_consumer_closes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with _scene(monkeypatch, "a*", {"a1"}) as scene:
-        scene.subject._closing = True
-        scene.answers = [InvalidState("closed")]
-        assert await scene.subject._list(0.0) is None

@@ -94,10 +94,13 @@ class RuntimeRedesigned(Runtime):
         try:
             admin.create_topic(self.coordinator, name, spec)
         except Refusal as error:
+            exists = bool(self.coordinator.partitions(name))
             raise InvalidInput(
                 f"the topic cannot be created: {error.text}",
                 topic=name,
-                hint="check partitions and replicas against the number of nodes",
+                hint="delete it first, or choose another name"
+                if exists
+                else "check partitions and replicas against the number of nodes",
             ) from error
         if spec.disable_channel_auto_create:
             admin.register_channels(self.coordinator, name, list(channels))

@@ -148,7 +148,7 @@ class Deduplicate(Middleware):
         handling.messages = fresh
         result = await call_next(handling)
         for message, entry in entries:
-            if not message.answered:  # the handler may have requeued a message that it answered
+            if not (message.answered or message.requeue_called):  # the handler may have requeued it
                 self._remember(entry)
         return result
 

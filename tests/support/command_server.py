@@ -109,7 +109,7 @@ def _is_unused(listener: socket.socket) -> bool:
 def _report(watched: int, pid: int, reply: socket.socket) -> None:
     os.close(watched)
     _, status = os.waitpid(pid, 0)
-    with reply:
+    with reply, suppress(BrokenPipeError):  # its process has ended
         reply.send(b"%d" % os.waitstatus_to_exitcode(status))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache, update_wrapper, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from nsqext.arguments import is_delay
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
@@ -162,6 +162,45 @@ TOUCHES = 16
 """Checks of the messages in flight per timeout. A message is touched after half to 9/16 of its timeout."""
 
 
+class Requeueable(Protocol):
+    """A message, or a batch of them."""
+
+    requeue_called: bool  #: whether `requeue` was called and not awaited
+
+
+R = TypeVar("R", bound=Requeueable)
+P = ParamSpec("P")
+
+
+def notes_call(
+    requeue: Callable[Concatenate[R, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[R, P], Coroutine[Any, Any, None]]:
+    """Return the method ``requeue``, whose call counts until it is awaited.
+
+    Otherwise the message of a handler that forgets to await it, or that runs in a thread, would be finished.
+    """
+
+    def call(self: R, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, None]:
+        self.requeue_called = True
+        return awaited(self, *arguments, **named)
+
+    @wraps(requeue)  # Python names it in a warning
+    async def awaited(self: R, /, *arguments: P.args, **named: P.kwargs) -> None:
+        self.requeue_called = False
+        await requeue(self, *arguments, **named)
+
+    update_wrapper(call, requeue)
+    return call
+
+
+def requeue_not_awaited() -> InvalidState:
+    """Return the failure of a handler that returned while `Message.requeue` was called and not awaited."""
+    return InvalidState(
+        "the handler called requeue() and did not await it",
+        hint="write 'await message.requeue(…)', or raise Requeue(…), as handlers that are declared with 'def' have to",
+    )
+
+
 class Message(RawMessage):
     """A delivered message.
 
@@ -169,12 +208,23 @@ class Message(RawMessage):
     answers of the next 2 ms are sent together in the next turn of the event loop.
     """
 
-    __slots__ = ("_headers", "_stored_body", "answered", "budget", "counted", "delivered", "owner", "received")
+    __slots__ = (
+        "_headers",
+        "_stored_body",
+        "answered",
+        "budget",
+        "counted",
+        "delivered",
+        "owner",
+        "received",
+        "requeue_called",
+    )
 
     def __init__(self, owner: Owner, counted: InFlightCount = _NOT_COUNTED) -> None:
         self.owner: Owner = owner  #: the subscription that received it
         self._headers: dict[str, Any] | None = None
         self.answered: bool = False  #: whether it was finished or requeued
+        self.requeue_called: bool = False
         self.budget: UnpackedBodies | None = None  #: None for bodies that are not compressed
         self.counted: InFlightCount = counted  #: counts it as in flight
         time = counted.time
@@ -287,8 +337,11 @@ class Message(RawMessage):
             self._lost(error)
         self.mark_answered()
 
+    @notes_call
     async def requeue(self, delay: float = 0.0, *, backoff: bool = False) -> None:
         """Return the message to the channel, which redelivers it.
+
+        A handler that returns without awaiting this has failed: its message is requeued as after an exception.
 
         Args:
             delay: seconds until the redelivery; 0 on ordered channels, where servers ignore a requeue with a delay

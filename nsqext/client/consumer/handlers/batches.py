@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 from attrs import frozen
 
 from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
-from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, requeue_unanswered
+from nsqext.client.consumer.message import (
+    Message,
+    check_delay,
+    check_requeue_delay,
+    notes_call,
+    requeue_not_awaited,
+    requeue_unanswered,
+)
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 if TYPE_CHECKING:
@@ -70,6 +77,16 @@ class MessageBatch(MessageSequence[Message]):
 
     __slots__ = ()
 
+    @property
+    def requeue_called(self) -> bool:
+        """Whether `requeue`, of the batch or of one of its unanswered messages, was called and not awaited."""
+        return any(message.requeue_called for message in self._messages if not message.answered)
+
+    @requeue_called.setter
+    def requeue_called(self, called: bool) -> None:
+        for message in self.unanswered:
+            message.requeue_called = called
+
     async def finish(self) -> None:
         """Acknowledge all unanswered messages; no cancellation point, like `Message.finish`.
 
@@ -94,6 +111,7 @@ class MessageBatch(MessageSequence[Message]):
             raise InvalidInput(f"index {index} is outside of a batch of {len(self)} messages")
         _answer(self._messages[: index % len(self) + 1])
 
+    @notes_call
     async def requeue(
         self, messages: Iterable[Message] | None = None, delay: float = 0.0, *, backoff: bool = False
     ) -> None:
@@ -194,7 +212,11 @@ class BatchHandler:
         except BaseException as error:
             await workers.source.policy.batch_failed(unanswered(batch, queue), interrupted(slot, error))
         else:
-            MessageBatch(unanswered(batch, queue)).finish_now()
+            rest = MessageBatch(unanswered(batch, queue))
+            if rest.requeue_called:
+                await workers.source.policy.batch_failed(list(rest), requeue_not_awaited())
+            else:
+                rest.finish_now()
 
 
 def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, backoff: bool = False) -> None:

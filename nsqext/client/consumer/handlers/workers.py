@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from attrs import define, field, frozen
 
 from nsqext.arguments import check_kinds, check_number, check_time
-from nsqext.client.consumer.message import Message
+from nsqext.client.consumer.message import Message, requeue_not_awaited
 from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
@@ -338,10 +338,12 @@ class Workers:
             else:
                 message = slot.message  # a burst may have handled others
                 if not message.answered:
-                    if auto_finish:
-                        message.finish_now()
-                    else:
+                    if not auto_finish:
                         self.source.hold((message,))
+                    elif message.requeue_called:
+                        await self.source.policy.failed(message, requeue_not_awaited())
+                    else:
+                        message.finish_now()
             now = _clock()
             if now - since > _SLICE:
                 self.stall.took((message,), now - since)

@@ -1,0 +1,59 @@
+"""A requeue that is not awaited: the message is not finished."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqext import Consumer, Message, MessageBatch, Producer
+from nsqext.middleware import Decompress
+from tests.support.consumers import eventually
+
+if TYPE_CHECKING:
+    from nsqext.broker import Cluster
+    from nsqext.middleware import Middleware
+
+pytestmark = [
+    pytest.mark.anyio,
+    # Python says it as well
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+]
+
+
+@pytest.mark.parametrize("way", ["coroutine", "thread", "batch", "message of a batch"])
+@pytest.mark.parametrize("middleware", [(), (Decompress(),)], ids=["alone", "middleware"])
+async def test_a_message_whose_requeue_was_not_awaited_is_delivered_again(
+    cluster: Cluster, topic: str, way: str, middleware: tuple[Middleware, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[int] = []
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=middleware, requeue_delay=0.01, backoff="off")
+
+    def forget(message: Message) -> None:
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            message.requeue(0.01)  # type: ignore[unused-coroutine]
+
+    async def handle(message: Message) -> None:
+        forget(message)
+
+    async def handle_batch(batch: MessageBatch) -> None:
+        if way == "message of a batch":
+            forget(batch[0])
+            return
+        attempts.append(batch[0].attempts)
+        if batch[0].attempts == 1:
+            batch.requeue()  # type: ignore[unused-coroutine]
+
+    if "batch" in way:
+        consumer.batch_handler(max_count=1)(handle_batch)
+    else:
+        consumer.handler(forget if way == "thread" else handle)
+    async with Producer(cluster.lookupd) as producer, consumer:
+        await producer.publish(topic, b"1")
+        await eventually(lambda: consumer.statistics().finished == 1)
+    assert attempts == [1, 2]
+    [failure] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "called requeue() and did not await it" in failure.getMessage()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from attrs import define
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from nsqext.client.events import ClientEvent
     from nsqext.client.producer.publishing import Publishing
     from nsqext.types import Receipt
+
+logger: logging.Logger = logging.getLogger("nsqext.middleware")
 
 
 @define(eq=False)
@@ -79,6 +82,14 @@ class Middleware:
     def attach(self, client: Client) -> None:
         """Called with each `nsqext.Producer` and `nsqext.Consumer` of this middleware, at its creation."""
 
+    def is_enabled(self) -> bool:
+        """Return whether it has anything to do at the moment: publishes and messages pass it by if not.
+
+        Called before each publish and each call of a handler, in the event loop. All middleware is called while one of
+        it is enabled. An exception is logged, and counts as True.
+        """
+        return True
+
     async def start(self) -> None:
         """Called when a consumer with a handler or an app starts, before messages are received.
 
@@ -106,9 +117,33 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
     return tuple(middleware)
 
 
+def _overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware]:
+    """Return the middleware that has a method of its own."""
+    return [one for one in middleware if getattr(type(one), method) is not getattr(Middleware, method)]
+
+
+def enabled(middleware: Sequence[Middleware], method: Literal["publish", "handle"]) -> Callable[[], bool] | None:
+    """Return a function that returns whether middleware with this method is enabled; None for always."""
+    around = _overriding(middleware, method)
+    if len(around) != len(_overriding(around, "is_enabled")):
+        return None
+
+    def any_enabled() -> bool:
+        try:
+            for one in around:
+                if one.is_enabled():
+                    return True
+        except Exception:
+            logger.exception("middleware failed before the operation that it surrounds")
+            return True
+        return False
+
+    return any_enabled
+
+
 def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | None:
     """Return a publish surrounded by the middleware, the first outermost; None if it surrounds nothing."""
-    around = [one for one in middleware if type(one).publish is not Middleware.publish]
+    around = _overriding(middleware, "publish")
     for one in reversed(around):
         send = partial(one.publish, send_next=send)
     return send if around else None
@@ -144,15 +179,18 @@ def _surrounded(
     call: CallNext,
     handling_of: Callable[[Any], Handling],
 ) -> Callable[[object], Awaitable[object]]:
-    around = [one for one in middleware if type(one).handle is not Middleware.handle]
+    around = _overriding(middleware, "handle")
     if not around:
         return handler
+    any_enabled = enabled(around, "handle")
     for one in reversed(around):
         call = partial(one.handle, call_next=call)
 
     from nsqext.client.consumer.handler_functions import stand_in  # not at the import of a producer
 
     async def handle(handled: object) -> object:  # `message_handler` reads the annotation
+        if any_enabled is not None and not any_enabled():
+            return await handler(handled)
         return await call(handling_of(handled))
 
     stand_in(handle, handler)

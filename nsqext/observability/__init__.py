@@ -22,7 +22,7 @@ from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
-    from nsqext.client.producer.publishing import Publishing
+    from nsqext.client.producer.publishing import OutgoingMessage, Publishing
     from nsqext.types import Receipt
 
 __all__ = ("LogObserver", "Observer", "TopicRelay", "TopicRelayStatistics")
@@ -121,6 +121,11 @@ def _leave(manager: AbstractContextManager[object], error: BaseException | None 
             logger.exception("an observer failed after the observed operation")
 
 
+def size_of(message: bytes | OutgoingMessage) -> int:
+    """Return the bytes of the body of a message of `Publishing.given`."""
+    return len(message) if type(message) is bytes else len(message.body)  # type: ignore[union-attr]
+
+
 def failure(error: BaseException | None) -> str | None:
     """Return the name of an error's type; None without an error, and for `nsqext.Requeue` and the like."""
     if error is None or isinstance(error, HandlerSignal):
@@ -149,10 +154,10 @@ class LogObserver(Observer):
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:
         """Log the outcome of a publish."""
-        messages = publishing.messages
+        messages = publishing.given
 
         def fields() -> dict[str, object]:
-            size = sum(len(message.body) for message in messages)
+            size = sum(map(size_of, messages))
             stored = {"partition": _partitions(publishing.receipts)} if publishing.receipts else {}
             return {"topic": publishing.topic, "count": len(messages), "bytes": size, **stored}
 

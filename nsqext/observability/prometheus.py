@@ -23,7 +23,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.delays.relay import DelayRelay
 from nsqext.errors import InvalidSetting, InvalidState
-from nsqext.observability import Observer, TopicRelay, failure
+from nsqext.observability import Observer, TopicRelay, failure, size_of
 from nsqext.transactions.relay import OutboxRelay
 
 if TYPE_CHECKING:
@@ -381,9 +381,9 @@ class _MeasuredPublish:
         if error is not None:
             bound.failures.labels(publishing.topic, type(error).__qualname__).inc()
             return
-        messages = publishing.messages
-        bound.messages.inc(len(messages))
-        bound.size.inc(sum(len(message.body) for message in messages))
+        given = publishing.given
+        bound.messages.inc(len(given))
+        bound.size.inc(size_of(given[0]) if len(given) == 1 else sum(map(size_of, given)))
         bound.seconds.observe(time.monotonic() - self._started)
 
 

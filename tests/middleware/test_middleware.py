@@ -95,6 +95,66 @@ async def test_the_first_middleware_is_the_outermost(cluster: Cluster, topic: st
     assert events == ["outer before ch", "inner before ch", "inner after", "outer after"] * 3
 
 
+class Switched(Trail):
+    """Middleware that can be switched off; ``error`` is raised instead of an answer."""
+
+    enabled = False
+    error: Exception | None = None
+
+    def is_enabled(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.enabled
+
+
+async def test_publishes_and_messages_pass_by_middleware_while_none_is_enabled(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[str] = []
+    first, second = middleware = [Switched("first", events), Switched("second", events)]
+    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=middleware, **CALM)
+    bodies: list[bytes] = []
+    handled = anyio.Event()
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        nonlocal handled
+        bodies.append(message.body)
+        handled.set()
+        handled = anyio.Event()
+
+    async def pass_on(body: bytes) -> list[str]:
+        events.clear()
+        done = handled
+        await producer.publish(topic, body)
+        await done.wait()
+        return events.copy()
+
+    both = [f"{name} publishes 1" for name in ("first", "second")]
+    around = ["first before ch", "second before ch", "second after", "first after"]
+    with anyio.fail_after(25):
+        async with Producer(cluster.lookupd, middleware=middleware) as producer, consumer:
+            assert await pass_on(b"off") == []
+            second.enabled = True
+            assert sorted(await pass_on(b"on")) == sorted(both + around)
+            second.enabled = False
+            assert await pass_on(b"off again") == []
+            first.error = ValueError("broken")
+            assert not caplog.records
+            assert sorted(await pass_on(b"broken")) == sorted(both + around)
+    assert bodies == [b"off", b"on", b"off again", b"broken"]
+    assert {(record.name, str((record.exc_info or (None, None))[1])) for record in caplog.records} == {
+        ("nsqext.middleware", "broken")
+    }
+
+
+async def test_middleware_that_is_always_enabled_is_called_beside_one_that_is_not(cluster: Cluster, topic: str) -> None:
+    events: list[str] = []
+    async with Producer(cluster.lookupd, middleware=[Switched("off", events), Trail("on", events)]) as producer:
+        await producer.publish(topic, b"x")
+    assert events == ["off publishes 1", "on publishes 1"]
+
+
 async def test_absent_middleware_costs_nothing(cluster: Cluster, topic: str) -> None:
     app = App(cluster.lookupd)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from secrets import token_hex
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Never
 
 import anyio
@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.util._once import Once
 from prometheus_client import CollectorRegistry, Gauge
 
 from nsqext import (
@@ -351,13 +352,39 @@ async def test_observers_of_one_provider_count_together(cluster: Cluster, topic:
     assert [point.value for point in sent.data.data_points] == [3]
 
 
-def test_a_provider_that_is_set_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("api", "name", "set_provider"),
+    [
+        (trace, "_TRACER_PROVIDER", lambda: trace.set_tracer_provider(TracerProvider())),
+        (metrics._internal, "_METER_PROVIDER", lambda: metrics.set_meter_provider(MeterProvider())),
+    ],
+)
+def test_a_provider_that_is_set_later_is_found(
+    monkeypatch: pytest.MonkeyPatch, api: ModuleType, name: str, set_provider: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(api, name, None)  # as in a new process, and so after this test
+    monkeypatch.setattr(api, f"{name}_SET_ONCE", Once())
     observer = OpenTelemetry()
     publishing = Publishing(topic="orders", messages=[b"x"], batch=True)
     for _ in range(2):
         assert observer.publishing(publishing) is UNOBSERVED
-    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+        assert not observer.is_enabled()
+    set_provider()
+    assert observer.is_enabled()
     assert observer.publishing(publishing) is not UNOBSERVED
+
+
+def test_a_provider_without_effect_is_not_recorded_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
+    assert not OpenTelemetry().is_enabled()
+
+
+def test_telemetry_is_enabled_where_it_may_pass_on_a_context() -> None:
+    assert OpenTelemetry(parent=True).is_enabled()
+    span = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=True))
+    with trace.use_span(span):
+        assert OpenTelemetry().is_enabled()
+    assert not OpenTelemetry().is_enabled()
 
 
 def test_a_provider_that_becomes_the_global_one_keeps_its_instruments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,10 +115,11 @@ class Producer(ProcessBound):
         self._plain_size = 0
 
     def _surround(self, middleware: Sequence[Middleware]) -> None:
-        from nsqext.client.middleware import check_middleware, send_with
+        from nsqext.client.middleware import check_middleware, enabled, send_with
 
         around = check_middleware(middleware)
         self._publisher.around = send_with(around, self._publisher.send)
+        self._publisher.enabled = enabled(around, "publish")
         for each in around:
             each.attach(self)
 
@@ -326,21 +327,31 @@ class Producer(ProcessBound):
         """
         if unknown:
             refuse_unknown(Producer.publish, unknown)
-        # the fast path: one coroutine, no request object
         publisher = self._publisher
         rare = delay is not None or via is not None or identity is not None or header is not None
-        if rare or publisher.around is not None:
-            message = OutgoingMessage(body, headers, tag, trace_id, key, header=header)
-            publishing = Publishing(
-                topic=topic,
-                messages=[message],
-                batch=False,
-                partition=partition,
-                delay=delay,
-                via=via,
-                identity=identity,
-            )
-            return (await publisher.publish(publishing))[0]
+        if not rare and (publisher.around is None or not (publisher.enabled is None or publisher.enabled())):
+            return await self._publish_message(topic, body, headers, tag, trace_id, key, partition)
+        plain = type(body) is bytes and not rare and (headers, tag, trace_id, key) == (None, None, None, None)
+        given = [body if plain else OutgoingMessage(body, headers, tag, trace_id, key, header=header)]
+        publishing = Publishing(
+            topic=topic, messages=given, batch=False, partition=partition, at_once=self._publish_message
+        )
+        if rare:
+            publishing.delay, publishing.via, publishing.identity = delay, via, identity
+        return (await publisher.publish(publishing))[0]
+
+    async def _publish_message(
+        self,
+        topic: str,
+        body: bytes,
+        headers: Mapping[str, str] | None,
+        tag: str | None,
+        trace_id: int | None,
+        key: str | bytes | int | None,
+        partition: int | None,
+    ) -> Receipt:
+        """Publish a message, what surrounds it apart: without a request object where it can be sent now."""
+        publisher = self._publisher
         data = None if key is None else key_bytes(key)
         turn = None if data is None else (topic, data)
         if turn is not None and turn in publisher.keys.lock and publisher.open and self._tasks.in_event_loop():

@@ -13,7 +13,7 @@ from nsqext.client.producer.request import MessageRequest, check_choice, key_byt
 from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from nsqext.client.middleware import SendNext
     from nsqext.client.producer.batch_publisher import BatchPublisher
@@ -29,6 +29,8 @@ class Publisher:
 
     def __init__(self, sender: Sender, tasks: BackgroundTasks) -> None:
         self.around: SendNext | None = None  #: publishes through the middleware
+        #: whether the middleware has anything to do at the moment; None for always
+        self.enabled: Callable[[], bool] | None = None
         self.open: bool = False
         self._sender = sender
         self._routes = sender.routes
@@ -77,9 +79,9 @@ class Publisher:
             if publishing.batch:
                 publishing.receipts = await self._send_batch(publishing)
             elif publishing.delay is not None or publishing.via is not None or publishing.identity is not None:
-                publishing.receipts = await self._send_delayed(publishing)
+                publishing.receipts = (await self._send_delayed(publishing),)
             else:
-                publishing.receipts = await self._send_message(publishing)
+                publishing.receipts = (await self._send_message(publishing),)
         finally:
             if place is not None:
                 place.leave()
@@ -117,7 +119,7 @@ class Publisher:
         finally:
             self._batch_calls -= 1
 
-    async def _send_delayed(self, publishing: Publishing) -> Sequence[Receipt]:
+    async def _send_delayed(self, publishing: Publishing) -> Receipt:
         """Publish a message to its topic, whose consumers delay it, or to the relays' topic."""
         from nsqext.client.producer.delay import check_for_topic, relayed
 
@@ -125,21 +127,21 @@ class Publisher:
         if body is None:
             return await self._send_message(publishing)
         check_for_topic(self._options, await self.meta(publishing.topic), publishing)
-        return (await self.message(self._options.delay_topic, OutgoingMessage(body)),)
+        return await self.message(self._options.delay_topic, OutgoingMessage(body))
 
-    def _send_message(self, publishing: Publishing) -> Awaitable[Sequence[Receipt]]:
+    def _send_message(self, publishing: Publishing) -> Awaitable[Receipt]:
         """Publish a message to its topic."""
-        message, partition = publishing.messages[0], publishing.partition
+        topic, partition, first = publishing.topic, publishing.partition, publishing.given[0]
+        at_once = None if publishing.delay is not None or publishing.entered else publishing.at_once
+        if at_once is not None and type(first) is bytes:
+            return at_once(topic, first, None, None, None, None, partition)
+        message = publishing.messages[0]
+        if at_once is not None and message.header is None:
+            return at_once(topic, message.body, message.headers, message.tag, message.trace_id, message.key, partition)
         key = None if message.key is None else key_bytes(message.key)
-        return self._send(publishing.topic, message, key, partition, publishing.delay, publishing.entered)
+        return self.message(topic, message, key, partition, publishing.delay, publishing.entered)
 
     async def message(
-        self, topic: str, message: OutgoingMessage, key: bytes | None = None, partition: int | None = None
-    ) -> Receipt:
-        """Publish a message to its topic, without middleware."""
-        return (await self._send(topic, message, key, partition))[0]
-
-    def _send(
         self,
         topic: str,
         message: OutgoingMessage,
@@ -147,7 +149,8 @@ class Publisher:
         partition: int | None = None,
         delay: float | None = None,
         entered: Collection[TopicKey] = (),
-    ) -> Awaitable[Sequence[Receipt]]:
+    ) -> Receipt:
+        """Publish a message to its topic, without middleware."""
         check_choice(key, partition)
         self.check_open()
         options = self._routes.topic_options.of(topic)
@@ -161,8 +164,5 @@ class Publisher:
             request.check()  # before the wait for lookup; the command checks all the rest
         turn = None if key is None else (topic, key)
         if turn is None or turn in entered:
-            return self._sender.publish(request)
-        return self._in_turn(request, turn)
-
-    async def _in_turn(self, request: MessageRequest, turn: TopicKey) -> Sequence[Receipt]:
-        return (await self.keys.publish(request, turn),)
+            return (await self._sender.publish(request))[0]
+        return await self.keys.publish(request, turn)

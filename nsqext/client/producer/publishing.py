@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from attrs import define, field, frozen
@@ -49,6 +49,8 @@ class Publishing:
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
     #: topics and keys whose lock the caller has
     entered: Collection[TopicKey] = field(default=(), repr=False)
+    #: publishes a message without this object, by topic, body, headers, tag, trace id, key and partition
+    at_once: Callable[..., Awaitable[Receipt]] | None = field(default=None, repr=False)
     #: of messages given as bodies
     trace_ids: Sequence[int] = field(default=(), repr=False)
     #: headers of messages given as bodies; by name, a text per message

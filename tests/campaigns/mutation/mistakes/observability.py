@@ -64,8 +64,8 @@ MISTAKES = (
     Mistake(
         "a provider that is set after the client records nothing",
         "observability/otel.py",
-        "            if providers != self._placeholders:",
-        "            if self._placeholders is None:",
+        "            if not unset:",
+        "            if False:",
     ),
     Mistake(
         "observers of one provider have instruments of their own",

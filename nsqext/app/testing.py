@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from attrs import evolve, frozen
 
 from nsqext.arguments import check_number, suggest
-from nsqext.client.consumer.message import KeySharing, Message, Owner
+from nsqext.client.consumer.message import KeySharing, Message, Owner, requeue_not_awaited
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed
@@ -28,6 +28,7 @@ from nsqext.waits import Waiters
 if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
+    from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 
 T = TypeVar("T")
@@ -112,6 +113,9 @@ class TestedApp(Protocol):
 
     def gives_offsets(self, spec: HandlerSpec) -> bool:
         """Return whether a handler's messages certainly have offsets."""
+
+    def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
+        """See `App.options_of`."""
 
     def use_test(self, test: AppTest | None) -> None:
         """See `App.use_test`."""
@@ -201,6 +205,7 @@ class AppTest:
     ) -> list[object]:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
+        In each channel those that receive its tag, or else those without a tag, as on topics with extend support.
         Ids and offsets are unique in a process; a header ``nsqext_id`` stands for a message that an inbox knows.
         Args:
             value: the body, see `nsqext.app.encode_body`.
@@ -209,9 +214,9 @@ class AppTest:
             handled: False if middleware must finish the message without a handler.
 
         Raises:
-            InvalidInput: the app has no such handler, or an invalid part of the message.
-            InvalidState: a handler was not called, or was called despite ``handled=False``; the test has not begun, has
-                ended, or runs on a cluster: publish the message instead.
+            InvalidInput: the app has no handler that receives it, or an invalid part of the message.
+            InvalidState: a handler was not called, did not await a requeue, or was called despite ``handled=False``;
+                the test has not begun, has ended, or runs on a cluster: publish the message instead.
             BaseException: of a handler, also `nsqext.Requeue` and `nsqext.Reject`.
         """
         if self._lookupd:
@@ -222,9 +227,7 @@ class AppTest:
         check_trace_id(trace_id)
         if key is not None and not isinstance(key, str):
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
-        specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
-        if not specs:
-            raise self._no_handler(topic, channel)
+        specs = self._receivers(topic, channel, tag)
         results = []
         for spec in specs:
             number = next(_numbers)
@@ -247,6 +250,8 @@ class AppTest:
         """Call a handler, and check that its middleware did."""
         calls: list[None] = []
         result = await self._app.tested_handler_of(spec, lambda: calls.append(None))(message)
+        if message.requeue_called and not message.answered and spec.auto_finish:
+            raise requeue_not_awaited()
         if bool(calls) is handled:
             return result
         name = getattr(spec.function, "__qualname__", type(spec.function).__qualname__)
@@ -259,6 +264,23 @@ class AppTest:
         raise InvalidState(
             f"the handler {name} of channel {spec.channel} was called, despite handled=False", topic=message.topic
         )
+
+    def _receivers(self, topic: str, channel: str | None, tag: str | None) -> list[HandlerSpec]:
+        """Return the handlers that receive messages with a tag, or None for no tag."""
+        specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
+        if not specs:
+            raise self._no_handler(topic, channel)
+        tagged = [(spec, self._app.options_of(spec).tag) for spec in specs]
+        with_tag = {spec.channel for spec, own in tagged if own == tag}
+        found = [spec for spec, own in tagged if own == (tag if spec.channel in with_tag else None)]
+        if not found:
+            received = ", ".join(sorted({str(own) for _, own in tagged}))
+            raise InvalidInput(
+                f"no handler receives a message {'without a tag' if tag is None else f'with the tag {tag}'}",
+                topic=topic,
+                hint=f"tags of handlers: {received}; a consumer with a tag receives no other message",
+            )
+        return found
 
     def _no_handler(self, topic: str, channel: str | None) -> InvalidInput:
         specs = self._app.specs

@@ -167,3 +167,36 @@ async def test_a_topic_or_channel_without_a_handler_names_the_likely_one() -> No
             await test.deliver("order", b"one")
         with pytest.raises(InvalidInput, match=r"did you mean 'billing'\? channels with handlers: billing"):
             await test.deliver("orders", b"one", channel="biling")
+
+
+async def test_a_handler_receives_the_tags_that_servers_would_send_it() -> None:
+    app, received = App("127.0.0.1:1"), list[str]()
+
+    def add(channel: str, tag: str | None) -> None:
+        @app.handler("orders", channel, tag=tag)
+        async def handle(message: Message) -> None:
+            received.append(f"{channel} {tag}")
+
+    for channel, tag in (("billing", "canary"), ("billing", None), ("audit", "canary"), ("mail", None)):
+        add(channel, tag)
+    async with app.test() as test:
+        await test.deliver("orders", b"1", tag="canary")
+        assert received == ["billing canary", "audit canary", "mail None"]
+        await test.deliver("orders", b"2", tag="blue")
+        await test.deliver("orders", b"3")
+        assert received[3:] == ["billing None", "mail None"] * 2
+        with pytest.raises(InvalidInput, match=r"receives a message without a tag .*: tags of handlers: canary"):
+            await test.deliver("orders", b"4", channel="audit")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Message.requeue' was never awaited:RuntimeWarning")
+async def test_a_handler_that_does_not_await_its_requeue_fails() -> None:
+    app = App("127.0.0.1:1")
+
+    @app.handler("orders", "billing")
+    async def handle(message: Message) -> None:
+        message.requeue(1.0)  # type: ignore[unused-coroutine]
+
+    async with app.test() as test:
+        with pytest.raises(InvalidState, match="did not await it"):
+            await test.deliver("orders", b"1")

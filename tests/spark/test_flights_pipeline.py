@@ -146,7 +146,7 @@ def test_everything_arrives_once_and_the_figures_are_those_of_the_file(
 ) -> None:
     """The streams run while flights are published."""
     monkeypatch.setattr("examples.flights_pipeline.pipeline._PATIENCE", 90.0)
-    few = some[:2000]
+    few = some[:500]
     with Progress(disable=True) as progress:
 
         def run_all() -> Report:

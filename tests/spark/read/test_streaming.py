@@ -9,14 +9,12 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.request import urlopen
 
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.spark.columns import read_schema
 from nsqext.spark.pyspark_features import HAS_READ_LIMITS
@@ -118,8 +116,6 @@ def test_metrics_as_the_page_shows_them(spark: SparkSession, servers: Servers, t
     assert shown() == first | {"publishedPerSecond": 0.0}
     reading.forget_commit()
     assert shown() is None, "Spark repeats the batch"
-    servers.publish(topic, bodies("metrics", 5))
-    assert shown() == first | {"publishedPerSecond": 0.0}
 
 
 @pytest.mark.skipif(
@@ -139,7 +135,7 @@ def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Server
     topic = servers.make_topic("bytes", 2)
     expected: list[tuple[str, int, int, bytes]] = []
     for partition, size in ((0, 100), (1, 1000)):
-        found = [b"%0*d" % (size, number) for number in range(40)]
+        found = [b"%0*d" % (size, number) for number in range(16)]
         servers.publish(topic, found, partition)
         expected += [(topic, partition, servers.first + number, body) for number, body in enumerate(found)]
     options = servers.options | {
@@ -152,7 +148,7 @@ def test_batches_are_bounded_by_their_bytes(spark: SparkSession, servers: Server
     reading.run()
     assert reading.rows() == expected
     sizes = [sum(len(row[3]) + RECORD for row in times[-1]) for times in reading.batches.values()]
-    assert len(sizes) == 5, "46,400 bytes"
+    assert len(sizes) == 2, "18,560 bytes"
     assert max(sizes) <= 10_000
 
 
@@ -197,22 +193,6 @@ def fail_at_first(failed: Path, batches: Iterator[RecordBatch]) -> Iterator[Reco
             failed.touch()
             raise RuntimeError("on purpose")
         yield batch
-
-
-def test_removed_messages_end_the_query(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
-    if servers.cluster is None:
-        pytest.skip("NSQEXT_TEST_LOOKUPD: a real cluster takes minutes for that")
-    topic = servers.make_topic("gone")
-    servers.publish(topic, bodies("gone", 10))
-    options = servers.options | {"subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
-    reading = Reading(spark, tmp_path / "checkpoint", options)
-    reading.run()
-    servers.cluster.delete_topic(topic)
-    servers.cluster.create_topic(topic, channels=["ready"])
-    servers.publish(topic, bodies("new", 4))
-    with pytest.raises(StreamingQueryException, match="10 messages were read, but the partition has only 4"):
-        reading.run()
-    assert [len(times[-1]) for times in reading.batches.values()] == [10]
 
 
 @pytest.mark.parametrize(
@@ -271,47 +251,3 @@ def test_a_topic_that_grows_while_a_query_runs(spark: SparkSession, servers: Ser
         *((topic, 0, number) for number in range(20)),
         *((topic, 1, number) for number in range(10)),
     ]
-
-
-def test_the_leader_is_killed_while_a_batch_is_read(spark: SparkSession, tmp_path: Path) -> None:
-    with Cluster(3) as cluster:
-        cluster.create_topic("orders", replicas=3, ordered=True, channels=["other"])
-        with Producer(cluster.lookupd) as producer:
-            producer.publish_many("orders", bodies("order", 6000), partition=0)
-        options = {
-            "lookupd": ",".join(cluster.lookupd),
-            "subscribe": "orders",
-            "channel": "spark",
-            "startingOffsets": "earliest",
-        }
-        reading = Reading(spark, tmp_path / "checkpoint", options)
-        leader = cluster.leader("orders")
-        cluster.faults.delay(leader, "out", 0.002)  # one message of an ordered topic is in flight: 12 s for all
-
-        def start() -> StreamingQuery:
-            query = reading.start()
-            wait_for(lambda: progress(cluster, leader) > 100 or not query.isActive, "the batch is being read")
-            if (error := query.exception()) is not None:
-                raise error
-            return query
-
-        query = after_slow_starts(start)
-        cluster.kill(leader)
-        assert query.awaitTermination(60)
-        assert query.exception() is None
-        assert cluster.leader("orders") != leader
-        assert reading.rows() == sorted(
-            ("orders", 0, number, body) for number, body in enumerate(bodies("order", 6000))
-        )
-
-
-def progress(cluster: Cluster, node: str) -> int:
-    """Return how many messages the scratch channel at a node has behind it."""
-    with urlopen(f"http://{cluster.nodes[node].http}/stats?format=json&topic=orders", timeout=5) as answer:
-        data = json.load(answer)
-    topics = data.get("data", data)["topics"]
-    channels = [channel for topic in topics for channel in topic["channels"]]
-    return max(
-        (channel["message_count"] - channel["depth"] for channel in channels if "#eph" in channel["channel_name"]),
-        default=0,
-    )

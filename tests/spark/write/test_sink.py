@@ -16,7 +16,6 @@ from pyspark.sql import functions as sf
 
 from nsqext import Admin
 from nsqext.spark import dedupe
-from nsqext.spark.pyspark_features import HAS_READ_LIMITS
 from tests.support.header_values import WRITTEN
 from tests.support.raw_publish import RawPublisher, Stored
 from tests.support.spark_cluster import collect
@@ -180,46 +179,6 @@ def test_a_micro_batch_that_is_run_again_publishes_the_same_ids(
     assert sorted(bytes(row.value).decode() for row in dedupe(stored).collect()) == lines
 
 
-@pytest.mark.skipif(not HAS_READ_LIMITS, reason="with availableNow PySpark 4.0 and 4.1 run no batch without messages")
-def test_a_live_aggregate_is_published_once_for_readers(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
-    """Topic to topic: sums by window and key, with ids of their own, after a micro-batch that was published in part."""
-    source, target = servers.make_topic("orders", 2), servers.make_topic("sums", 1, extend=True)
-    flag = tmp_path / "fail"
-    flag.touch()
-
-    def stumbling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield spoiled(batch) if flag.exists() and batch.num_rows > 1 else batch
-
-    def run() -> None:
-        orders = spark.readStream.format("nsqext").options(**servers.options, subscribe=source, channel="sums")
-        rows = orders.option("startingOffsets", "earliest").load()
-        minute = sf.col("value").cast("string").cast("int")
-        timed = rows.select(sf.timestamp_seconds(minute * 60).alias("time")).withWatermark("time", "0 seconds")
-        sums = timed.groupBy(sf.window("time", "10 minutes").alias("span")).count()
-        start = sf.unix_timestamp("span.start") / 60
-        messages = sums.coalesce(1).select(
-            sf.format_string("%d: %d", start.cast("int"), "count").alias("value"),
-            sf.create_map(sf.lit("nsqext_id"), start.cast("int").cast("string")).alias("headers"),
-        )
-        kind = "value string, headers map<string,string>"
-        writer = messages.mapInArrow(stumbling, kind).writeStream.format("nsqext")
-        writer = writer.options(**servers.options, topic=target, ackBatchBytes="1")
-        run_to_end(writer.option("checkpointLocation", str(tmp_path / "sums")).trigger(availableNow=True).start)
-
-    for partition in range(2):
-        servers.publish(source, [b"%d" % number for number in range(partition, 70, 2)], partition)
-    with pytest.raises(PySparkException, match="the value is null"):
-        run()
-    flag.unlink()
-    run()
-    stored = load(spark, servers, target, includeHeaders="true").cache()
-    # the window of the last ten minutes is still open
-    assert stored.count() > 6, "the failed batch had published some sums"
-    found = sorted(bytes(row.value).decode() for row in dedupe(stored).collect())
-    assert found == sorted(f"{minute}: 10" for minute in range(0, 60, 10))
-
-
 def test_rows_with_their_header_are_written_as_they_were_stored(spark: SparkSession, servers: Servers) -> None:
     source, target = (servers.make_topic("headers", 1, extend=True) for _ in range(2))
     publisher = RawPublisher(anyio.run(leader_of, servers, source), source, 0)
@@ -255,11 +214,10 @@ def test_a_complete_result_is_published_each_time(spark: SparkSession, servers: 
     topic = servers.make_topic("complete", 1)
     for number in (1, 2):
         (tmp_path / f"{number}.txt").write_text("a\nb\na\n")
-        sums = spark.readStream.text(str(tmp_path), pathGlobFilter="*.txt").groupBy("value").count()
-        messages = sums.select(sf.format_string("%s %d", "value", "count").alias("value"))
-        writer = messages.writeStream.format("nsqext").outputMode("complete").options(**servers.options, topic=topic)
-        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-        run_to_end(writer.start)
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path), pathGlobFilter="*.txt")
+    messages = lines.groupBy("value").count().select(sf.format_string("%s %d", "value", "count").alias("value"))
+    writer = messages.writeStream.format("nsqext").outputMode("complete").options(**servers.options, topic=topic)
+    run_to_end(writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start)
     assert sorted(message.body for message in collect(servers, topic, 4)) == [b"a 2", b"a 4", b"b 1", b"b 2"]
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from attrs import evolve, frozen
 
 from nsqext.arguments import check_number, suggest
-from nsqext.client.consumer.message import KeySharing, Message, Owner, requeue_not_awaited
+from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
+from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed

@@ -291,5 +291,6 @@ async def _publish_input(
             failed = sum(1 for outcome in error.outcomes if isinstance(outcome, Exception))
             record = {"topic": topic, "published": count - failed, "failed": failed}
             connection.show(record, f"{failed} of {count} messages failed")
+            error.hint = None  # a method of the batcher
             raise
     connection.show({"topic": topic, "published": count}, f"{counted(count, 'message')} stored in {topic}")

@@ -15,7 +15,6 @@ from nsqext.client.consumer.message import (
     check_delay,
     check_requeue_delay,
     notes_call,
-    requeue_not_awaited,
     requeue_unanswered,
 )
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
@@ -214,6 +213,8 @@ class BatchHandler:
         else:
             rest = MessageBatch(unanswered(batch, queue))
             if rest.requeue_called:
+                from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
+
                 await workers.source.policy.batch_failed(list(rest), requeue_not_awaited())
             else:
                 rest.finish_now()

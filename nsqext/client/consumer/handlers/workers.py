@@ -16,7 +16,7 @@ from anyio.lowlevel import checkpoint
 from attrs import define, field, frozen
 
 from nsqext.arguments import check_kinds, check_number, check_time
-from nsqext.client.consumer.message import Message, requeue_not_awaited
+from nsqext.client.consumer.message import Message
 from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
@@ -341,7 +341,7 @@ class Workers:
                     if not auto_finish:
                         self.source.hold((message,))
                     elif message.requeue_called:
-                        await self.source.policy.failed(message, requeue_not_awaited())
+                        await self._failed_by_forgotten_await(message)
                     else:
                         message.finish_now()
             now = _clock()
@@ -351,6 +351,11 @@ class Workers:
                 await checkpoint()
                 now = since = _clock()
             slot.message = None
+
+    async def _failed_by_forgotten_await(self, message: Message) -> None:
+        from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
+
+        await self.source.policy.failed(message, requeue_not_awaited())
 
     def note_unused(self, handler: AnyHandler, result: object) -> None:
         """Log once that nothing uses what a handler returned."""

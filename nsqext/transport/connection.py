@@ -161,7 +161,7 @@ class Connection:
                 raise self.protocol.loss()
         self._oldest = now
         self.protocol.pending.append(reply)
-        if self._layers or self._rest or type(data) is not bytes:
+        if self._rest or type(data) is not bytes:
             self._out.append(data)
             self._queued += 1
             self.flush()
@@ -356,7 +356,8 @@ class Connection:
         out = self._out
         if not out or self._rest or self.closed:
             return
-        if not self._layers and max(map(len, out)) < LARGE:
+        # layers encode a part at a time
+        if (sum(map(len, out)) if self._layers else max(map(len, out))) < LARGE:
             data: bytes = b"".join(out)  # type: ignore[arg-type]  # a `LargeCommand` is not so small
             out.clear()
             requests, self._queued = self._queued, 0
@@ -370,11 +371,13 @@ class Connection:
     def _send(self, data: bytes, requests: int) -> None:
         """Send bytes of ``requests`` requests; keep what the kernel does not accept."""
         try:
+            for layer in reversed(self._layers):
+                data = layer.encode(data)
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
-        except OSError as error:
-            self.fail(_broken(error), requests)
+        except (OSError, NsqError) as error:
+            self.fail(_broken(error) if isinstance(error, OSError) else error, requests)
             return
         if sent < len(data):
             self._sent = _clock()

@@ -122,7 +122,9 @@ class SendQueue:
         self._join(small, begin)
 
     def append(self, data: bytes, commands: int) -> None:
+        """Keep bytes as they are, without a further `encode`; nothing else is kept."""
         self._parts.append((data, commands))
+        self._encoded = True
 
     def _join(self, small: list[bytes], begin: int) -> None:
         if small:

@@ -93,6 +93,20 @@ def test_a_part_is_encoded_once() -> None:
     assert b"".join(received) == wire(commands)
 
 
+def test_bytes_that_were_encoded_before_stay_as_they_are() -> None:
+    queue, peer, layer = SendQueue(), DeflateLayer(), DeflateLayer()
+    queue.append(layer.encode(b"first"), 1)
+    received = b""
+    for further in ([b"second"], []):
+        while queue:
+            queue.encode((layer,))
+            data = bytes(queue.first(1)[0][:2])
+            received += peer.decode(data)
+            queue.sent(len(data))
+        queue.put(further)
+    assert received == b"firstsecond"
+
+
 def test_many_small_commands_make_bounded_parts() -> None:
     queue = SendQueue()
     queue.put([b"x" * 60_000] * 100)

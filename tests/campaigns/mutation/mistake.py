@@ -1,15 +1,15 @@
-"""Mistakes that a programmer would make, as data: an old text of a module, and the text in its place.
+"""Mistakes that a programmer would make: an old text of a module, and the text in its place.
 
-``mistakes/ROOM.py`` has those of a room, with ``_`` in place of ``/``.
+``mistakes/ROOM.diff`` has those of a room, with ``_`` in place of ``/``: ``@ MODULE``, ``# NAME``, and lines that begin
+with a space (unchanged), ``-`` (before) or ``+`` (after). The unchanged and the old lines occur once in the module.
 """
 
 from __future__ import annotations
 
 import ast
-from importlib import import_module
-from importlib.util import find_spec
+from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ("Mistake", "mistakes_of")
 
@@ -56,8 +56,24 @@ class Mistake:
 
 def mistakes_of(room: str) -> tuple[Mistake, ...]:
     """Return the mistakes of a room; empty for a room without a file."""
-    name = f"tests.campaigns.mutation.mistakes.{room.replace('/', '_')}"
-    if find_spec(name) is None:
-        return ()
-    found: tuple[Mistake, ...] = import_module(name).MISTAKES
+    path = Path(__file__).parent / "mistakes" / f"{room.replace('/', '_')}.diff"
+    return tuple(_parse(path.read_text("utf-8"))) if path.exists() else ()
+
+
+def _parse(text: str) -> list[Mistake]:
+    found: list[Mistake] = []
+    module = ""
+    for line in text.splitlines():
+        mark, rest = line[:1], f"{line[1:]}\n"
+        if mark == "@":
+            module = line[2:]
+        elif mark == "#":
+            found.append(Mistake(line[2:], module, "", ""))
+        else:  # an editor may remove the space of an empty line
+            before, after = found[-1].before, found[-1].after
+            found[-1] = evolve(
+                found[-1],
+                before=before if mark == "+" else before + rest,
+                after=after if mark == "-" else after + rest,
+            )
     return found

@@ -23,7 +23,7 @@ def test_mistakes_replace_code_that_occurs_once(room: str) -> None:
 
 
 def test_files_of_mistakes_are_those_of_rooms() -> None:
-    files = {path.stem for path in (ROOT / "tests/campaigns/mutation/mistakes").glob("*.py")}
+    files = {path.stem for path in (ROOT / "tests/campaigns/mutation/mistakes").glob("*.diff")}
     assert files <= {room.replace("/", "_") for room in ROOMS}
 
 

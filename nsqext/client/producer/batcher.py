@@ -126,7 +126,7 @@ class Batcher:
         Raises:
             InvalidInput: invalid message.
             BatchFailed: ``max_pending`` messages failed, and `take_failed` was not called.
-            InvalidState: the batcher is not open.
+            InvalidState: the batcher is not open, or was opened in another event loop.
 
         When cancelled, the message is not accepted.
         """
@@ -171,6 +171,8 @@ class Batcher:
     async def _take(
         self, message: bytes | OutgoingMessage, on_outcome: Callable[[], object] | None = None
     ) -> MessageRequest:
+        if not self._queue:  # for each message it would cost more than the rest
+            self._tasks.check_event_loop()
         key = key_bytes(message.key) if isinstance(message, OutgoingMessage) and message.key is not None else None
         request = MessageRequest(self._options, self._topic, message, key=key)
         request.on_outcome = on_outcome

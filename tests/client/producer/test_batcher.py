@@ -59,7 +59,8 @@ def _made(
     publisher: _Publisher, tasks: TaskGroup, limits: BatcherLimits, options: ProducerOptions | None = None
 ) -> Batcher:
     """Return a batcher that is not open."""
-    return Batcher(cast("Any", publisher), options or ProducerOptions(), cast("Any", tasks), "t", limits)
+    started: Any = SimpleNamespace(start_soon=tasks.start_soon, check_event_loop=lambda: None)
+    return Batcher(cast("Any", publisher), options or ProducerOptions(), started, "t", limits)
 
 
 @asynccontextmanager

@@ -277,7 +277,12 @@ async def test_the_cancellation_of_the_task_that_opened_it_does_not_reach_a_prod
 
 
 async def test_a_producer_in_another_event_loop_is_refused_before_anything_is_sent() -> None:
-    async with bounded(), scripted_node(obey()) as node, Producer(nsqd=str(node)) as producer:
+    async with (
+        bounded(),
+        scripted_node(obey()) as node,
+        Producer(nsqd=str(node)) as producer,
+        producer.batcher("t") as batcher,
+    ):
         await producer.publish("t", b"x")
 
         async def use_it() -> None:
@@ -285,6 +290,7 @@ async def test_a_producer_in_another_event_loop_is_refused_before_anything_is_se
                 lambda: producer.publish("t", b"y"),
                 lambda: producer.publish("t", b"y", key="k"),
                 lambda: producer.publish_many("t", [b"y"]),
+                lambda: batcher.add(b"y"),
                 producer.aclose,
             ):
                 with pytest.raises(InvalidState, match="another event loop"):

@@ -120,9 +120,17 @@ async def test_without_a_remedy_a_rogue_node_receives_the_secret(granted: Mappin
     assert rogue.has_secret
 
 
-@GENERATIONS
 @CLIENTS
-@pytest.mark.parametrize("certificate", ["none", "refused", "of another authority", "of another name"])
+@pytest.mark.parametrize(
+    ("granted", "certificate"),
+    [
+        (PLAIN, "none"),
+        (REDESIGNED, "refused"),
+        (PLAIN, "of another authority"),
+        (REDESIGNED, "of another name"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
 async def test_with_tls_a_rogue_node_does_not_receive_the_secret(
     granted: Mapping[str, Any], client: str, certificate: str
 ) -> None:

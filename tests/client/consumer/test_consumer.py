@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, Finish, Message, Reject, Requeue
+from nsqext import Consumer, Message
 from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, MessageNotInFlight
 from nsqext.errors.server import ChannelNotRegistered
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running
@@ -122,58 +122,6 @@ async def test_stop_from_a_handler(cluster: Cluster, topic: str) -> None:
     await eventually(lambda: depth(cluster, topic) == 1)
 
 
-async def test_errors_raised_by_handlers_decide(cluster: Cluster, topic: str) -> None:
-    options = quick(backoff="off", requeue_delay=0.0)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **options)
-    seen: list[tuple[bytes, int]] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.append((message.body, message.attempts))
-        if message.attempts == 1:
-            raise {b"finish": Finish(), b"requeue": Requeue(0), b"give up": Reject("no use")}.get(
-                message.body, ValueError("broken")
-            )
-
-    publish(cluster, topic, b"finish", b"requeue", b"give up", b"error")
-    await running(consumer, lambda: eventually(lambda: len(seen) == 6))
-    assert sorted(seen) == [
-        (b"error", 1),
-        (b"error", 2),
-        (b"finish", 1),
-        (b"give up", 1),
-        (b"requeue", 1),
-        (b"requeue", 2),
-    ]
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_dead_letters_are_passed_to_a_function(cluster: Cluster, topic: str) -> None:
-    dead_letters: list[tuple[bytes, str]] = []
-
-    async def bury(message: Message, error: Exception | None) -> None:
-        dead_letters.append((message.body, str(error)))
-
-    consumer = Consumer(
-        topic,
-        "ch",
-        lookupd=cluster.lookupd,
-        **quick(backoff="off", requeue_delay=0.0, max_attempts=3, dead_letter=bury),
-    )
-    attempts: list[int] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        attempts.append(message.attempts)
-        raise ValueError(f"attempt {message.attempts}")
-
-    publish(cluster, topic, b"bad")
-    await running(consumer, lambda: eventually(lambda: dead_letters))
-    assert attempts == [1, 2, 3]
-    assert dead_letters == [(b"bad", "attempt 3")]
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
 async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(f"{topic}_dead", channels=["ch"])
     consumer = Consumer(
@@ -198,42 +146,6 @@ async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: st
 
     await running(consumer, read)
     assert found == [b"bad"]
-
-
-async def test_an_ordered_message_is_not_rejected(cluster: Cluster, topic: str) -> None:
-    name = f"{topic}_ordered"
-    cluster.create_topic(name, ordered=True, channels=["ch"])
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, **quick(backoff="off", requeue_delay=0.0, max_attempts=2))
-    seen: list[tuple[bytes, int]] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.append((message.body, message.attempts))
-        if message.attempts < 4 and message.body == b"first":
-            raise Reject
-
-    publish(cluster, name, b"first", b"second")
-    await running(consumer, lambda: eventually(lambda: len(seen) >= 5))
-    assert seen[-1][0] == b"second"
-    assert [body for body, _ in seen[:-1]] == [b"first"] * (len(seen) - 1)
-
-
-async def test_the_delay_of_an_ordered_message_is_accepted(cluster: Cluster, topic: str) -> None:
-    name = f"{topic}_ordered"
-    cluster.create_topic(name, ordered=True, channels=["ch"])
-    options = quick(backoff="off", requeue_delay=0.3, requeue_jitter=0.0)
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, **options)
-    times: list[float] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        times.append(anyio.current_time())
-        if message.attempts == 1:
-            raise ValueError("later")
-
-    publish(cluster, name, b"first")
-    await running(consumer, lambda: eventually(lambda: len(times) == 2))
-    assert times[1] - times[0] >= 0.29
 
 
 async def test_a_handler_that_is_cancelled_from_outside_has_failed(
@@ -363,22 +275,6 @@ async def test_a_message_of_a_lost_connection_raises() -> None:
         await peer.raw(message(3))
         assert (await consumer.__anext__()).id[7] == 3  # number 2 is handled at its next delivery
         await peer.close()
-
-
-async def test_late_answers_may_be_ignored() -> None:
-    options = quick(start_timeout=0.0, on_lost="ignore")
-    async with (
-        scripted_node(granted=PLAIN) as node,
-        Consumer("t", "ch", nsqd=str(node), **options) as consumer,
-    ):
-        peer = await node.accept_subscribed()
-        await peer.raw(message(1))
-        mine = await consumer.__anext__()
-        await peer.close()
-        await eventually(lambda: mine.expired)
-        await mine.touch()
-        await mine.finish()
-        assert mine.answered
 
 
 async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster: Cluster, topic: str) -> None:

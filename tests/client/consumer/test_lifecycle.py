@@ -17,10 +17,10 @@ from anyio import create_task_group
 
 import nsqext
 from nsqext import App, ClientEvent, Consumer, ConsumerSettings, Message, MessageBatch, Producer
-from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight, NegotiationFailed
+from nsqext.errors import InvalidState, LookupFailed, LookupUnreachable, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running, sent, server_ready, take
 from tests.support.fake_lookupd import answering, http, serving
-from tests.support.fake_nsqd import PLAIN, error, message, obey, scripted_lookup, scripted_node
+from tests.support.fake_nsqd import PLAIN, message, obey, scripted_lookup, scripted_node
 from tests.support.messages import share_of_a_late_consumer
 
 if TYPE_CHECKING:
@@ -274,23 +274,6 @@ async def test_an_error_that_ends_a_consumer_in_the_background_is_logged(caplog:
         await consumer.aclose()
 
 
-async def test_nodes_that_refuse_tls_end_a_consumer_that_was_never_connected() -> None:
-    options = quick(tls=True)
-    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        consumer = Consumer("t", "ch", nsqd=f"{one},{two}", **options)
-        with anyio.fail_after(25), pytest.raises(NegotiationFailed, match="TLS"):
-            await consumer.start()
-
-
-async def test_repeated_failures_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_node(obey({"SUB": error("E_SUB_FAILED no")}), granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), **quick(start_timeout=0.0))
-        with caplog.at_level(logging.WARNING, "nsqext.consumer"):
-            async with consumer:
-                await eventually(lambda: len(node.peers) > 5)
-    assert caplog.text.count("subscription ended") == 1
-
-
 # --- fairness --------------------------------------------------------------------------------------------------------
 
 
@@ -361,25 +344,6 @@ async def test_events_and_log_lines_of_a_consumer(caplog: pytest.LogCaptureFixtu
     assert texts[2:] == ["drained and closed t/ch"]
 
 
-async def test_a_backoff_is_an_event() -> None:
-    events: list[ClientEvent] = []
-    async with scripted_node(granted=PLAIN) as node:
-        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
-        consumer.on_event(events.append)
-
-        @consumer.handler
-        async def handle(message: Message) -> None:
-            raise ValueError("broken")
-
-        async def body() -> None:
-            peer = await node.accept_subscribed()
-            await peer.raw(message(1))
-            await eventually(lambda: "backoff" in [event.kind for event in events])
-
-        await running(consumer, body, node)
-    assert [event.detail for event in events if event.kind == "backoff"] == ["level 1"]
-
-
 async def test_the_error_of_a_run_is_never_a_group(caplog: pytest.LogCaptureFixture) -> None:
     consumer = nsqext.Consumer("t", "ch", lookupd="127.0.0.1:9", **quick(lookup_timeout=0.0))
 
@@ -419,9 +383,15 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("batches", [False, True], ids=["messages", "batches"])
-@pytest.mark.parametrize("error", [GeneratorExit, Unprintable])
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
+@pytest.mark.parametrize(
+    ("batches", "error", "waits"),
+    [
+        (False, GeneratorExit, False),
+        (False, Unprintable, True),
+        (True, GeneratorExit, True),
+        (True, Unprintable, False),
+    ],
+)
 async def test_no_error_of_a_handler_ends_the_consumer(
     cluster: Cluster, topic: str, batches: bool, error: type[BaseException], waits: bool
 ) -> None:

@@ -13,13 +13,11 @@ import anyio
 import pytest
 
 from nsqext import BatchFailed, OutgoingMessage, Producer, PublishFailed, Receipt
-from nsqext.broker import Cluster
 from nsqext.client.producer.batcher import Batcher, BatcherLimits
 from nsqext.client.producer.keys import KeyLock
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.errors import (
     DeliveryUnknown,
-    ExtendNotSupported,
     InvalidBody,
     InvalidHeader,
     InvalidSetting,
@@ -253,20 +251,6 @@ async def test_an_invalid_message_is_refused_alone() -> None:
             await batcher.add(OutgoingMessage(b"x", headers={"##no": "x"}))
         await batcher.add(OutgoingMessage(b"y", headers={"a": "b"}, key="k", trace_id=1))
     assert functools.reduce(operator.iadd, publisher.batches, []) == [b"x", b"y"]
-
-
-async def test_a_message_that_its_topic_refuses_fails_alone() -> None:
-    with Cluster(nodes=1) as cluster, anyio.fail_after(25):
-        cluster.create_topic("t", channels=["ch"])
-        async with Producer(cluster.lookupd) as producer, producer.batcher("t", linger=60) as batcher:
-            for number in range(6):
-                await batcher.add(OutgoingMessage(b"%d" % number, headers={"a": "b"} if number % 2 else None))
-            with pytest.raises(BatchFailed):
-                await batcher.flush()
-            failed = batcher.take_failed()
-            assert [message.body for message, _ in failed if isinstance(message, OutgoingMessage)] == [b"1", b"3", b"5"]
-            assert {type(failure) for _, failure in failed} == {ExtendNotSupported}
-            assert batcher.pending == 0
 
 
 async def test_publishes_cut_off_by_closing_are_reported() -> None:

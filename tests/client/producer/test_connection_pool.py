@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import anyio
 import pytest
 
-from nsqext.client.events import ClientEvent, ClientEvents
+from nsqext.client.events import ClientEvents
 from nsqext.client.producer import connection_pool
 from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
-from nsqext.errors import ConnectionFailed, ConnectionLost, InvalidState, NsqError, RequestTimeout
+from nsqext.errors import ConnectionFailed, InvalidState, NsqError, RequestTimeout
 from nsqext.protocol.client.commands import CLS, NOP
 from nsqext.transport.connection import Connection
 from nsqext.transport.options import ConnectionOptions
@@ -128,69 +127,6 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
         await pool.aclose()
 
 
-async def test_connections_are_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "nsqext.producer")
-    async with scripted_node() as node:
-        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        place = pool.node(node.address)
-        for _ in range(4):
-            connection = await connect_to(pool, place)
-            connection.protocol.fail(ConnectionLost("reset"))
-        await pool.aclose()
-    first, ended, back = [record.getMessage() for record in caplog.records]
-    assert first == f"connected to {node}"
-    assert ended.startswith(f"connection to {node} ended: reset")
-    assert back.startswith(f"connected to {node}: back after ")
-
-
-async def test_connections_that_no_topic_needs_are_closed_when_they_are_idle() -> None:
-    async with scripted_node() as node:
-        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        place = pool.node(node.address)
-        connection = await connect_to(pool, place)
-        peer = await node.accept()
-        response = connection.request(b"PUB t\n\0\0\0\1x")
-        await peer.expect("PUB")
-        pool.keep_only(())
-        pool.tick()
-        assert connection.usable
-        assert pool.in_flight == 1
-        await peer.answer()
-        await response
-        pool.tick()
-        assert connection.closed
-        assert place.connection is None
-        assert pool.in_flight == 0
-
-
-async def test_nodes_that_no_topic_needs_leave_the_pool() -> None:
-    """An old route still publishes through the pool, over the connection that new routes use."""
-    async with scripted_node(obey()) as node:
-        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        old = pool.node(node.address)
-        await connect_to(pool, old)
-        for number in range(1000):
-            pool.node(Address("n", number + 1))
-        pool.keep_only((Address("n", 1),))
-        pool.tick()
-        pool.tick()
-        assert list(pool._nodes) == [Address("n", 1)]
-        new = pool.node(node.address)
-        assert new is not old
-        connection = await connect_to(pool, new)
-        assert await connect_to(pool, old) is connection
-        assert old.redesigned == new.redesigned
-        assert old.connection is None
-        pool.keep_only(())
-        pool.tick()
-        pool.tick()
-        assert pool._nodes == {}
-        connection = await connect_to(pool, old)
-        assert pool.node(node.address) is old
-        assert old.connection is connection
-        await pool.aclose()
-
-
 @pytest.mark.parametrize("share", [0.5, 1.0])
 async def test_a_node_rests_longer_after_each_failure(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     monkeypatch.setattr(connection_pool, "_clock", lambda: 1000.0)
@@ -227,21 +163,3 @@ async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None
             await anyio.wait_all_tasks_blocked()
             pool.node(Address("127.0.0.1", 1))  # another task finds a node in the meantime
         assert [connection.closed for connection in connections] == [True, True]
-
-
-async def test_connections_that_open_and_end_are_events() -> None:
-    events: list[ClientEvent] = []
-    reporter = ClientEvents()
-    reporter.callbacks.append(events.append)
-    async with scripted_node(obey()) as node:
-        pool = ConnectionPool(ConnectionOptions(), reporter)
-        place = pool.node(node.address)
-        connection = await connect_to(pool, place)
-        assert [(event.kind, event.node) for event in events] == [("connected", str(node))]
-        connection.close()
-        pool.tick()
-        pool.tick()
-        assert [event.kind for event in events] == ["connected", "disconnected"]
-        await connect_to(pool, place)
-        await pool.aclose()
-        assert [event.kind for event in events] == ["connected", "disconnected"] * 2

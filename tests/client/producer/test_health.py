@@ -11,9 +11,8 @@ import pytest
 from nsqext import DeliveryUnknown, Lookup, Producer, ProducerStatistics
 from nsqext.errors import BatchFailed, ConnectionFailed, InvalidState, LookupFailed, PartitionUnavailable
 from nsqext.errors.server import BadMessage
-from nsqext.transport.connection import Connection
 from tests.support.fake_lookupd import node_json
-from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node
 from tests.support.producers import bounded, producing, quick
 
 if TYPE_CHECKING:
@@ -103,16 +102,6 @@ async def test_statistics_count_messages_by_outcome() -> None:
         assert (found.connections, found.pending, found.lookup_failures) == (1, 0, 0)
         assert found.lookup_age is not None
         assert 0 <= found.lookup_age < 15
-
-
-async def test_rejections_without_a_consumer_are_dropped() -> None:
-    async with producing({"PUB": [ok() + error("E_FIN_FAILED gone") * 100, ok()]}) as (producer, nodes, _):
-        await producer.publish("t", b"x")
-        connection = producer._pool.node(nodes[0].address).connection
-        assert isinstance(connection, Connection)
-        await until(lambda: not connection.protocol.notices)
-        await producer.publish("t", b"y")
-        assert connection.usable
 
 
 async def test_connections_of_ping_are_shared_with_publishes() -> None:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from attrs import define, field
 
-from nsqext import DeliveryUnknown, Producer, PublishFailed
+from nsqext import Producer
 from nsqext.errors import ExtendNotSupported, NsqError
 from nsqext.protocol.frames import encode_trace_reply
 from tests.support.commands import multi_items, trace_body
@@ -96,16 +96,6 @@ async def test_waiting_publishes_are_one_batch() -> None:
         assert len(scene.producer._publisher.keys.lock) == 0
 
 
-async def test_later_publishes_wait_for_the_batch() -> None:
-    async with _waiting(b"b", b"c") as scene:
-        await scene.answer("PUB", b"a", ok())
-        await until(lambda: not scene.producer._publisher.keys.lock._rows[_KEY])
-        await scene.begin(b"d")
-        await scene.begin(b"e")
-        await scene.answer("MPUB", b"b,c", ok())
-        await scene.answer("MPUB", b"d,e", ok())
-
-
 async def test_what_the_tasks_of_a_batch_publish_next_is_one_batch() -> None:
     async with _waiting() as scene:
 
@@ -123,7 +113,7 @@ async def test_what_the_tasks_of_a_batch_publish_next_is_one_batch() -> None:
         await scene.ended(b"a", b"b", b"c")
 
 
-@pytest.mark.parametrize("failure", ["E_MPUB_FAILED disk", "E_FAILED_ON_NOT_WRITABLE", "E_FAILED_ON_NOT_LEADER"])
+@pytest.mark.parametrize("failure", ["E_MPUB_FAILED disk", "E_FAILED_ON_NOT_LEADER"])
 async def test_after_a_failed_batch_each_is_published_alone_in_order(failure: str) -> None:
     async with _waiting(b"b", b"c", b"d") as scene:
         await scene.answer("PUB", b"a", ok())
@@ -133,25 +123,6 @@ async def test_after_a_failed_batch_each_is_published_alone_in_order(failure: st
         await scene.ended(b"b", b"c", b"d")
         assert set(scene.kinds().values()) == {"Receipt"}
         assert scene.producer.statistics().stored == 5
-
-
-async def test_a_batch_of_unknown_outcome_is_unknown_for_each() -> None:
-    async with _waiting(b"b", b"c", on_unknown="raise") as scene:
-        await scene.answer("PUB", b"a", ok())
-        await scene.answer("MPUB", b"b,c", error("E_MPUB_FAILED disk"))
-        await scene.ended(b"b", b"c")
-        assert scene.kinds() == {b"a": "Receipt", b"b": "DeliveryUnknown", b"c": "DeliveryUnknown"}
-        assert scene.producer.statistics().unknown == 2
-
-
-async def test_a_refusal_of_the_batch_itself_is_no_attempt_of_its_messages() -> None:
-    async with _waiting(b"b", b"c", on_unknown="raise") as scene:
-        await scene.answer("PUB", b"a", ok())
-        await scene.answer("MPUB", b"b,c", error("E_EXT_NOT_SUPPORT"))
-        await scene.answer("PUB", b"b", ok())
-        await scene.answer("PUB", b"c", error("E_EXT_NOT_SUPPORT"))
-        await scene.ended(b"b", b"c")
-        assert scene.kinds() == {b"a": "Receipt", b"b": "Receipt", b"c": "ExtendRefused"}
 
 
 async def test_publishes_that_need_a_response_of_their_own_are_sent_alone() -> None:
@@ -169,13 +140,6 @@ async def test_publishes_that_need_a_response_of_their_own_are_sent_alone() -> N
         await scene.answer("PUB", b"d", ok())
         await scene.ended(b"traced", b"headed", b"many", b"d")
         assert isinstance(scene.outcomes[b"headed"], ExtendNotSupported)
-
-
-async def test_limits_of_batches_are_kept() -> None:
-    async with _waiting(b"b", b"c", b"d", max_batch_count=2) as scene:
-        await scene.answer("PUB", b"a", ok())
-        await scene.answer("MPUB", b"b,c", ok())
-        await scene.answer("PUB", b"d", ok())
 
 
 @pytest.mark.parametrize("cancelled", [b"b", b"c"])
@@ -198,15 +162,3 @@ async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
         await until(lambda: len(scene.producer._publisher.keys.lock._rows[_KEY]) == 2)
         await scene.answer("PUB", b"a", ok())
         await scene.answer("MPUB", b"b,d", ok())
-
-
-async def test_closing_reports_the_outcomes_of_a_batch() -> None:
-    async with _waiting(b"b", b"c", close_timeout=0.2, timeout=20) as scene:
-        await scene.answer("PUB", b"a", ok())
-        await scene.peer.expect("MPUB")
-        await scene.begin(b"d")
-        await scene.producer.aclose()
-        await scene.ended(b"b", b"c", b"d")
-        assert isinstance(scene.outcomes[b"b"], DeliveryUnknown)
-        assert isinstance(scene.outcomes[b"c"], DeliveryUnknown)
-        assert isinstance(scene.outcomes[b"d"], PublishFailed)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from nsqext import OutgoingMessage, Producer
-from nsqext.errors import ExtendNotSupported, LookupFailed, NotLookupd, PublishFailed, TopicNotReady
+from nsqext.errors import LookupFailed, NotLookupd, PublishFailed, TopicNotReady
 from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, quick
@@ -113,22 +112,6 @@ async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: b
         assert [command.words[0] for command in node.commands] == [b"PUB", verb]
 
 
-async def test_refused_headers_ask_lookup_once_a_second() -> None:
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), **quick()) as producer:
-            await producer.publish("t", b"plain")
-            started = time.monotonic()
-            before = _lookups(lookup)
-            for _ in range(20):
-                with pytest.raises(ExtendNotSupported, match="topic t"):
-                    await producer.publish("t", b"x", headers={"a": "1"})
-                with pytest.raises(ExtendNotSupported, match=r"message 0.*topic t"):
-                    await producer.publish_many("t", [OutgoingMessage(b"x", tag="a")])
-            assert _lookups(lookup) - before <= 1 + (time.monotonic() - started)
-        assert len(node.commands) == 1
-
-
 @pytest.mark.parametrize("batch_of", [0, 1, 2])
 async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
     """The publish fails immediately, and succeeds after a channel was created."""
@@ -146,21 +129,6 @@ async def test_a_topic_without_channel_is_not_ready(batch_of: int) -> None:
             lookup.set_leaders({0: node}, num=1)
             await producer.publish("t", b"x")
         assert bodies(node) == [b"x"]
-
-
-async def test_a_lookup_service_that_is_not_ready_has_answered() -> None:
-    """Publishes wait for later failures, as after any other response."""
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.refuse(message="Topic has no channel")
-        async with Producer(str(lookup), **quick(lookup_timeout=0.0)) as producer:
-            with pytest.raises(TopicNotReady):
-                await producer.publish("t", b"x")
-            lookup.refuse(503, "restarting")
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(producer.publish, "t", b"y")
-                await until(lambda: _lookups(lookup) > 2)
-                lookup.set_leaders({0: node}, num=1)
-        assert bodies(node) == [b"y"]
 
 
 async def test_a_call_that_waits_for_an_upgrade_when_the_producer_closes_is_reported_as_not_published() -> None:

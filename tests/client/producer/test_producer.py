@@ -21,7 +21,6 @@ from nsqext.errors import (
     LookupFailed,
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
-from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.hashing import murmur3_partition
 from tests.support.fake_nsqd import ScriptedNode, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing
@@ -109,21 +108,6 @@ async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address)
     assert (lookup.metadata._users, producer._publisher.open) == (0, False)
 
 
-async def test_closing_waits_for_an_attempt_that_is_about_to_begin() -> None:
-    producer, scope, ended = Producer(nsqd="n:1"), anyio.CancelScope(), list[bool]()
-
-    async def attempt() -> None:
-        producer._sender.attempts.add(scope)
-        await anyio.lowlevel.checkpoint()
-        producer._sender.attempts.discard(scope)
-        ended.append(True)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(attempt)
-        await producer._until_idle()
-        assert ended == [True]
-
-
 async def test_a_producer_that_closes_stops_its_polls_of_a_shared_lookup() -> None:
     async with bounded(), scripted_node(obey()) as node, scripted_lookup() as server:
         server.set_leaders({0: node}, num=1)
@@ -191,14 +175,6 @@ async def test_each_argument_has_its_effect(arguments: dict[str, Any], header: s
             await producer.publish("t", b"x", **arguments)
     expected = b"x" if header is None else len(header).to_bytes(2, "big") + header.encode() + b"x"
     assert bodies(node, "PUB" if header is None else "PUB_EXT") == [expected] * 2
-
-
-async def test_a_trace_id_alone_is_sent() -> None:
-    reply = ok(encode_trace_reply(7, 5, 100, 31))
-    async with producing({"PUB_TRACE": reply}, extend=True) as (producer, (node,), _):
-        for _ in range(2):
-            assert (await producer.publish("t", b"x", trace_id=5)).message_id == 7
-    assert verbs(node) == ["PUB_TRACE"] * 2
 
 
 async def test_tags_of_keys_are_sent_without_a_key_as_well() -> None:

@@ -75,23 +75,6 @@ async def test_closing_does_not_wait_for_ever() -> None:
     assert [type(outcome) for outcome in outcomes] == [DeliveryUnknown] * 3
 
 
-async def test_a_closed_producer_refuses() -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        producer = Producer(nsqd=str(node))
-        with pytest.raises(InvalidState):
-            await producer.publish("t", b"x")
-        async with producer:
-            await producer.publish("t", b"x")
-        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
-            with pytest.raises(InvalidState):
-                await publish
-        with pytest.raises(InvalidState):
-            async with producer:
-                pass
-        with pytest.raises(InvalidState):
-            producer.batcher("t")
-
-
 async def test_requests_cut_off_by_closing_are_not_retried() -> None:
     outcomes: list[NsqError] = []
 

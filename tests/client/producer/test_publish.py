@@ -15,8 +15,6 @@ from nsqext.errors import (
     DelayNotSupported,
     ExtendNotSupported,
     InvalidBody,
-    InvalidHeader,
-    InvalidInput,
     InvalidPartition,
     InvalidSetting,
 )
@@ -73,35 +71,6 @@ async def test_a_key_keeps_its_partition_and_a_chosen_one_is_kept() -> None:
             await producer.publish("t", b"x", partition=0, key="k")
 
 
-@pytest.mark.parametrize("key", ["user:42", b"\xff"])
-@pytest.mark.parametrize("extend", [False, True])
-async def test_later_publishes_of_a_key_are_encoded_as_the_first_one(key: str | bytes, extend: bool) -> None:
-    """The first publish opens the connection; later ones use the fast path."""
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1, extend=extend)
-        async with Producer(str(lookup), **quick()) as producer:
-            for _ in range(3):
-                await producer.publish("t", b"x", key=key)
-                assert len(producer._publisher.keys.lock) == 0
-    first, *later = [command for command in node.commands if command.words[0].startswith(b"PUB")]
-    assert first.words[0] == (b"PUB_EXT" if extend else b"PUB")
-    assert later == [first] * 2
-
-
-@pytest.mark.parametrize("key", ["", b""])
-async def test_an_empty_key_is_refused(key: str | bytes) -> None:
-    """Servers and consumers read it as no key: it would have a partition, and no order among consumers."""
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1, extend=True)
-        async with Producer(str(lookup), **quick()) as producer:
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish("t", b"x", key=key)
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish_many("t", [b"x"], key=key)
-            with pytest.raises(InvalidInput, match="the key is empty"):
-                await producer.publish_many("t", [OutgoingMessage(b"x", key=key)])
-
-
 async def test_a_key_needs_partitions() -> None:
     async with bounded(), scripted_node(obey(), granted=PLAIN) as node, Producer(nsqd=str(node)) as producer:
         with pytest.raises(InvalidSetting, match=r"number of partitions.*lookupd="):
@@ -123,49 +92,6 @@ async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_a
                     assert len(node.peers) == 1
 
     await unless_paused(attempt, 0.05)
-
-
-async def test_a_node_is_kept_while_any_topic_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.connection_pool._TICK", 3600)  # the test calls `tick` itself
-    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        lookup.set_leaders({0: one}, num=1)
-        async with Producer(str(lookup), **quick()) as producer:
-            for topic in ("a", "b"):
-                await producer.publish(topic, b"x")
-            lookup.set_leaders({0: two}, num=1)
-            pool, directory = producer._pool, producer._metadata
-            first = pool.node(one.address)
-            for topic, kept in (("a", True), ("b", False)):
-                await directory.refresh(topic)
-                await producer.publish(topic, b"y")
-                pool.tick()
-                assert (first.connection is not None) is kept
-            lookup.set_leaders({0: one}, num=1)
-            await directory.refresh("a")
-            await producer.publish("a", b"z")
-            assert pool.node(one.address) is first
-            assert first.connection is not None
-
-
-async def test_unused_topics_are_forgotten_while_others_continue() -> None:
-    async with bounded(), scripted_node(obey()) as one, scripted_node(obey()) as two, scripted_lookup() as lookup:
-        options = quick(forget_after=0.05)
-        async with Producer(str(lookup), **options) as producer:
-            lookup.set_leaders({0: one}, num=1)
-            for number in range(20):
-                await producer.publish(f"idle{number}", b"x", **({"key": "k"} if number % 2 else {"partition": 0}))
-            lookup.set_leaders({0: two}, num=1)
-            routes, directory = producer._routes, producer._metadata
-            with anyio.fail_after(25):
-                first = producer._pool.node(one.address)
-                while len(routes.by_topic) != 1 or len(directory._refreshers) != 1 or first.connection is not None:
-                    await producer.publish("busy", b"x", partition=0)
-                    await producer.publish("busy", b"x")
-            assert list(routes.by_topic) == list(routes._unwatch) == ["busy"]
-            assert producer._pool.node(two.address).connection is not None
-            lookup.set_leaders({0: one}, num=1)
-            await producer.publish("idle3", b"again", key="k")
-            assert bodies(one)[-1] == b"again"
 
 
 async def test_a_trace_gives_a_full_receipt() -> None:
@@ -203,27 +129,6 @@ async def test_a_response_without_the_trace_is_an_unknown_outcome_and_ends_the_c
                 with pytest.raises(DeliveryUnknown, match="trace"):
                     await producer.publish("t", b"x", trace_id=5)
             assert producer.statistics().connections == 0
-
-
-async def test_headers_are_sent_as_they_are_given() -> None:
-    headers = {"user": "42", "x.y": "\u00e9"}
-    async with producing({}, extend=True) as (producer, nodes, _):
-        for _ in range(2):
-            await producer.publish("t", b"x", headers=headers, tag="canary")
-        assert headers == {"user": "42", "x.y": "\u00e9"}
-        sent = {body for node in nodes for body in bodies(node, "PUB_EXT")}
-        header = '{"user":"42","x.y":"\u00e9","##client_dispatch_tag":"canary"}'.encode()
-        assert sent == {len(header).to_bytes(2, "big") + header + b"x"}
-        for wrong in ({"##a": "b"}, {"a": 1}, {"a b": "c"}):
-            with pytest.raises(InvalidHeader):
-                await producer.publish("t", b"x", headers=wrong)  # type: ignore[arg-type]
-
-
-async def test_headers_require_a_topic_with_extend_support() -> None:
-    async with producing({}) as (producer, nodes, _):
-        with pytest.raises(ExtendNotSupported):
-            await producer.publish("t", b"x", headers={"a": "b"})
-        assert nodes[0].commands == []
 
 
 async def test_an_error_in_an_extended_batch_closes_the_connection() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,8 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed
-from nsqext.client.trace_log import trace_log
-from nsqext.errors import NsqError, ProtocolError, TopicNotFound
-from nsqext.errors.server import BadMessage, LeaderLost, PubRefused, RecordTooLarge
-from nsqext.protocol.frames import encode_trace_reply
+from nsqext.errors import ProtocolError, TopicNotFound
+from nsqext.errors.server import LeaderLost
 from tests.support.fake_nsqd import (
     Answer,
     error,
@@ -30,26 +27,11 @@ from tests.support.producers import bodies, bounded, producing, quick
 
 if TYPE_CHECKING:
     from nsqext.client.producer.publishing import TopicKey
-    from nsqext.protocol.server.command_parser import Command
-    from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
 
 
-def _partition(command: Command) -> int:
-    return int(command.words[2])
-
-
 # Decisions by errors
-
-
-async def test_an_unkeyed_message_moves_to_another_partition() -> None:
-    async with producing({"PUB": error("E_FAILED_ON_NOT_LEADER")}, {}) as (producer, nodes, _):
-        receipts = [await producer.publish("t", b"%d" % number) for number in range(8)]
-        assert {receipt.partition for receipt in receipts} == {1}
-        assert len(bodies(nodes[1])) == 8
-        # a target that refused is avoided for a while
-        assert len(bodies(nodes[0])) <= 2
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -74,50 +56,12 @@ async def test_a_moved_leader_is_found() -> None:
         assert receipt.node == str(nodes[0])
 
 
-@pytest.mark.parametrize(
-    ("frame", "kind"),
-    [("E_BAD_MESSAGE too big", BadMessage), ("E_SOMETHING_NEW", NsqError), ("INVALID_TRACE_ID x", NsqError)],
-)
-async def test_a_permanent_refusal_is_raised_immediately(frame: str, kind: type[NsqError]) -> None:
-    async with producing({"PUB": error(frame)}) as (producer, nodes, _):
-        with pytest.raises(kind) as caught:
-            await producer.publish("t", b"x")
-        assert caught.value.topic == "t"
-        assert caught.value.node == str(nodes[0])
-        assert len(bodies(nodes[0])) == 1
-
-
-async def test_the_error_of_a_timeout_contains_the_attempts() -> None:
-    options = quick(timeout=0.3)
-
-    async def attempt(number: int) -> None:
-        async with producing({"PUB": error("E_PUB_FAILED exiting")}, **options) as (producer, _, _):
-            for _ in range(5):
-                with pytest.raises((PublishFailed, DeliveryUnknown), match=r"within 0\.3 s") as caught:
-                    await producer.publish("t", b"x")
-                # a time limit between request and response makes the outcome unknown
-                if isinstance(caught.value, PublishFailed):
-                    break
-            assert isinstance(caught.value, PublishFailed)
-            assert len(caught.value.attempts) >= 2
-            assert all(type(attempt) is PubRefused for attempt in caught.value.attempts)
-
-    await unless_paused(attempt, 0.05)
-
-
 async def test_overload_waits_before_it_tries_again() -> None:
     answers: list[Answer] = [error("E_PUB_TOO_MUCH_WAITING"), ok()]
     async with producing({"PUB": answers}) as (producer, nodes, _):
         await producer.publish("t", b"x")
         assert len(bodies(nodes[0])) == 2
         assert len(nodes[0].peers) == 2
-
-
-async def test_a_removed_node_is_not_requested(closed_address: Address) -> None:
-    async with producing({}, {}) as (producer, nodes, lookup):
-        lookup.set_leaders({0: closed_address, 1: nodes[1]}, num=2)
-        receipts = [await producer.publish("t", b"x") for _ in range(10)]
-        assert {receipt.partition for receipt in receipts} == {1}
 
 
 async def test_an_unknown_topic_fails_at_once() -> None:
@@ -157,15 +101,6 @@ async def test_an_unknown_outcome_is_retried_by_default() -> None:
         assert len(bodies(node)) == 3
 
 
-async def test_an_unknown_outcome_is_raised_if_requested() -> None:
-    options = quick(on_unknown="raise")
-    async with bounded(), scripted_node(_hang_up(1)) as node, Producer(nsqd=str(node), **options) as producer:
-        with pytest.raises(DeliveryUnknown):
-            await producer.publish("t", b"x")
-        assert len(bodies(node)) == 1
-        await producer.publish("t", b"y")
-
-
 @pytest.mark.parametrize("key", [None, "k"])
 @pytest.mark.parametrize("connected", [False, True])
 async def test_a_lead_may_be_lost_after_a_single_message_is_written(key: str | None, connected: bool) -> None:
@@ -185,40 +120,6 @@ async def test_a_lead_may_be_lost_after_a_single_message_is_written(key: str | N
         assert producer.statistics().retries == 1
 
 
-async def test_a_moved_leader_is_found_after_an_unknown_outcome() -> None:
-    refusal: dict[str, Answer | list[Answer]] = {"PUB": error("E_FAILED_ON_NOT_LEADER")}
-    async with producing({}, refusal, **quick(on_unknown="raise")) as (producer, nodes, lookup):
-        lookup.set_leaders({0: nodes[0], 1: nodes[1]}, num=2)
-        with pytest.raises(DeliveryUnknown):
-            await producer.publish("t", b"x", partition=1)
-        lookup.set_leaders({0: nodes[0], 1: nodes[0]}, num=2)
-        with anyio.fail_after(25):
-            while True:
-                try:
-                    receipt = await producer.publish("t", b"x", partition=1)
-                except DeliveryUnknown:
-                    await anyio.sleep(0.01)
-                else:
-                    break
-        assert receipt.node == str(nodes[0])
-
-
-async def test_an_unknown_outcome_of_a_later_attempt_is_raised_if_requested() -> None:
-    async def hang_up(peer: Any) -> None:
-        await peer.next()
-        await peer.raw(error("E_PUB_FAILED exiting"))
-        await peer.next()
-        await peer.close()
-
-    for key in (None, "k"):
-        async with bounded(), scripted_lookup() as lookup, scripted_node(hang_up) as node:
-            lookup.set_leaders({0: node}, num=1)
-            async with Producer(str(lookup), **quick(on_unknown="raise")) as producer:
-                with pytest.raises(DeliveryUnknown):
-                    await producer.publish("t", b"x", key=key)
-            assert len(bodies(node)) == 2
-
-
 async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
     options = quick(timeout=0.3, close_timeout=0.0)
 
@@ -230,16 +131,6 @@ async def test_no_answer_in_time_is_an_unknown_outcome() -> None:
             assert len(bodies(nodes[0])) == 2
 
     await unless_paused(attempt, 0.05)
-
-
-async def test_a_wrong_reply_is_an_unknown_outcome_and_ends_the_connection() -> None:
-    answers: list[Answer] = [ok(), ok(b"nonsense"), ok()]
-    async with producing({"PUB": answers}) as (producer, nodes, _):
-        await producer.publish("t", b"x")
-        with pytest.raises(DeliveryUnknown, match="nonsense"):
-            await producer.publish("t", b"x")
-        await producer.publish("t", b"x")
-        assert len(nodes[0].peers) == 2
 
 
 async def test_an_address_that_is_not_a_server_fails_at_once() -> None:
@@ -264,16 +155,6 @@ async def test_a_silent_server_is_disconnected() -> None:
                 await producer.publish("t", b"x")
 
     await unless_paused(attempt, 0.05)
-
-
-async def test_a_record_of_another_client_that_was_too_large_is_no_reason_to_give_up() -> None:
-    """The redesigned server writes publishes of several clients in one step, and refuses all of them."""
-    text = "E_PUB_FAILED ErrType:7 ErrCode:0 : invalid message write size ({}) maxMsgSize=126"
-    async with producing({"PUB": [error(text.format(130)), ok(), error(text.format(127))]}) as (producer, nodes, _):
-        await producer.publish("t", b"x" * 98)
-        with pytest.raises(RecordTooLarge):
-            await producer.publish("t", b"x" * 98)
-        assert len(bodies(nodes[0])) == 3
 
 
 # Order
@@ -304,14 +185,3 @@ def _waiting(turns: Mapping[TopicKey, Sized], number: int) -> bool:
 
 async def _publish_keyed(producer: Producer, body: bytes) -> None:
     await producer.publish("t", body, key="k")
-
-
-async def test_publishes_of_a_traced_topic_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    trace_log.on("t")
-    try:
-        with caplog.at_level(logging.INFO, "nsqext.trace"):
-            async with producing({"PUB_TRACE": ok(encode_trace_reply(9, 0, 31, 31))}) as (producer, _, _):
-                await producer.publish("t", b"x")
-    finally:
-        trace_log.off()
-    assert [record.name for record in caplog.records] == ["nsqext.trace"]

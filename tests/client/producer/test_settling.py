@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -12,25 +12,12 @@ from anyio.to_thread import run_sync
 
 from nsqext import Admin, DeliveryUnknown, OutgoingMessage, Producer
 from nsqext.broker import Cluster
-from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.request import SentTo
-from nsqext.client.producer.settling import Settler
 from nsqext.errors import (
-    ConnectionLost,
     InvalidSetting,
-    NsqError,
     OperationNotSupported,
-    PublishFailed,
-    RequestTimeout,
 )
-from tests.support.fake_nsqd import until
 from tests.support.machine_pauses import repeated_if_paused
 from tests.support.producers import bounded
-
-if TYPE_CHECKING:
-    from nsqext.client.producer.connection_pool import PooledConnection
-    from nsqext.client.producer.request import PublishRequest
-    from nsqext.lookup.metadata import MetadataCache
 
 pytestmark = pytest.mark.anyio
 
@@ -178,47 +165,6 @@ async def test_without_the_leader_it_stays_unknown(cluster: Cluster) -> None:
         assert producer.statistics().unknown == 1
 
 
-@repeated_if_paused(0.1)
-async def test_a_publish_that_the_server_may_still_execute_stays_unknown(cluster: Cluster) -> None:
-    """Its connection is open: the command may be executed after the log was read."""
-    await run_sync(cluster.faults.heal)
-    async with bounded(), _settling(cluster, timeout=0.5, settle_timeout=1.5) as producer:
-        await producer.publish("plain", b"before")
-        await run_sync(lambda: cluster.faults.delay("n1", "in", 4.0))
-        with pytest.raises(DeliveryUnknown):
-            await producer.publish("plain", b"late")
-        await run_sync(cluster.faults.heal)
-
-
-@repeated_if_paused(0.1)
-async def test_a_message_that_is_not_stored_in_time_was_certainly_not_stored(cluster: Cluster) -> None:
-    await run_sync(cluster.faults.heal)
-    async with bounded(), _settling(cluster, timeout=0.3) as producer:
-        await producer.publish("plain", b"before")
-        await run_sync(lambda: cluster.faults.cut("n1", "in", connections=1))
-        with pytest.raises(PublishFailed, match="its log does not contain it"):
-            await producer.publish("plain", b"never")
-    assert await _stored(cluster, "plain", 1) == [b"before"]
-
-
-async def test_a_closed_producer_reports_what_it_does_not_know(cluster: Cluster) -> None:
-    outcomes: list[BaseException] = []
-
-    async def publish(producer: Producer) -> None:
-        try:
-            await producer.publish("plain", b"x")
-        except DeliveryUnknown as error:
-            outcomes.append(error)
-
-    async with bounded(), anyio.create_task_group() as tasks, _settling(cluster, close_timeout=0.2) as producer:
-        await producer.publish("plain", b"before")
-        await run_sync(lambda: cluster.faults.cut("n1", "in"))
-        await run_sync(lambda: cluster.faults.refuse("n1"))
-        tasks.start_soon(publish, producer)
-        await until(lambda: not producer._pool.connections)
-    assert len(outcomes) == 1
-
-
 async def test_it_is_refused_where_no_log_can_be_searched() -> None:
     with pytest.raises(InvalidSetting, match="needs lookupd"):
         Producer(nsqd="127.0.0.1:4150", on_unknown="settle")
@@ -233,112 +179,3 @@ async def test_it_is_refused_where_no_log_can_be_searched() -> None:
                 await producer.publish_many("t", [b"x"])
             with pytest.raises(OperationNotSupported, match="redesigned"):
                 await producer.publish("t", b"x", delay=1)
-
-
-class _Log:
-    """A log that is searched: each search finds the next of some rows of trace ids; the last row is found again."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *rows: set[int], node: str = "n:1") -> None:
-        self.rows, self.node, self.wanted = list(rows), node, list[list[int]]()
-        log = self
-
-        class Search:
-            error = None
-
-            def __init__(self, *_: object) -> None:
-                self.node, self.found = log.node, dict[int, object]()
-
-            async def run(self, ids: list[int]) -> None:
-                log.wanted.append(ids)
-                for _ in range(3):
-                    await checkpoint()
-                row = log.rows.pop(0) if len(log.rows) > 1 else log.rows[0]
-                self.found = {trace: f"receipt {trace}" for trace in ids if trace in row}
-
-        monkeypatch.setattr("nsqext.client.producer.settling.LogSearch", Search)
-        monkeypatch.setattr("nsqext.client.producer.settling._PAUSE", 0.001)
-
-    async def settle(self, *ids: int, cause: Exception | None) -> object:
-        """Settle a publish with these trace ids."""
-        (outcome,) = await self.settle_all([ids], cause)
-        return outcome
-
-    async def settle_all(
-        self, publishes: list[tuple[int, ...]], cause: Exception | None, count: int = 0
-    ) -> list[object]:
-        """Settle publishes at a time; return their outcomes."""
-        outcomes: list[object] = []
-        settler = Settler(ProducerOptions(on_unknown="settle", settle_timeout=0.2), cast("MetadataCache", None))
-
-        async def settle(ids: tuple[int, ...]) -> None:
-            request = _Request(ids)
-            unknown = DeliveryUnknown("no response")
-            unknown.__cause__ = cause
-            try:
-                outcomes.append(await settler.settle(cast("PublishRequest", request), unknown))
-            except DeliveryUnknown as error:
-                outcomes.append(str(error))
-
-        async with anyio.create_task_group() as tasks:
-            for ids in publishes:
-                tasks.start_soon(settle, ids)
-        assert not any(searches.waiting for searches in settler._searches.values())
-        return outcomes
-
-
-class _Request:
-    def __init__(self, ids: tuple[int, ...]) -> None:
-        self.topic, self.trace_ids, self.count = "t", ids, len(ids)
-        self.sent_to = SentTo(0, "n:1", cast("PooledConnection", self), None)
-        self.usable = True
-
-    def fail(self, _: NsqError) -> None:
-        self.usable = False
-
-
-LOST, LATE = ConnectionLost("reset"), RequestTimeout("no response")
-
-
-async def test_what_was_found_is_stored_and_what_nobody_can_store_any_more_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert await _Log(monkeypatch, {7, 8}).settle(7, 8, cause=LATE) == ["receipt 7", "receipt 8"]
-    assert await _Log(monkeypatch, set()).settle(7, cause=LOST) is None
-
-
-async def test_when_the_leader_has_changed_the_log_is_searched_once_the_connection_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What seed 800179 showed: the former leader led again, and received what the kernel still had to transmit."""
-    log = _Log(monkeypatch, set(), node="other:1")
-    assert await log.settle(7, cause=LATE) is None
-    assert len(log.wanted) == 2
-    log = _Log(monkeypatch, set(), {7}, node="other:1")
-    assert await log.settle(7, cause=LATE) == ["receipt 7"]
-
-
-@pytest.mark.parametrize("cause", [LATE, None])
-async def test_while_the_server_may_execute_it_the_log_is_searched_again(
-    monkeypatch: pytest.MonkeyPatch, cause: Exception | None
-) -> None:
-    log = _Log(monkeypatch, set(), set(), {7})
-    assert await log.settle(7, cause=cause) == ["receipt 7"]
-    assert len(log.wanted) == 3
-
-
-async def test_a_batch_of_which_the_log_has_only_a_part_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await _Log(monkeypatch, {7}).settle(7, 8, cause=LOST)
-    assert "still unknown after 0.2 s" in str(found)
-
-
-async def test_messages_without_trace_ids_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = _Log(monkeypatch, {7})
-    assert "still unknown" not in str(await log.settle(7, 0, cause=LOST))
-    assert log.wanted == []
-
-
-async def test_publishes_that_wait_for_a_search_share_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = _Log(monkeypatch, {1, 2, 3, 4, 5})
-    found = await log.settle_all([(number,) for number in range(1, 6)], LATE)
-    assert sorted(map(str, found)) == [f"['receipt {number}']" for number in range(1, 6)]
-    assert len(log.wanted) <= 2

@@ -82,24 +82,6 @@ async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
-async def test_messages_of_a_batch_are_rejected_after_too_many_attempts(cluster: Cluster, topic: str) -> None:
-    letters: list[tuple[bytes, int, str]] = []
-
-    async def dead_letter(message: Message, error: Exception | None) -> None:
-        letters.append((message.body, message.attempts, str(error)))
-
-    consumer = in_batches(cluster, topic, backoff="off", requeue_delay=0, max_attempts=2, dead_letter=dead_letter)
-
-    @consumer.batch_handler(max_count=3, max_wait=0.1)
-    async def handle(batch: MessageBatch) -> None:
-        raise ZeroDivisionError("no")
-
-    publish(cluster, topic, *TEN[:3])
-    await running(consumer, lambda: eventually(lambda: len(letters) == 3))
-    assert sorted(letters) == [(body, 2, "no") for body in TEN[:3]]
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
 @pytest.mark.parametrize(
     ("signal", "expected"),
     [
@@ -141,24 +123,6 @@ async def test_batches_run_concurrently(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     await running(consumer, together.wait)
     await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_a_cancelled_batch_is_requeued(cluster: Cluster, topic: str) -> None:
-    consumer = in_batches(cluster, topic, close_timeout=0.0)
-    begun = anyio.Event()
-
-    @consumer.batch_handler(max_count=10)
-    async def handle(batch: MessageBatch) -> None:
-        await batch[0].finish()
-        begun.set()
-        await anyio.sleep_forever()
-
-    publish(cluster, topic, *TEN)
-    await running(consumer, begun.wait)
-    async with in_batches(cluster, topic) as other:
-        batch = await other.fetch(9, 10.0)
-        assert len(batch) == 9
-        await batch.finish()
 
 
 async def test_the_messages_of_a_batch_are_touched(cluster: Cluster, topic: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gc import collect
-from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from nsqext.client.consumer.handlers.batches import MessageBatches
 from nsqext.client.consumer.handlers.workers import BatchLimits
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
-from tests.support.messages import RecordingOwner, iteration, make_message
+from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,25 +194,6 @@ async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event
         assert owner.commands == expected.get(leave, []), leave
 
 
-async def test_a_cancelled_collect_leaves_the_messages_in_the_queue() -> None:
-    collector = iteration()
-    queue = collector._queue
-    queue.put([make_message(RecordingOwner())])
-    queue.messages[0].delivered = float("inf")
-    with anyio.move_on_after(0.01):
-        await collector.collect(BatchLimits(2, 10.0))
-    assert len(queue.messages) == 1
-
-
-async def test_expired_messages_are_left_out() -> None:
-    collector, owner = iteration(), RecordingOwner()
-    queue = collector._queue
-    queue.put([make_message(owner, number) for number in (1, 2, 3)])
-    queue.messages[1].received = 5.0
-    owner.horizon = 1.0
-    assert [message.internal_id for message in await collector.collect(BatchLimits())] == [2]
-
-
 async def test_batches_are_full_or_as_old_as_max_wait(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     sizes: list[int] = []
@@ -244,15 +224,6 @@ async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topi
                     break
 
 
-async def test_rdy_grows_to_the_batch(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    async with in_batches(cluster, topic, initial_ready=1) as consumer:
-        with anyio.fail_after(25):
-            batch = await anext(consumer.batches(max_count=10, max_wait=30.0))
-            assert [message.body for message in batch] == TEN
-            await batch.finish()
-
-
 @pytest.mark.parametrize("leave", ["break", "raise"])
 async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topic: str, leave: str) -> None:
     publish(cluster, topic, *TEN)
@@ -275,20 +246,6 @@ async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topi
             again = await consumer.fetch(7, 10.0)
         assert sorted(message.body for message in again) == [b"2", b"4", b"5", b"6", b"7", b"8", b"9"]
         assert {message.attempts for message in again} == {2}
-        await again.finish()
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_aclose_requeues_the_rest_of_a_loop_that_is_referenced(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, b"a")
-    async with in_batches(cluster, topic) as consumer:
-        batches = consumer.batches()
-        batch = await anext(batches)
-        assert not batch[0].answered
-        await batches.aclose()
-        assert batch[0].answered
-        again = await anext(batches)
-        assert again[0].attempts == 2
         await again.finish()
     await eventually(lambda: depth(cluster, topic) == 0)
 
@@ -342,14 +299,6 @@ async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(clu
         await again.finish()
 
 
-async def test_the_task_that_closes_does_not_wait_for_its_own_batch(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    with anyio.fail_after(25):
-        async with in_batches(cluster, topic, close_timeout=60.0) as consumer:
-            batch = await consumer.fetch(10)
-    assert batch.unanswered == []
-
-
 async def test_seek_expires_the_messages_of_a_batch(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     async with in_batches(cluster, topic) as consumer:
@@ -361,21 +310,6 @@ async def test_seek_expires_the_messages_of_a_batch(cluster: Cluster, topic: str
         again = await consumer.fetch(10, 10.0)
         assert sorted(message.body for message in again) == TEN
         await again.finish()
-
-
-async def test_an_ordered_channel_gives_one_message_of_each_partition(cluster: Cluster) -> None:
-    topic = f"ordered_{token_hex(4)}"
-    cluster.create_topic(topic, partitions=1, ordered=True, channels=["ch"])
-    publish(cluster, topic, *TEN)
-    seen: list[bytes] = []
-    async with in_batches(cluster, topic) as consumer:
-        async for batch in consumer.batches(max_wait=60.0):
-            assert len(batch) == 1
-            seen.append(batch[0].body)
-            await batch.finish()
-            if len(seen) == len(TEN):
-                break
-    assert seen == TEN
 
 
 async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster, topic: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 
-import anyio
 import pytest
 
 from nsqext import Consumer, Message
 from nsqext.client.consumer.handlers.workers import StallWatch
 from tests.support.consumers import eventually, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
-from tests.support.machine_pauses import PauseWatch
 from tests.support.messages import RecordingOwner, make_message
 
 
@@ -95,23 +93,3 @@ async def test_a_blocking_handler_is_reported(caplog: pytest.LogCaptureFixture) 
         assert (
             "the handler test_a_blocking_handler_is_reported.<locals>.busy was handling <Message t id=" in caplog.text
         )
-
-
-@pytest.mark.anyio
-async def test_a_waiting_handler_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_node(granted=PLAIN) as node:
-        options = quick(block_warning=0.3)
-        consumer = Consumer("t", "ch", nsqd=str(node), **options)
-
-        @consumer.handler
-        async def patient(message: Message) -> None:
-            await anyio.sleep(0.6)
-
-        async def body() -> None:
-            peer = await node.accept_subscribed()
-            await peer.raw(message(1))
-            await peer.expect("FIN")
-
-        with caplog.at_level(logging.WARNING, "nsqext.consumer"), PauseWatch() as pauses:
-            await running(consumer, body, node)
-        assert "blocked" not in caplog.text or pauses.longest > 0.2

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-SIZE = 1_000_000
+SIZE = 100_000
 COUNT = 20
 BOUND = 3 * SIZE
 
@@ -72,7 +72,7 @@ async def test_a_message_waits_for_the_budget_unless_it_has_reserved_its_bytes()
     assert (budget.holds(one), budget.holds(two), budget.used) == (True, False, 9)
 
 
-@pytest.mark.parametrize("members", [{}, {"key": "##key"}, {"key": lambda message: message.body[:6]}])
+@pytest.mark.parametrize("members", [{}, {"key": lambda message: message.body[:6]}])
 async def test_handlers_have_no_more_unpacked_bytes_than_the_bound(cluster: Cluster, members: dict[str, Any]) -> None:
     topic, meter = await fill(cluster), Meter()
     consumer = unpacking(cluster, topic, concurrency=COUNT, **members)
@@ -140,17 +140,6 @@ async def test_closing_does_not_wait_for_messages_that_do_not_fit(cluster: Clust
         await anyio.wait_all_tasks_blocked()
         consumer.stop()
         await first.finish()
-
-
-def test_expired_messages_are_released() -> None:
-    budget, owner = UnpackBudget(10), RecordingOwner()
-    message = make_message(owner)
-    assert budget.reserve(message, 8)
-    assert not budget.reserve(make_message(owner, 2), 8)
-    owner.horizon = 1.0
-    budget.release_expired()
-    assert budget.used == 0
-    assert budget.reserve(make_message(owner, 2), 8)
 
 
 async def test_a_damaged_body_stays_compressed_and_counts_with_its_size() -> None:

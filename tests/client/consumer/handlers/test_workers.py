@@ -138,35 +138,6 @@ async def test_messages_are_finished_in_order_and_answers_are_flushed_when_the_q
     assert source.flushes == 1
 
 
-async def test_a_message_that_expired_in_the_queue_is_not_handled() -> None:
-    owner, queue = RecordingOwner(), MessageQueue()
-
-    async def handle(message: Message) -> None:
-        raise AssertionError("it was handled")
-
-    subject, _ = workers()
-    owner.horizon = 1.0
-    queue.put([make_message(owner)])
-    async with create_task_group() as tasks:
-        subject.start(tasks, MessageHandler(handle), [queue])
-        await _drain(subject, queue)
-    assert owner.commands == []
-
-
-async def test_a_message_without_remaining_attempts_is_rejected_before_the_handler() -> None:
-    owner, queue = RecordingOwner(), MessageQueue()
-
-    async def handle(message: Message) -> None:
-        raise AssertionError("it was handled")
-
-    subject, _ = workers(max_attempts=3)
-    queue.put([make_message(owner, attempts=4)])
-    async with create_task_group() as tasks:
-        subject.start(tasks, MessageHandler(handle), [queue])
-        await _drain(subject, queue)
-    assert owner.commands == ["FIN 1"]
-
-
 async def test_an_answer_by_hand_is_not_repeated() -> None:
     owner, queue = RecordingOwner(), MessageQueue()
 

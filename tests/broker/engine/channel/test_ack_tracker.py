@@ -8,13 +8,6 @@ from hypothesis import strategies as st
 from nsqext.broker.engine.channel.in_flight import AckTracker
 
 
-def test_in_order() -> None:
-    confirmed = AckTracker(0, 0)
-    assert confirmed.add(0, 10, 1)
-    assert confirmed.add(10, 5, 2)
-    assert (confirmed.offset, confirmed.count, confirmed.intervals) == (15, 2, [])
-
-
 def test_out_of_order_is_kept_until_the_gap_closes() -> None:
     confirmed = AckTracker(0, 0)
     assert not confirmed.add(20, 10, 3)
@@ -26,30 +19,6 @@ def test_out_of_order_is_kept_until_the_gap_closes() -> None:
     assert not confirmed.add(10, 10, 2)
     assert confirmed.add(0, 10, 1)
     assert (confirmed.offset, confirmed.count, confirmed.intervals) == (40, 4, [(50, 60, 6)])
-
-
-def test_records_before_the_position_are_ignored() -> None:
-    confirmed = AckTracker(100, 10)
-    assert not confirmed.add(50, 10, 6)
-    assert (confirmed.offset, confirmed.intervals) == (100, [])
-
-
-@given(st.permutations(range(12)), st.integers(0, 12))
-def test_any_order_of_finishes_reaches_the_end(order: list[int], restart: int) -> None:
-    confirmed = AckTracker(0, 0)
-    done: set[int] = set()
-    for step, number in enumerate(order):
-        if step == restart:
-            kept = confirmed.offset, confirmed.count, confirmed.intervals
-            confirmed = AckTracker(0, 0)
-            confirmed.restore(*kept)
-        confirmed.add(number * 7, 7, number + 1)
-        done.add(number)
-        first_gap = next((gap for gap in range(12) if gap not in done), 12)
-        assert (confirmed.offset, confirmed.count) == (first_gap * 7, first_gap)
-        behind = [number for number in range(first_gap, 12) if confirmed.covers(number * 7, 7)]
-        assert set(behind) == {number for number in done if number >= first_gap}
-    assert confirmed.intervals == []
 
 
 @given(

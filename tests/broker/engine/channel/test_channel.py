@@ -184,15 +184,6 @@ def test_a_finished_message_read_ahead_is_not_delivered() -> None:
     assert consumer.bodies() == []
 
 
-def test_timeouts_of_a_client_are_counted() -> None:
-    bench = Bench()
-    bench.consume(ready=2, msg_timeout=1.0)
-    bench.publish("m0", "m1", "m2")
-    bench.wait(1.5)
-    (client,) = bench.channel().clients.values()
-    assert (client.timed_out, bench.channel().timeouts) == (2, 2)
-
-
 def test_messages_of_a_client_are_counted_by_what_became_of_them() -> None:
     bench = Bench()
     consumer = bench.consume(ready=10)

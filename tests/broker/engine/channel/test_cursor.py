@@ -64,37 +64,11 @@ def test_the_read_position_is_behind_the_message_read_ahead() -> None:
     assert (cursor.offset, cursor.count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
 
 
-def test_a_new_channel_is_at_the_end_of_the_queue() -> None:
-    bench = Bench()
-    bench.publish("m0", "m1")
-    cursor = bench.channel().cursor
-    assert (cursor.offset, cursor.count) == (64, 2)
-
-
-def test_a_subscription_reads_a_message_ahead() -> None:
-    bench = Bench()
-    bench.channel()
-    bench.publish("m0", "m1")
-    bench.consume(ready=0)
-    assert bench.channel().cursor.count == 1
-
-
 def test_a_subscription_at_a_position_reads_a_message_ahead() -> None:
     bench = Bench()
     bench.publish("m0", "m1")
     bench.consume(ready=0, start=StartPosition("msgcount", 1))
     assert bench.channel().cursor.count == 1
-
-
-def test_a_move_discards_requeued_messages() -> None:
-    bench, consumer = _filled(10)
-    bench.channel().set_ready(consumer, 0)
-    for counter in range(2, 12):
-        bench.channel().requeue(consumer, counter, 0)
-    bench.channel().set_offset(StartPosition("special", -1))
-    bench.channel().set_ready(consumer, 10)
-    bench.publish("new")
-    assert consumer.bodies() == ["m0", "new"], "m0 was read ahead"
 
 
 @pytest.mark.parametrize("channel", ["ch", "ch#ephemeral"])
@@ -136,14 +110,6 @@ def test_a_window_of_which_most_is_deferred_holds_back_the_queue(
     bench.finish(consumer, range(2, 2 + finished))
     bench.publish("a", "b")
     assert bench.channel().cursor.count == read
-
-
-def test_a_blocked_window_is_exactly_full() -> None:
-    bench, consumer = _filled(9, rules=ChannelRules(confirm_window=2))
-    cursor = bench.channel().cursor
-    for counter, blocked in ((3, False), (5, True), (7, True)):
-        bench.finish(consumer, [counter])
-        assert cursor.is_blocked() is blocked
 
 
 def test_the_delayed_queue_is_read_on_when_its_messages_are_finished() -> None:
@@ -263,13 +229,6 @@ def test_a_message_that_left_the_delayed_queue_is_finished_in_the_queue_too() ->
     assert channel.stats().depth == 0
 
 
-def test_empty_removes_delayed_messages() -> None:
-    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
-    bench.channel().requeue(consumer, 2, 20)
-    bench.channel().empty()
-    assert bench.channel().stats().delayed_queue_count == 0
-
-
 def test_the_delayed_queue_is_kept_when_a_channel_changes_its_type() -> None:
     bench, consumer = _filled(1, extend=True, rules=ChannelRules(delayed_threshold=10.0))
     bench.channel().requeue(consumer, 2, 20)
@@ -301,15 +260,6 @@ def test_the_delayed_queue_is_not_read_without_a_client() -> None:
     bench.wait(30)
     assert bench.channel().stats().deferred_from_delay_count == 0
     assert bench.partition.tick() is None
-
-
-def test_a_channel_that_becomes_ordered_delivers_again_what_was_finished_out_of_order() -> None:
-    bench, consumer = _filled(3)
-    bench.finish(consumer, [3])
-    bench.channel().set_ordered(True)
-    for counter, body in ((2, "m0"), (3, "m1"), (4, "m2")):
-        assert body in consumer.bodies()
-        bench.finish(consumer, [counter])
 
 
 @pytest.mark.parametrize("suspended", [True, False])

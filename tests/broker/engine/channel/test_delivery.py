@@ -27,15 +27,6 @@ def test_tagged_messages_are_delivered_to_clients_of_that_tag() -> None:
     assert sorted(other.attempts()) == [("A1", 1), ("A2", 1), ("A3", 1)]  # requeued in random order
 
 
-def test_a_message_without_a_client_blocks_later_ones() -> None:
-    bench = Bench(extend=True)
-    wanting = bench.consume(ready=10, tag="tagA", extend=True)
-    bench.publish("untagged", tagged("behind", "tagA"))
-    assert wanting.bodies() == []
-    other = bench.consume(2, ready=10, extend=True)
-    assert (other.bodies(), wanting.bodies()) == (["untagged"], ["behind"])
-
-
 def test_a_busy_tagged_client_blocks_later_messages() -> None:
     bench = Bench(extend=True)
     wanting = bench.consume(ready=1, tag="tagA", extend=True)
@@ -241,18 +232,6 @@ def test_skip_discards_messages_behind_one_that_was_read_ahead() -> None:
     assert bench.consume(ready=5).bodies() == ["read ahead"]
 
 
-def test_skip_discards_everything() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.channel().set_skipped(True)
-    bench.publish("while skipped")
-    assert consumer.bodies() == []
-    assert bench.channel().stats().depth == 0
-    bench.channel().set_skipped(False)
-    bench.publish("after")
-    assert consumer.bodies() == ["after"]
-
-
 def test_an_ephemeral_channel_is_deleted_with_its_last_client() -> None:
     bench = Bench()
     gone: list[str] = []
@@ -334,8 +313,8 @@ def test_a_subscriber_may_finish_inside_deliver() -> None:
     eager = Eager()
     bench.channel().subscribe(eager)
     bench.channel().set_ready(eager, 1)
-    bench.publish(*"abcdef" * 500)
-    assert eager.bodies() == list("abcdef" * 500)
+    bench.publish(*"abcdef" * 200)
+    assert eager.bodies() == list("abcdef" * 200)
 
 
 @pytest.mark.parametrize("act", ["finish", "requeue", "ready"])

@@ -86,18 +86,7 @@ class Flow:
         return sum(self.handled[-steps:]) / (steps * RATE_OF_LANES * len(self.consumers))
 
 
-COUNTS, PAUSES, BACKLOGS = (2, 3, 4, 8), (0.0, 0.3, 3.0), (0, 500, 10_000)
-
-
-@pytest.mark.parametrize(
-    ("count", "pause", "backlog"),
-    # every number of consumers meets every pause and every backlog
-    [
-        (count, pause, BACKLOGS[(row + column) % 3])
-        for row, count in enumerate(COUNTS)
-        for column, pause in enumerate(PAUSES)
-    ],
-)
+@pytest.mark.parametrize(("count", "pause", "backlog"), [(2, 3.0, 0), (4, 0.0, 500), (8, 0.3, 10_000)])
 def test_after_ten_seconds_no_consumer_has_far_more_than_its_share(count: int, pause: float, backlog: int) -> None:
     flow = Flow(backlog)
     for _ in range(count):
@@ -117,10 +106,9 @@ def test_a_large_backlog_is_shared_evenly() -> None:
     assert flow.use(5.0) >= 0.95
 
 
-@pytest.mark.parametrize("backlog", [0, 10_000])
-def test_four_consumers_started_one_by_one_use_their_lanes(backlog: int) -> None:
+def test_four_consumers_started_one_by_one_use_their_lanes() -> None:
     """The flow is too large for three of them; it was too large for four when the first fill counted."""
-    flow = Flow(backlog)
+    flow = Flow(10_000)
     for _ in range(4):
         flow.join()
         flow.run(0.3, rate=0.95)

@@ -109,14 +109,6 @@ def test_messages_at_other_clients_are_redelivered_when_a_channel_becomes_ordere
     assert bodies.count("m2") == 0
 
 
-def test_requeue_redelivers_the_same_message() -> None:
-    bench = primed()
-    bench.publish("m0", "m1")
-    consumer = bench.consume(ready=10, ordered=True)
-    bench.channel().requeue(consumer, 2, 0)
-    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
-
-
 def test_a_delay_is_ignored_until_the_timeout() -> None:
     bench = primed()
     bench.publish("m0", "m1")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from nsqext.broker.engine.channel.original import OriginalChannel
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
@@ -282,19 +281,6 @@ def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     consumer = again.consume(ready=5)
     again.partition.set_paused(False)
     assert consumer.bodies() == ["m0", "m1"]
-
-
-def test_depth_counts_waiting_messages() -> None:
-    bench = original(mem_queue_size=1)
-    channel = bench.channel()
-    assert isinstance(channel, OriginalChannel)
-    bench.publish("m0", "m1", "m2")
-    stats = channel.stats()
-    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 2, 3)
-    consumer = bench.consume(ready=1)
-    assert channel.stats().depth == 2
-    bench.channel().requeue(consumer, 2, 0)
-    assert (channel.stats().depth, channel.stats().in_flight_count) == (2, 1)
 
 
 def test_messages_of_a_client_are_counted_by_what_became_of_them() -> None:

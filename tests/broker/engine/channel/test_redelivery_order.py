@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_partition import Bench, Consumer
+from tests.support.engine_partition import Bench
 
 SENT = [f"m{number}" for number in range(30)]
 
@@ -49,26 +49,6 @@ def test_more_requeued_messages_than_the_queue_holds_mix_with_new_ones(seed: int
     assert first_new < last_returned
 
 
-def test_another_consumer_receives_requeued_messages_mixed_with_new_ones() -> None:
-    orders: set[tuple[str, ...]] = set()
-    for seed in range(20):
-        bench = Bench(random=Random(seed))
-        first = bench.consume(1, ready=10)
-        second = Consumer(2)
-        bench.channel().subscribe(second)
-        bench.publish(*SENT)
-        assert first.bodies() == SENT[:10]
-        bench.channel().set_ready(first, 0)
-        second.ready = 100
-        bench.channel().clients[2].refresh()
-        bench.channel().unsubscribe(first)
-        bench.channel().set_ready(second, 100)
-        bodies = second.bodies()
-        assert sorted(bodies) == sorted(SENT)
-        orders.add(tuple(bodies))
-    assert len(orders) == 20
-
-
 @pytest.mark.parametrize(("drawn", "order"), [(0.4, "2031"), (0.6, "2013")])
 def test_another_consumer_may_receive_messages_before_all_are_requeued(drawn: float, order: str) -> None:
     class Fixed(Random):
@@ -87,11 +67,3 @@ def test_another_consumer_may_receive_messages_before_all_are_requeued(drawn: fl
     bench.channel().paused = False  # nothing is delivered before the connection is lost
     bench.channel().unsubscribe(first)
     assert "".join(second.bodies()) == order, "2 was read ahead"
-
-
-def test_attempts_of_a_lost_connection_do_not_count() -> None:
-    bench = Bench(random=Random(1))
-    first = bench.consume(1, ready=3)
-    bench.publish("a", "b", "c")
-    bench.channel().unsubscribe(first)
-    assert sorted(bench.consume(2, ready=3).attempts()) == [("a", 1), ("b", 1), ("c", 1)]

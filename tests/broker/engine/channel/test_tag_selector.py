@@ -13,25 +13,6 @@ def client(number: int, tag: str = "", ready: int = 1) -> SubscribedClient:
     return consumer
 
 
-def test_the_client_that_waits_longest_is_first() -> None:
-    groups, first, second = TagSelector(), client(1), client(2)
-    groups.add(first)
-    groups.add(second)
-    groups.offer(first)
-    assert [groups.pick(""), groups.pick(""), groups.pick("")] == [first, second, None]
-
-
-def test_clients_without_room_are_skipped() -> None:
-    groups, busy, free = TagSelector(), client(1), client(2)
-    groups.add(busy)
-    groups.add(free)
-    busy.in_flight = 1
-    assert groups.pick("") is free
-    busy.in_flight = 0
-    groups.offer(busy)
-    assert groups.pick("") is busy
-
-
 def test_tags_have_queues_while_they_have_clients() -> None:
     groups, plain, one, two = TagSelector(), client(1), client(2, "a"), client(3, "a")
     groups.add(plain)
@@ -47,17 +28,6 @@ def test_tags_have_queues_while_they_have_clients() -> None:
     assert not groups.tagged
     groups.offer(plain)
     assert groups.pick("a") is plain
-
-
-def test_a_renewed_client_is_last() -> None:
-    groups, first, second = TagSelector(), client(1, ready=2), client(2)
-    groups.add(first)
-    groups.add(second)
-    groups.renew(first)
-    assert [groups.pick(""), groups.pick("")] == [second, first]
-    groups.renew(first)
-    groups.renew(first)
-    assert [groups.pick(""), groups.pick("")] == [first, None]
 
 
 def test_a_stalled_client_is_not_queued() -> None:

@@ -19,6 +19,9 @@ import nsqext
 from nsqext.broker import Cluster
 from nsqext.cli import COMMANDS, main
 from nsqext.cli.command import perform
+from nsqext.cli.connection import load_settings
+from nsqext.errors import UnknownSetting
+from nsqext.settings import Given
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
 from tests.support.command_line import environment, run, run_fresh, started
@@ -70,6 +73,26 @@ def test_a_command_imports_only_what_its_request_needs() -> None:
     assert json.loads(shown)["topic"] == "orders"
     assert "httpcore" in loaded
     assert not {"typer", "pydantic", "rich", "pygments", "trio", "httpx"} & loaded
+    other = {"nsqext.client.producer.options", "nsqext.client.consumer.options"}
+    assert not other & loaded
+
+
+def test_a_publish_imports_no_consumer() -> None:
+    with Cluster(nodes=1) as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        shown, loaded = loaded_by("pub", "orders", "hello", "--lookupd", cluster.lookupd[0])
+    assert json.loads(shown)["topic"] == "orders"
+    assert not {name for name in loaded if name.startswith(("nsqext.client.consumer.", "nsqext.admin."))}
+
+
+def test_settings_are_read_where_there_are_any() -> None:
+    assert load_settings(None, "n:1", None, {}) == Given("n:1", (), {})
+    assert load_settings(None, None, None, {"NSQEXT_NSQD": "n:1"}) == Given((), "n:1", {})
+    assert load_settings(None, None, None, {"NSQEXT_URL": "nsqd://n:1?timeout=7"}) == Given((), "n:1", {"timeout": 7.0})
+    assert load_settings("nsqd://n:1?timeout=7", None, None, {}) == Given((), "n:1", {"timeout": 7.0})
+    assert load_settings(None, "n:1", None, {"NSQEXT_TIMEOUT": "7"}) == Given("n:1", (), {"timeout": 7.0})
+    with pytest.raises(UnknownSetting, match="timeuot"):
+        load_settings(None, "n:1", None, {"NSQEXT_TIMEUOT": "7"})
 
 
 def test_help_in_a_pipe_shows_brackets_as_they_are_written() -> None:

@@ -19,7 +19,8 @@ def _reply(**values: Any) -> None:
 
 def main() -> None:
     """Run the cluster until standard input ends."""
-    with Cluster(nodes=3, lookupds=2, options=ClusterOptions(seed=int(sys.argv[1]))) as cluster:
+    seed, memory = map(int, sys.argv[1:])
+    with Cluster(nodes=3, lookupds=2, options=ClusterOptions(seed=seed, node_memory_bound=memory)) as cluster:
         _reply(lookupd=cluster.lookupd)
         for line in sys.stdin.buffer:
             name, arguments, options = orjson.loads(line)

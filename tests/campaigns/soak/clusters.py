@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 import orjson
 
+from nsqext.broker import ClusterOptions
 from tests.support.cluster import REAL
 from tests.support.command_line import Process, environment
 from tests.support.programs import ROOT
@@ -123,14 +124,15 @@ class EmbeddedProcess:
     shortest: float = 0.1
     losses: Sequence[tuple[float, int]] = ()
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, memory: int = ClusterOptions().node_memory_bound) -> None:
         self._seed = seed
+        self._memory = memory
         self._process: Process | None = None
         self._down: set[str] = set()
         self.lookupd: list[str] = []
 
     def start(self) -> None:
-        words = (str(ROOT / "tests" / "campaigns" / "soak" / "cluster_process.py"), str(self._seed))
+        words = (str(ROOT / "tests" / "campaigns" / "soak" / "cluster_process.py"), str(self._seed), str(self._memory))
         self._process = Process(words, environment(), ROOT)
         assert self._process.stderr is not None
         Thread(target=self._process.stderr.read, daemon=True).start()  # its log does not block it
@@ -475,12 +477,12 @@ def targets() -> list[str]:
     return ["embedded", "broker", "original", *(["real"] if REAL else [])]
 
 
-def new_cluster(target: str, seed: int, folder: Path) -> SoakCluster:
-    """Return a cluster of a kind."""
+def new_cluster(target: str, seed: int, folder: Path, **settings: int) -> SoakCluster:
+    """Return a cluster of a kind; ``memory`` is for the embedded one: bytes of messages in each of its nodes."""
     if target == "real":
         return RealCluster()
     if target == "broker":
         return BrokerProcess(folder)
     if target == "original":
         return OriginalProcesses(folder)
-    return EmbeddedProcess(seed)
+    return EmbeddedProcess(seed, **settings)

@@ -40,6 +40,8 @@ __all__ = ("Sample", "ServiceSoak", "growth", "run")
 
 _DRAIN = 240.0
 """Seconds after the last fault within which everything is handled."""
+_NODE_MEMORY = 8 << 20
+"""Bytes of messages in a node of the embedded cluster: more would grow for an hour."""
 _NODES = ("n1", "n2", "n3")
 _ENOUGH = 20
 """Samples from which growth is judged."""
@@ -173,7 +175,7 @@ def _start(chosen: list[str], folder: Path, seed: int) -> list[ServiceSoak]:
     for target in chosen:
         own = folder / target
         own.mkdir()
-        cluster = new_cluster(target, seed, own)
+        cluster = new_cluster(target, seed, own, memory=_NODE_MEMORY)
         cluster.start()
         replicas = 3 if target == "real" else 2
         soaks.append(

@@ -119,8 +119,10 @@ class OpenTelemetry(Observer):
                 self._records = _is_set(trace.get_tracer_provider()) or _is_set(metrics.get_meter_provider())
         return self._records
 
-    def details(self, message: OutgoingMessage | Message) -> Attributes:
+    def details(self, message: OutgoingMessage | Message | bytes) -> Attributes:
         """Return the attributes of a message's span that both sides have."""
+        if isinstance(message, bytes):
+            return {BODY_SIZE: len(message)} if self.body_size else {}
         attributes: Attributes = {}
         if message.trace_id:
             attributes[TRACE_ID] = str(message.trace_id)
@@ -183,11 +185,13 @@ class _PublishSpan(_ObservedSpan):
         attributes: Attributes = {**self._labels, OPERATION_TYPE: "send"}
         # a batch has a create span per message; a single message's send span creates it
         creates = publishing.batch and observer.create_spans
-        origins = _origins(publishing.messages)
+        # a single body has no headers; an object for it would cost 2 µs
+        bare = not publishing.batch and type(publishing.given[0]) is bytes
+        origins = [None] if bare else _origins(publishing.messages)
         parent: Context | None = None
         links: list[Link] = []
         if not publishing.batch:
-            attributes |= observer.details(publishing.messages[0])
+            attributes |= observer.details(publishing.given[0])
             parent, origins = origins[0], [None]
         else:
             attributes[BATCH_COUNT] = len(publishing.messages)
@@ -250,9 +254,10 @@ class _PublishSpan(_ObservedSpan):
         if not receipts or not self._span.is_recording():
             return
         first = receipts[0]
-        if any((other.partition, other.node) != (first.partition, first.node) for other in receipts):
+        place = first.partition, first.node
+        if len(receipts) > 1 and any((other.partition, other.node) != place for other in receipts):
             return
-        attributes = _place(first.partition, first.node)
+        attributes = _place(*place)
         if not self._publishing.batch and first.message_id:
             attributes = {**attributes, MESSAGE_ID: str(first.message_id)}
         self._span.set_attributes(attributes)

@@ -410,6 +410,19 @@ def test_a_span_has_the_place_that_all_receipts_have_and_a_cancellation_is_no_fa
     assert not any(otel.TRACE_ID in (span.attributes or {}) for span in found)
 
 
+@pytest.mark.parametrize("message", [b"body", OutgoingMessage(b"body")])
+def test_a_span_has_the_size_of_its_message_if_asked(message: bytes | OutgoingMessage) -> None:
+    exporter = InMemorySpanExporter()
+    spans = TracerProvider()
+    spans.add_span_processor(SimpleSpanProcessor(exporter))
+    for body_size in (True, False):
+        publishing = Publishing(topic="orders", messages=[message], batch=False)
+        with OpenTelemetry(spans, body_size=body_size).publishing(publishing):
+            pass
+        assert publishing.given == [message]
+    assert [(span.attributes or {}).get(otel.BODY_SIZE) for span in exporter.get_finished_spans()] == [4, None]
+
+
 def test_the_span_of_an_error_that_has_no_text_ends() -> None:
     class Silent(Exception):
         def __str__(self) -> str:

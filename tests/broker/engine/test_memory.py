@@ -51,23 +51,6 @@ def test_unfinished_messages_are_kept() -> None:
     assert len(bench.consume(2, ready=2500, channel="slow").bodies()) == 500
 
 
-def test_messages_on_disk_leave_the_memory(tmp_path: Path) -> None:
-    bench = Bench(data_path=tmp_path, cache_bytes=100_000)
-    bench.channel()
-    for _ in range(2000):
-        bench.publish(BODY)
-    assert bench.partition.log.held < 150_000
-    consumer = bench.consume(ready=10)
-    received = 0
-    while consumer.got:
-        for message in consumer.take():
-            assert message.body == BODY.encode()
-            received += 1
-            bench.channel().finish(consumer, message.internal_id)
-            assert bench.partition.log.held < 150_000
-    assert received == 2000
-
-
 def test_a_node_refuses_when_unfinished_messages_exceed_its_bound() -> None:
     bench = Budgeted(200_000)
     bench.channel()

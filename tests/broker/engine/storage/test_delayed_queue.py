@@ -119,32 +119,6 @@ def test_delayed_messages_of_a_lost_client_are_requeued() -> None:
     assert bench.consume(2).attempts() == [("m0", 2)]
 
 
-def test_a_position_that_is_moved_does_not_lose_delayed_messages() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.publish("m0")
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 1200)
-    channel.requeue_delayed(3600)
-    channel.cursor.rewind(forget=False)
-    channel.pump()
-    assert channel.stats().in_flight_count == 0
-    bench.wait(1200)
-    assert consumer.attempts() == [("m0", 1), ("m0", 2), ("m0", 2)]
-
-
-def test_a_message_of_the_delayed_queue_that_is_read_again_is_not_delivered_twice() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.publish("m0", "m1")
-    channel = bench.channel()
-    channel.requeue(consumer, 3, 1200)
-    bench.partition.suspend()
-    bench.partition.resume()
-    again = bench.consume(2, ready=5)
-    assert again.bodies() == ["m0"]
-
-
 @pytest.mark.parametrize(("name", "counts"), [("tmp#ephemeral", (2, 0)), ("ch", (1, 1))])
 def test_ephemeral_and_full_channels_keep_it_in_memory(name: str, counts: tuple[int, int]) -> None:
     bench = Bench(rules=ChannelRules(delayed_most=1))

@@ -179,23 +179,6 @@ def test_a_log_is_cut_off_before_a_gap_if_nothing_is_left_behind_it(before: int,
     assert log.held == sum(entry.size + ENTRY_COST for entry in messages)
 
 
-@given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=6), min_size=1, max_size=30), st.data())
-def test_every_record_is_found_by_every_key(batches: list[list[int]], data: st.DataObject) -> None:
-    log = filled(*batches)
-    log.trim(data.draw(st.integers(0, log.end_offset)))
-    offset = log.start_offset
-    for count in range(log.start_count + 1, log.end_count + 1):
-        entry = log.at(count)
-        assert entry is not None
-        assert (entry.offset, entry.count) == (offset, count)
-        assert log.read(offset) is entry
-        assert log.read(max(offset - 1, 0)) is entry
-        offset += entry.size
-    assert offset == log.end_offset
-    assert log.at(log.start_count) is None
-    assert log.at(log.end_count + 1) is None
-
-
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=40), st.integers(0, 40))
 def test_truncate_keeps_earlier_records(sizes: list[int], keep: int) -> None:
     log = filled(*[[size] for size in sizes])
@@ -243,15 +226,6 @@ def test_publishes_that_are_removed_take_no_memory() -> None:
     log = filled(*[[1, 1]] * 100)
     log.trim(log.end_offset)
     assert len(log._batches) <= 1 + (log.end_count - log.start_count) / 2
-
-
-def test_trim_removes_whole_segments() -> None:
-    log = filled(*[[500]] * 40)
-    held = log.held
-    log.trim(log.find_count(39))
-    assert 0 < log.start_count < 39
-    assert log.held < held / 4
-    assert log.read(0) is log.at(log.start_count + 1)
 
 
 def test_segments_leave_memory_and_are_loaded_again() -> None:
@@ -321,11 +295,3 @@ def test_restart_continues_at_another_position() -> None:
     assert (log.start_offset, log.end_offset, log.start_count, log.end_count, log.held) == (1000, 1000, 20, 20, 0)
     log.append(entries_for(log, [4]))
     assert log.at(21) is log.read(0)
-
-
-@pytest.mark.parametrize("count", [0, 1, 99])
-def test_an_empty_log(count: int) -> None:
-    log = Log()
-    assert log.at(count) is None
-    assert log.read(count) is None
-    assert log.find_count(count) == log.find_offset(count) == log.find_timestamp(count) == 0

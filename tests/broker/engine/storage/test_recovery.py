@@ -67,7 +67,7 @@ def test_a_flipped_byte_loses_at_most_two_messages(
     assert not repaired.is_damaged, "damage is reported once"
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flips=st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 255)), min_size=1, max_size=4),
     cut=st.sampled_from([0, 0, 1, 17, 200]),
@@ -193,10 +193,14 @@ def test_an_acknowledged_end_is_not_a_torn_tail(tmp_path: Path, caplog: pytest.L
     assert received(again, "none") == BODIES[:-1]
 
 
-def test_a_missing_file_of_channels_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("content", [None, b"{}"])
+def test_without_the_file_of_channels_and_its_copy_channels_are_unknown(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
     stored(tmp_path)
     for name in ("orders-0.channels.json", "orders-0.channels.json.copy"):
-        (tmp_path / "orders" / name).unlink()
+        file = tmp_path / "orders" / name
+        file.unlink() if content is None else file.write_bytes(content)
     assert [(state.topic, state.partition) for state in stored_partitions(tmp_path)] == [("orders", 0)]
     again = Bench(data_path=tmp_path)
     assert "orders-0.channels.json is missing or damaged: the channels of 100 messages are unknown" in caplog.text
@@ -249,15 +253,6 @@ def test_a_damaged_file_of_channels_is_kept_and_its_copy_is_read(
     assert state.exists(), "the file is rewritten"
 
 
-def test_without_the_copy_channels_are_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored(tmp_path)
-    for name in ("orders-0.channels.json", "orders-0.channels.json.copy"):
-        (tmp_path / "orders" / name).write_bytes(b"{}")
-    again = Bench(data_path=tmp_path)
-    assert "the channels of 100 messages are unknown" in caplog.text
-    assert again.partition.log.end_count == 100
-
-
 DAMAGES: dict[str, Callable[[bytes, int], bytes | None]] = {
     "flip": lambda data, at: data[:at] + bytes((data[at] ^ 1 << at % 8,)) + data[at + 1 :],
     "cut": lambda data, at: data[:at],
@@ -287,7 +282,7 @@ def store_everything(path: Path, generation: str) -> list[Path]:
     return sorted((path / "orders").iterdir())
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     which=st.integers(0, 1000),
     damage=st.sampled_from(sorted(DAMAGES)),

@@ -135,14 +135,6 @@ def test_messages_before_a_file_that_says_where_the_queue_ended_were_reported(
     assert files.found(8)[1].lost_messages == messages
 
 
-def test_a_queue_begins_with_its_first_file(files: Files) -> None:
-    files.write(5, [10, 11])
-    files.write(6, [12, JUNK])
-    ids, recovery = files.found(10)
-    assert ids == [10, 11, 12]
-    assert (recovery.torn_bytes, report(recovery)) == (50, Recovery(0, "orders-0.diskqueue.000006.dat", 50))
-
-
 @pytest.mark.parametrize("known", [0, 2, 4])
 def test_a_file_of_which_only_the_begin_is_left(files: Files, known: int, caplog: pytest.LogCaptureFixture) -> None:
     files.write(0, [2, 3])
@@ -211,15 +203,6 @@ def test_damaged_bytes_split_a_file(files: Files, caplog: pytest.LogCaptureFixtu
     assert files.names() == sorted([*names, *kinds])
     assert "50 bytes with about 1 messages are lost, 2 messages are readable" in caplog.text
     assert files.found(10) == ([*ids, 11], Recovery(7))
-
-
-def test_a_damaged_file_at_the_end_is_continued(files: Files) -> None:
-    files.write(0, [2, JUNK, 4])
-    ids, store = files.store(3)
-    store.append([LogEntry(record(5), 150, SIZE, 4)])
-    assert (ids, store.begins) == ([2, 4], [(1, 0, 0), (2, 100, 2)])
-    store.close()
-    assert files.found(4) == ([2, 4, 5], Recovery(3))
 
 
 @pytest.mark.parametrize(("left", "known", "torn"), [(20, 1, 20), (20, 2, 0), (0, 2, 0), (49, 3, 0)])

@@ -183,7 +183,8 @@ def test_a_batcher_loses_nothing_and_keeps_the_order(
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
-            batcher = Batcher(cast("Any", publisher), ProducerOptions(), cast("Any", tasks), "t", limits)
+            started: Any = SimpleNamespace(start_soon=tasks.start_soon, check_event_loop=lambda: None)
+            batcher = Batcher(cast("Any", publisher), ProducerOptions(), started, "t", limits)
             try:
                 async with batcher, anyio.create_task_group() as adding:
                     for number, count in enumerate(adders):

@@ -28,6 +28,7 @@ from nsqext.protocol.frames import HEARTBEAT, MAGIC_V2, FrameType, encode_frame
 from nsqext.protocol.server.command_parser import BatchReader, Command, CommandParser
 from nsqext.types import Address
 from tests.support.fake_lookupd import lookup_json
+from tests.support.loopback import own_host
 
 __all__ = (
     "PLAIN",
@@ -315,8 +316,9 @@ async def scripted_node(
         granted: the response to IDENTIFY; None leaves the handshake to the script.
         port: port to listen on, for a node that restarts; 0 for a free port.
     """
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port, reuse_port=False)
-    node = ScriptedNode(Address("127.0.0.1", _port(listener)))
+    host = own_host(port)
+    listener = await anyio.create_tcp_listener(local_host=host, local_port=port, reuse_port=False)
+    node = ScriptedNode(Address(host, _port(listener)))
 
     async def serve(stream: SocketStream) -> None:
         await node._serve(stream, script, granted)
@@ -435,7 +437,8 @@ class ScriptedLookup:
 @asynccontextmanager
 async def scripted_lookup(port: int = 0) -> AsyncIterator[ScriptedLookup]:
     """Run a fake lookup node on a free port, or a given one; no topic is found until `ScriptedLookup.set_leaders`."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
-    lookup = ScriptedLookup(Address("127.0.0.1", _port(listener)))
+    host = own_host(port)
+    listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    lookup = ScriptedLookup(Address(host, _port(listener)))
     async with _serving(listener, lookup._serve):
         yield lookup

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-_TURNS = (*range(0, 60, 2), 100, 200, 400, 800)
+_TURNS = (*range(0, 60, 3), 100, 200, 400, 800)
 _OPTIONS = quick(close_timeout=0.2, start_timeout=1.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Consumer, Message
-from nsqext.errors import InvalidSetting, InvalidState, LookupFailed, MessageNotInFlight
+from nsqext.errors import InvalidState, LookupFailed, MessageNotInFlight
 from nsqext.errors.server import ChannelNotRegistered
 from tests.support.consumers import QUICK, depth, eventually, publish, quick, running
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
@@ -77,20 +77,6 @@ async def test_two_tasks_may_iterate(cluster: Cluster, topic: str) -> None:
     assert sorted(seen) == [b"a", b"b"]
 
 
-async def test_stop_ends_the_iteration(cluster: Cluster, topic: str) -> None:
-    async with (
-        Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer,
-        create_task_group() as tasks,
-    ):
-
-        async def stop() -> None:
-            await anyio.wait_all_tasks_blocked()
-            consumer.stop()
-
-        tasks.start_soon(stop)
-        assert [message async for message in consumer] == []
-
-
 async def test_several_handlers_at_a_time(cluster: Cluster, topic: str) -> None:
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=3, **QUICK)
     inside = 0
@@ -148,26 +134,6 @@ async def test_dead_letters_are_published_to_a_topic(cluster: Cluster, topic: st
     assert found == [b"bad"]
 
 
-async def test_a_handler_that_is_cancelled_from_outside_has_failed(
-    cluster: Cluster, topic: str, anyio_backend_name: str
-) -> None:
-    options = quick(backoff="off", requeue_delay=0.0)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **options)
-    seen: list[int] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.append(message.attempts)
-        if message.attempts == 1:
-            raise anyio.get_cancelled_exc_class()()
-
-    if anyio_backend_name == "trio":
-        return  # trio does not allow raising Cancelled directly
-    publish(cluster, topic, b"a")
-    await running(consumer, lambda: eventually(lambda: len(seen) == 2))
-    assert seen == [1, 2]
-
-
 async def test_a_missing_lookup_service_raises(closed_address: Address) -> None:
     with pytest.raises(LookupFailed):
         async with Consumer("t", "ch", lookupd=str(closed_address), **quick(lookup_timeout=0.0)):
@@ -185,22 +151,6 @@ async def test_a_channel_that_is_not_registered_is_raised(cluster: Cluster, topi
 
 async def _ignore(message: Message) -> None:
     pass
-
-
-def test_invalid_values_are_refused() -> None:
-    with pytest.raises(InvalidSetting):
-        Consumer("t", "ch", nsqd="127.0.0.1:1", concurrency=0)
-    with pytest.raises(InvalidSetting):
-        Consumer("t", "ch", nsqd="127.0.0.1:1", max_in_flight=0)
-    with pytest.raises(InvalidSetting):
-        Consumer("t", "ch")
-    consumer = Consumer("t", "ch", nsqd="127.0.0.1:1")
-    for total in (0, -1, True, 1.5, "1"):
-        with pytest.raises(InvalidSetting):
-            consumer.max_in_flight = total  # type: ignore[assignment]
-    consumer.handler(_ignore)
-    with pytest.raises(InvalidSetting):
-        consumer.handler(_ignore)
 
 
 async def test_an_object_with_an_async_call_is_a_handler() -> None:

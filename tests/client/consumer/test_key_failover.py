@@ -12,8 +12,7 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
-from nsqext.broker import Cluster
-from nsqext.errors import InvalidHeader, InvalidInput, InvalidSetting, MessageNotInFlight
+from nsqext.errors import InvalidHeader, InvalidSetting, MessageNotInFlight
 from tests.support import plain_http
 from tests.support.consumers import QUICK, eventually, quick, running
 
@@ -21,6 +20,8 @@ NODES = 2
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -97,31 +98,6 @@ async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluste
     await running(consumer, lambda: eventually(lambda: len(done) == 300))
     assert {key: [number for other, number in done if other == key] for key in numbers} == numbers
     assert firsts(seen) == numbers
-
-
-async def test_a_failing_key_does_not_block_others(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(
-        topic,
-        "ch",
-        lookupd=cluster.lookupd,
-        concurrency=2,
-        key=lambda message: message.body[:1],
-        max_in_flight=6,
-        **quick(requeue_delay=300.0, requeue_jitter=0),
-    )
-    done: list[bytes] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        if message.body == b"a0":
-            raise OSError("not now")
-        done.append(message.body)
-
-    async with Producer(cluster.lookupd) as producer:
-        bodies = [b"a0", b"a1", b"a2", *(b"%c%d" % (key, n) for n in range(10) for key in b"bcdef")]
-        await producer.publish_many(topic, bodies, partition=0)
-    await running(consumer, lambda: eventually(lambda: len(done) == 50))
-    assert not [body for body in done if body.startswith(b"a")]
 
 
 def recorder(seen: list[tuple[str, int]]) -> Callable[[Message], Awaitable[None]]:
@@ -216,21 +192,6 @@ async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, 
     assert arrived[0] == (b"other", 1) or times[b"other"] > due, "a slow machine handles it when the first one is due"
 
 
-async def test_key_failover_with_positions(cluster: Cluster, topic: str) -> None:
-    options = quick(queue_position=True)
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **options)
-    seen: list[tuple[bytes, bool]] = []
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.append((message.body, message.offset >= 0))
-
-    async with Producer(cluster.lookupd) as producer:
-        await producer.publish_many(topic, [OutgoingMessage(b"%d" % number, key="k") for number in range(5)])
-    await running(consumer, lambda: eventually(lambda: len(seen) == 5))
-    assert seen == [(b"%d" % number, True) for number in range(5)]
-
-
 async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
     """With headers, tag and trace id or without, alone and in batches."""
     async with Producer(cluster.lookupd) as producer:
@@ -260,36 +221,10 @@ async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
     }
 
 
-async def test_topics_without_extend_support_get_no_key(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(f"{topic}-plain", channels=["ch"])
-    async with (
-        Producer(cluster.lookupd) as producer,
-        Consumer(f"{topic}-plain", "ch", lookupd=cluster.lookupd, **QUICK) as consumer,
-    ):
-        await producer.publish(f"{topic}-plain", b"x", key="ann")
-        async for message in consumer:
-            assert message.key is None
-            await message.finish()
-            break
-
-
 async def test_a_key_that_is_too_long_is_refused(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.lookupd) as producer:
         with pytest.raises(InvalidHeader, match="use a shorter key"):
             await producer.publish(topic, b"x", key="k" * 60_000)
-
-
-async def test_a_key_function_that_fails_ends_the_consumer(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, key=lambda message: message.headers["user"], **QUICK)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        raise AssertionError(f"{message!r} has no key")
-
-    async with Producer(cluster.lookupd) as producer:
-        await producer.publish(topic, b"x")
-    with anyio.fail_after(25), pytest.raises(InvalidInput, match="key function failed"):
-        await consumer.serve()
 
 
 async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
@@ -298,26 +233,6 @@ async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> 
         with pytest.raises(InvalidSetting, match="is dispatched by shared, not key_failover"):
             async with other:
                 pass
-
-
-async def test_a_server_without_key_failover_is_refused() -> None:
-    with Cluster(nodes=1, generation="original") as cluster:
-        cluster.create_topic("t", channels=["ch"])
-        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
-        with pytest.raises(InvalidSetting, match="does not support dispatch by key_failover"):
-            async with consumer:
-                pass
-
-
-def test_invalid_settings_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match="dispatch='fan' is none of shared, key_failover"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="fan")
-    with pytest.raises(InvalidSetting, match="key='' is neither"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", key="")
-    with pytest.raises(InvalidSetting, match="contradict"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", dispatch="key_failover", **quick(ordered=True))
-    with pytest.raises(TypeError, match="colour"):
-        Consumer("t", "ch", lookupd="127.0.0.1:4161", colour="red")  # type: ignore[call-arg]
 
 
 class Chaos:

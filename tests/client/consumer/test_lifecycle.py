@@ -142,22 +142,6 @@ async def test_the_handler_that_a_program_has_for_sigterm_stays(cluster: Cluster
         signal.signal(signal.SIGTERM, before)
 
 
-async def test_one_signal_ends_all_consumers_of_a_program(cluster: Cluster, topic: str) -> None:
-    consumers = [Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) for _ in range(2)]
-
-    async def handle(message: Message) -> None:
-        """Do nothing."""
-
-    with anyio.fail_after(25):
-        async with create_task_group() as tasks:
-            for consumer in consumers:
-                consumer.handler(handle)
-                tasks.start_soon(consumer.serve)
-            await eventually(lambda: all(consumer.connections for consumer in consumers))
-            await anyio.wait_all_tasks_blocked()
-            signal.raise_signal(signal.SIGTERM)
-
-
 async def test_signals_are_received_before_the_first_message(cluster: Cluster, topic: str) -> None:
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
     missed: list[object] = []
@@ -225,13 +209,6 @@ async def test_the_wait_for_a_lookup_service_ends(closed_address: Address) -> No
     consumer = Consumer("t", "ch", lookupd=str(closed_address), **quick(lookup_timeout=0.1))
     with anyio.fail_after(25), pytest.raises(LookupUnreachable):
         await consumer.start()
-
-
-async def test_an_address_that_is_not_that_of_a_lookup_service_fails_at_once() -> None:
-    async with serving(answering(http(b"<html>"))) as address:
-        consumer = Consumer("t", "ch", lookupd=str(address), **quick(lookup_timeout=300.0))
-        with anyio.fail_after(25), pytest.raises(LookupFailed):
-            await consumer.start()
 
 
 @pytest.mark.parametrize("way", ["start", "run", "iterate", "serve"])

@@ -17,7 +17,6 @@ from nsqext import Consumer, DeliveryUnknown, OutgoingMessage, Producer, Publish
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionFailed, InvalidSetting, NsqError, ProtocolError
 from nsqext.errors.server import PubFailed, Unauthorized
-from tests.support.consumers import eventually
 from tests.support.machine_pauses import repeated_if_paused
 from tests.support.messages import finish_all
 
@@ -113,14 +112,6 @@ async def test_a_publish_is_sent_again_when_its_response_is_lost() -> None:
         assert (receipt.node, node.bodies, producer.statistics().retries) == (node.address, [b"hi", b"hi"], 1)
 
 
-async def test_a_publish_without_response_has_an_unknown_outcome() -> None:
-    async with http_node(None) as node, producer_of(node, on_unknown="raise") as producer:
-        with pytest.raises(DeliveryUnknown, match="no response"):
-            await producer.publish("orders", b"hi")
-        await producer.publish("orders", b"next")
-        assert node.bodies == [b"hi", b"next"]
-
-
 @pytest.mark.parametrize("on_unknown", ["retry", "raise"])
 @repeated_if_paused(0.1)
 async def test_a_node_that_cannot_be_reached_has_stored_nothing(on_unknown: Literal["retry", "raise"]) -> None:
@@ -129,21 +120,6 @@ async def test_a_node_that_cannot_be_reached_has_stored_nothing(on_unknown: Lite
             await producer.publish("orders", b"hi")
     assert not caught.value.maybe_stored
     assert isinstance(caught.value.attempts[0], ConnectionFailed)
-
-
-async def test_a_late_response_is_a_timeout() -> None:
-    """With a longer timeout where the machine is too slow to connect within the first one."""
-    for timeout in (0.2, 2.0, 20.0):
-        async with http_node() as node, producer_of(node, timeout=timeout, on_unknown="raise") as producer:
-            node.hold = anyio.Event()
-            with pytest.raises((DeliveryUnknown, PublishFailed)) as caught:
-                await producer.publish("orders", b"hi")
-            node.hold.set()
-            if not node.requests and isinstance(caught.value, PublishFailed):
-                continue  # nothing was sent
-        assert isinstance(caught.value, DeliveryUnknown)
-        return
-    raise AssertionError("no connection within 20 s")
 
 
 async def test_a_cancelled_publish_is_sent_whole() -> None:
@@ -180,20 +156,6 @@ async def test_closing_waits_for_responses() -> None:
     assert len(stored) == 1
 
 
-async def test_few_requests_are_sent_at_the_same_time() -> None:
-    async with http_node() as node, producer_of(node) as producer:
-        await producer.publish("orders", b"first")
-        node.hold = anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            for number in range(100):
-                tasks.start_soon(producer.publish, "orders", b"%d" % number)
-            await eventually(lambda: node.most == 16)
-            await anyio.wait_all_tasks_blocked()
-            assert (node.most, producer.statistics().pending) == (16, 100)
-            node.hold.set()
-        assert len(node.requests) == 101
-
-
 REFUSALS: list[tuple[tuple[int, bytes], type[NsqError]]] = [
     ((403, b"not from there"), Unauthorized),
     ((404, b"<html>"), ProtocolError),
@@ -218,14 +180,6 @@ async def test_an_error_of_a_proxy_is_an_unknown_outcome() -> None:
     async with http_node((502, b"bad gateway")) as node, producer_of(node) as producer:
         await producer.publish("orders", b"hi")
         assert node.bodies == [b"hi", b"hi"]
-
-
-@pytest.mark.parametrize("content", [b"<html>", b'{"version"', b"[]"])
-async def test_another_server_is_named(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "INFO", content)
-    async with http_node() as node, producer_of(node) as producer:
-        with pytest.raises(ProtocolError, match="is this nsqd's HTTP port"):
-            await producer.publish("orders", b"hi")
 
 
 async def test_a_response_that_is_not_understood_is_an_unknown_outcome() -> None:

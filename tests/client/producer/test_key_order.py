@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.batcher import Batcher
     from nsqext.client.producer.publishing import Publishing
 
-_PROGRAMS = settings(max_examples=40, deadline=None)
+_PROGRAMS = settings(max_examples=20, deadline=None)
 _KEY = st.sampled_from("ab")
 _CALL = st.one_of(
     st.tuples(st.just("publish"), st.lists(_KEY, min_size=1, max_size=1)),

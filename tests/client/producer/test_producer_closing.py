@@ -12,8 +12,8 @@ import pytest
 from nsqext import DeliveryUnknown, Producer, PublishFailed, Receipt
 from nsqext.errors import InvalidState, NsqError
 from tests.support.fake_lookupd import node_json
-from tests.support.fake_nsqd import PLAIN, Answer, error, obey, ok, scripted_lookup, scripted_node, until
-from tests.support.producers import bodies, bounded, producing, publish_keyed, quick
+from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.producers import bodies, bounded, producing, quick
 
 pytestmark = pytest.mark.anyio
 
@@ -300,23 +300,3 @@ async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(mo
                 await producer.publish("t", b"x")
             assert isinstance(caught.value.__cause__, KeyError)
     await producer.aclose()
-
-
-@pytest.mark.parametrize("steps", range(1, 14))
-async def test_cancelling_a_publish_anywhere_leaves_all_in_order(steps: int) -> None:
-    """Cancel after a number of turns of the event loop: while connecting, sending, waiting, retrying."""
-    answers: list[Answer] = [error("E_FAILED_ON_NOT_LEADER"), ok()]
-    async with producing({"PUB": answers}) as (producer, nodes, _):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publish_keyed, producer, b"x")
-            for _ in range(steps):
-                await anyio.lowlevel.checkpoint()
-            if steps > 8:
-                await anyio.sleep(0.002 * (steps - 8))
-            tasks.cancel_scope.cancel()
-        receipt = await producer.publish("t", b"y", key="k")
-        assert receipt.partition == 0
-        assert len(producer._publisher.keys.lock) == 0
-        assert not producer._sender.attempts
-        await until(lambda: not producer._pool.in_flight)
-        assert bodies(nodes[0])[-1] == b"y"

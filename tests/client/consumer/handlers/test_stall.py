@@ -51,16 +51,6 @@ def test_the_first_messages_of_a_batch_are_named(caplog: pytest.LogCaptureFixtur
     assert f"{', '.join(map(repr, messages[:3]))}{further}; heartbeats" in caplog.text
 
 
-def test_a_running_handler_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    StallWatch(1.0, "the handler work").tick(3.0, [make_message(RecordingOwner(), 3)])
-    assert "the handler work was handling <Message t[3] id=0000000000000003" in caplog.text
-
-
-def test_a_block_outside_of_handlers_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    StallWatch(1.0, "the handler work").tick(3.0, [])
-    assert "no handler of this consumer was running" in caplog.text
-
-
 def test_a_handler_that_waits_does_not_block(caplog: pytest.LogCaptureFixture) -> None:
     watch = StallWatch(1.0, "the handler work")
     watch.took([make_message(RecordingOwner())], 60.0)

@@ -116,17 +116,6 @@ async def test_a_read_wakes_a_timer_that_rests_and_no_other_read_does(now: list[
         assert (bench.ticks[-1], bench.pause) == pytest.approx((_NOW + 12.5, 0.25)), "it received 0.11 s ago"
 
 
-def test_a_backoff_is_reported_once_also_when_its_connection_is_replaced(now: list[float]) -> None:
-    bench = Bench(mode="consumer")
-    one, two = (Connection(partition=number, backoff=bench.backoff) for number in (1, 2))
-    bench.add(one)
-    bench.backoff.failed(_NOW)
-    bench.group.rebalance()
-    bench.remove(one)
-    bench.add(two)
-    assert [event.detail for event in bench.events] == ["level 1"]
-
-
 def test_no_command_is_recorded_in_another_event_loop(now: list[float]) -> None:
     bench, connection = Bench(), Connection()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import urllib.parse
 import urllib.request
@@ -93,10 +92,6 @@ class Reading:
     def forget_commit(self) -> int:
         """Let Spark believe that the last batch was not done; returns its number."""
         return forget_last_commit(self.checkpoint)
-
-    def forget_all(self) -> None:
-        """Let Spark believe that the query is new."""
-        shutil.rmtree(self.checkpoint)
 
 
 def forget_last_commit(checkpoint: Path) -> int:

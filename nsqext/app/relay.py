@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app.app import App
 
+_LAST = 5.0  # seconds for what is being published when an app ends
 _MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
 
 
@@ -57,8 +58,11 @@ class Relay:
     """Publishes the messages of a store with the producer of an app, from the app's start to its end.
 
     A relay leases messages before it publishes them: any number of relays may share a store, and another relay
-    publishes what a killed relay had leased when the lease has ended.
+    publishes what a killed relay had leased when the lease has ended. When an app ends, what is being published has 5
+    seconds for its outcome, which is recorded.
     """
+
+    _stopping = False
 
     def attach(self, app: App) -> None:
         """Run while an app runs, with its producer.
@@ -69,14 +73,27 @@ class Relay:
         app.lifespan(self._lifespan)
 
     async def _lifespan(self, app: App) -> AsyncIterator[None]:
+        ended = anyio.Event()
+
+        async def run() -> None:
+            await self.run(app.producer)
+            ended.set()
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.run, app.producer)
+            tasks.start_soon(run)
             yield
+            self.stop()
+            with anyio.move_on_after(_LAST):
+                await ended.wait()
             tasks.cancel_scope.cancel()
 
     async def run(self, producer: Producer) -> None:
-        """Publish until cancelled, with an open producer."""
+        """Publish until `stop` is called, or until cancelled, with an open producer."""
         raise NotImplementedError
+
+    def stop(self) -> None:
+        """Publish nothing more: `run` returns as soon as the outcome of what is being published is recorded."""
+        self._stopping = True
 
 
 def publish_timeout(producer: Producer) -> float:

@@ -52,9 +52,10 @@ class DelayRelay(Relay):
     """Publishes the messages of ``publish(delay=…, via="relay")`` when they are due.
 
     It consumes the topic of delayed messages, and finishes them when they are stored. A message is published at least
-    once: twice if the process is killed between the publish and its record. Any number of relays may run: relays of a
-    machine share a store, relays of other machines have their own. While the store cannot be used, as on a full disk,
-    received messages are requeued, a warning is logged, and the relay tries again every second.
+    once: twice if the process is killed between the publish and its record, or if a publish received no response. Any
+    number of relays may run: relays of a machine share a store, relays of other machines have their own. While the
+    store cannot be used, as on a full disk, received messages are requeued, a warning is logged, and the relay tries
+    again every second.
 
     Args:
         store: the store, which the caller closes after the app.
@@ -111,17 +112,27 @@ class DelayRelay(Relay):
             register(partial(self._add, kind=kind))
 
     async def run(self, producer: Producer) -> None:
-        """Publish the messages of the store until cancelled; then record what was published."""
+        """Publish the messages of the store until `stop` is called or until cancelled; then record what was published.
+
+        When cancelled, messages that are being published may be published again.
+        """
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._publish_due, producer)
                 tasks.start_soon(self._forget_old)
+                await self._publish_due(producer)
+                tasks.cancel_scope.cancel()
         finally:
+            self._stopping = False
             published, self._published = self._published, []
             try:
                 self._store.take(published, 0, 0.0, 0.0)
             except sqlite3.OperationalError as error:
                 logger.warning("%d messages are published twice, because the store fails: %s", len(published), error)
+
+    def stop(self) -> None:
+        """Publish nothing more: `run` returns as soon as what is being published is recorded in the store."""
+        super().stop()
+        self._changed.wake()
 
     async def _in_store(self, call: Callable[..., T], *arguments: object) -> T:
         """Call the store in a thread, again while it cannot be used."""
@@ -157,7 +168,7 @@ class DelayRelay(Relay):
         store, published = self._store, self._published
         lease = lease_time(publish_timeout(producer))
         async with anyio.create_task_group() as tasks:
-            while True:
+            while not self._stopping:
                 count = len(published)
                 free = _AT_ONCE - self._publishing
                 taken = await self._in_store(store.take, published[:count], free, time.time(), lease)

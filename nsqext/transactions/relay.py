@@ -81,8 +81,9 @@ class OutboxRelay(Relay):
     """Publishes what transactions added to an outbox, at least once, and in the order of each key.
 
     Any number of relays may run, in any processes: each leases an equal share of the keys. A message is published twice
-    if the relay ends between the publish and the deletion, or if a publish received no response. Its header
-    ``nsqext_id`` is the same then, so that an `Inbox` handles it once; topics without extend support have no headers.
+    if the relay is killed or cancelled between the publish and the deletion, or if a publish received no response. Its
+    header ``nsqext_id`` is the same then, so that an `Inbox` handles it once; topics without extend support have no
+    headers.
 
     A message that can never be stored in its topic is set aside: its row keeps the error, and later messages of its key
     are published. It is too large, for example, or it has headers and the topic no extend support, or a key on the
@@ -128,7 +129,9 @@ class OutboxRelay(Relay):
             raise InvalidState(f"the outbox cannot be read: {self._store.shown(error)}") from None
 
     async def run(self, producer: Producer) -> None:
-        """Publish until cancelled, then return the leases; cancellation takes effect within ``poll`` seconds.
+        """Publish until `stop` is called or until cancelled, then return the leases; within ``poll`` seconds.
+
+        When cancelled, messages that are being published may be published again.
 
         While the database cannot be used, the relay logs a warning and tries again every second.
 
@@ -145,11 +148,12 @@ class OutboxRelay(Relay):
             with without_active_span():
                 await self._publish_all(producer, listener, timeout)
         finally:
+            self._stopping = False
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._leave, listener)
 
     async def _publish_all(self, producer: Producer, listener: OutboxListener, timeout: float) -> None:
-        while True:
+        while not self._stopping:
             try:
                 if not await self._publish_next(producer, timeout):
                     await listener.wait(self._poll)
@@ -230,7 +234,7 @@ class OutboxRelay(Relay):
         alone = topic in self._alone
         self._alone.discard(topic)
         try:
-            while left and anyio.current_time() < until:
+            while left and not self._stopping and anyio.current_time() < until:
                 some = left[:1] if alone else pace.part(left)
                 if not await self._publish_part(producer, topic, some, timeout, pace):
                     return

@@ -477,6 +477,20 @@ async def test_a_relay_that_ends_records_what_it_published(tmp_path: Path, monke
         assert store.count() == 0
 
 
+async def test_a_relay_that_is_stopped_ends_when_what_it_publishes_has_an_outcome(tmp_path: Path) -> None:
+    producer = Scripted()
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        stopped = DelayRelay(store)
+        with anyio.fail_after(DEADLINE):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stopped.run, cast("Any", producer))
+                await eventually(lambda: producer.publishing == [b"a"], DEADLINE)
+                stopped.stop()
+                producer.may_end.set()
+        assert (producer.published, store.count()) == ([b"a"], 0)
+
+
 async def test_a_lease_is_longer_than_a_publish_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     producer, leases = Scripted(), list[float]()
     producer.settings = {"timeout": "70.0"}

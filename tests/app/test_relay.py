@@ -1,0 +1,86 @@
+"""What relays do when their app ends."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from nsqext import App
+from nsqext.app import relay
+from nsqext.delays import DelayRelay, DelayStore
+from nsqext.middleware import Middleware
+from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nsqext import Receipt
+    from nsqext.broker import Cluster
+    from nsqext.middleware import Publishing, SendNext
+
+pytestmark = pytest.mark.anyio
+
+
+class Holding(Middleware):
+    """Holds the receipt of a stored message until `may_end`."""
+
+    def __init__(self) -> None:
+        self.stored = anyio.Event()
+        self.may_end = anyio.Event()
+
+    async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+        """Publish, and wait."""
+        receipts = await send_next(publishing)
+        self.stored.set()
+        await self.may_end.wait()
+        return receipts
+
+
+async def run_and_end(cluster: Cluster, relay: DelayRelay | OutboxRelay, *, released: bool) -> None:
+    """Run a relay in an app that ends when a message is stored; its receipt arrives after that, or never."""
+    holding, stop = Holding(), relay.stop
+
+    def stopped() -> None:
+        stop()
+        if released:
+            holding.may_end.set()
+
+    relay.stop = stopped  # type: ignore[method-assign]
+    app = App(cluster.lookupd, middleware=[holding])
+    relay.attach(app)
+    with anyio.fail_after(30):
+        async with app:
+            await holding.stored.wait()
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_delayed_message_that_is_being_published_is_recorded(
+    cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    monkeypatch.setattr(relay, "_LAST", 30.0 if released else 0.1)
+    with DelayStore(tmp_path / "store") as store:
+        delayed = DelayRelay(store, topic=f"{topic}_delayed")
+        cluster.create_topic(delayed.topic, channels=delayed.channels)
+        store.add([(DelayedMessage(identity="a", topic=topic, due=1), b"x")])
+        await run_and_end(cluster, delayed, released=released)
+        assert store.count() == (0 if released else 1)
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_message_of_an_outbox_that_is_being_published_is_deleted(
+    cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    monkeypatch.setattr(relay, "_LAST", 30.0 if released else 0.1)
+    database = tmp_path / "outbox"
+    with OutboxStore(f"sqlite:///{database}", create=True) as store, closing(sqlite3.connect(database)) as connection:
+        Outbox().add(connection, topic, b"x")
+        connection.commit()
+        await run_and_end(cluster, OutboxRelay(store, poll=0.05), released=released)
+        assert store.summary(time.time()).waiting == (0 if released else 1)

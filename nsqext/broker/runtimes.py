@@ -94,14 +94,11 @@ class RuntimeRedesigned(Runtime):
         try:
             admin.create_topic(self.coordinator, name, spec)
         except Refusal as error:
-            exists = bool(self.coordinator.partitions(name))
-            raise InvalidInput(
-                f"the topic cannot be created: {error.text}",
-                topic=name,
-                hint="delete it first, or choose another name"
-                if exists
-                else "check partitions and replicas against the number of nodes",
-            ) from error
+            if name in self.coordinator.topics:
+                hint = "delete it first, or choose another name"
+            else:
+                hint = "check partitions and replicas against the number of nodes"
+            raise InvalidInput(f"the topic cannot be created: {error.text}", topic=name, hint=hint) from error
         if spec.disable_channel_auto_create:
             admin.register_channels(self.coordinator, name, list(channels))
         for replicas in self.coordinator.partitions(name):

@@ -206,8 +206,10 @@ class AppTest:
     ) -> list[object]:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
-        In each channel those that receive its tag, or else those without a tag, as on topics with extend support.
-        Ids and offsets are unique in a process; a header ``nsqext_id`` stands for a message that an inbox knows.
+        As on topics with extend support, the handlers of a channel with the message's tag are called, or without any
+        the handlers without a tag. Ids and offsets are unique in a process; a header ``nsqext_id`` stands for a message
+        that an inbox knows.
+
         Args:
             value: the body, see `nsqext.app.encode_body`.
             channel: call only this channel's handlers.

@@ -171,7 +171,7 @@ class Batcher:
     async def _take(
         self, message: bytes | OutgoingMessage, on_outcome: Callable[[], object] | None = None
     ) -> MessageRequest:
-        if not self._queue:  # for each message it would cost more than the rest
+        if not self._queue:  # once for a batch
             self._tasks.check_event_loop()
         key = key_bytes(message.key) if isinstance(message, OutgoingMessage) and message.key is not None else None
         request = MessageRequest(self._options, self._topic, message, key=key)

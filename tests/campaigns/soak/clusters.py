@@ -124,7 +124,7 @@ class EmbeddedProcess:
     shortest: float = 0.1
     losses: Sequence[tuple[float, int]] = ()
 
-    def __init__(self, seed: int, memory: int = ClusterOptions().node_memory_bound) -> None:
+    def __init__(self, seed: int, memory: int) -> None:
         self._seed = seed
         self._memory = memory
         self._process: Process | None = None
@@ -477,12 +477,14 @@ def targets() -> list[str]:
     return ["embedded", "broker", "original", *(["real"] if REAL else [])]
 
 
-def new_cluster(target: str, seed: int, folder: Path, **settings: int) -> SoakCluster:
-    """Return a cluster of a kind; ``memory`` is for the embedded one: bytes of messages in each of its nodes."""
+def new_cluster(
+    target: str, seed: int, folder: Path, *, memory: int = ClusterOptions().node_memory_bound
+) -> SoakCluster:
+    """Return a cluster of a kind; a node of the embedded one has ``memory`` bytes for messages."""
     if target == "real":
         return RealCluster()
     if target == "broker":
         return BrokerProcess(folder)
     if target == "original":
         return OriginalProcesses(folder)
-    return EmbeddedProcess(seed, **settings)
+    return EmbeddedProcess(seed, memory)

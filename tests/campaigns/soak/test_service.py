@@ -14,11 +14,11 @@ from tests.campaigns.soak.service_parts import PARTS, KeyRecord, Ledger, OutboxP
 
 @pytest.mark.timeout(180)
 def test_nothing_is_lost_and_tables_are_empty_while_programs_and_nodes_are_killed(tmp_path: Path) -> None:
-    (soak,) = run(["embedded"], 5.0, tmp_path, names=list(PARTS), every=1.0, pause=0.1, seed=7)
+    (soak,) = run(["embedded"], 8.0, tmp_path, names=list(PARTS), every=1.0, pause=0.1, seed=7)
     assert soak.violations == []
     assert {part.name for part in soak.parts} == set(PARTS)
-    assert all(sum(part.ledger.published.values()) for part in soak.parts)
-    assert soak.faults.total()
+    assert all(sum(part.ledger.published.values()) > 20 for part in soak.parts)
+    assert soak.faults.total() > 3
     names = (
         "producers and consumers of all clusters",
         "outbox relay 2",
@@ -34,9 +34,9 @@ def test_nothing_is_lost_and_tables_are_empty_while_programs_and_nodes_are_kille
 
 @pytest.mark.timeout(90)
 def test_an_outbox_sends_no_keys_to_the_original_nsq_which_would_set_its_rows_aside(tmp_path: Path) -> None:
-    (soak,) = run(["original"], 3.0, tmp_path, names=["outbox"], every=10.0, pause=0.1, seed=7)
+    (soak,) = run(["original"], 5.0, tmp_path, names=["outbox"], every=10.0, pause=0.1, seed=7)
     assert soak.violations == []
-    assert sum(soak.parts[0].ledger.published.values())
+    assert sum(soak.parts[0].ledger.published.values()) > 20
     assert soak.rows["original: set aside by the outbox"][-1] == 0
 
 

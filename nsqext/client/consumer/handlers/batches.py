@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
 from attrs import frozen
 
+from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
 from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
-from nsqext.client.consumer.message import (
-    Message,
-    check_delay,
-    check_requeue_delay,
-    notes_call,
-    requeue_unanswered,
-)
+from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, notes_call, requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 if TYPE_CHECKING:
@@ -213,8 +208,6 @@ class BatchHandler:
         else:
             rest = MessageBatch(unanswered(batch, queue))
             if rest.requeue_called:
-                from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
-
                 await workers.source.policy.batch_failed(list(rest), requeue_not_awaited())
             else:
                 rest.finish_now()

@@ -53,6 +53,14 @@ class TopicStats:
     channels: Mapping[str, ChannelStats] = field(factory=dict)  #: over all partitions, by name
     #: nodes with the topic, but without a response; the sums exclude them
     unreachable: tuple[Address, ...] = ()
+    #: partitions that no node has reported, such as partitions without a leader; the sums exclude them. Only
+    #: `nsqext.Admin.stats` knows them
+    missing: tuple[int, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sums are known to cover the whole topic, of which lookup lists a node."""
+        return bool(self.partitions) and not self.unreachable and not self.missing
 
     @property
     def messages(self) -> int:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def sum_up(
-    name: str, generation: Generation, partitions: Iterable[PartitionStats], unreachable: Iterable[Address] = ()
+    name: str,
+    generation: Generation,
+    partitions: Iterable[PartitionStats],
+    unreachable: Iterable[Address] = (),
+    expected: Iterable[int] = (),
 ) -> TopicStats:
     """Return the statistics of a topic from its partitions' statistics."""
     ordered = tuple(sorted(partitions, key=lambda one: (one.partition is None, one.partition or 0, one.node)))
@@ -28,7 +32,9 @@ def sum_up(
         channel: _sum_channel(channel, [one.channels[channel] for one in ordered if channel in one.channels])
         for channel in names
     }
-    return TopicStats(name, generation, ordered, channels, tuple(sorted(unreachable)))
+    reported = {partition.partition for partition in ordered}
+    missing = tuple(number for number in expected if number not in reported)
+    return TopicStats(name, generation, ordered, channels, tuple(sorted(unreachable)), missing)
 
 
 def _sum_channel(name: str, parts: list[PartitionChannelStats]) -> ChannelStats:
@@ -55,7 +61,7 @@ async def topic_stats(requests: ClusterRequests, where: PartitionMap, channel: s
     if failed and not found:
         raise next(iter(failed.values()))
     partitions = [_only(part, channel) for parts in found.values() for part in parts]
-    return sum_up(topic, generation_of(where), partitions, failed)
+    return sum_up(topic, generation_of(where), partitions, failed, range(where.meta.partition_num))
 
 
 def _only(part: PartitionStats, channel: str | None) -> PartitionStats:

@@ -351,7 +351,7 @@ class ServerAccess:
                     if _consumes_all(consumer, await admin.topic(consumer.topics[0])):
                         stats = await admin.stats(consumer.topics[0], consumer.channel)
                         found = stats.channels.get(consumer.channel)
-                        drained = found is not None and found.lag == 0 and not stats.unreachable
+                        drained = found is not None and found.lag == 0 and stats.complete
                 looks = looks + 1 if drained else 0
         consumer.stop()
 

@@ -131,7 +131,7 @@ class LeaderLocator:
         view = await self._resolve(topic)
         if not 0 <= partition < view.partition_num:
             raise InvalidPartition(
-                f"the topic has {view.partition_num} partitions, counted from 0", topic=topic, partition=partition
+                f"partitions are counted from 0, the last is {view.partition_num - 1}", topic=topic, partition=partition
             )
         return leader_of(view, partition), view.meta
 

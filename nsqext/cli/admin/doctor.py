@@ -210,6 +210,9 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
             if number not in info.leaders:
                 hint = "start the nodes that hold its replicas"
                 findings.append(Finding("error", f"topic {name}", f"partition {number} has no leader", hint))
+        if info.generation == "original" and not info.nodes:
+            hint = f"start the nodes that hold its messages, or nsqext topic delete {name}"
+            findings.append(Finding("warning", f"topic {name}", "lookup lists no node with it", hint))
         if info.generation == "redesigned" and not info.channels:
             hint = f"publishes are refused: nsqext channel create {name} default"
             findings.append(Finding("warning", f"topic {name}", "it has no channel", hint))
@@ -256,7 +259,10 @@ async def check(
     channel: Annotated[str | None, Argument(help="The channel.")] = None,
     max_lag: Annotated[int | None, Option(min=0, help="Largest number of unfinished messages in the channel.")] = None,
     min_consumers: Annotated[int, Option(min=0, help="Smallest number of consumers of the channel.")] = 0,
-    timeout: Annotated[float, Option(min=0.1, help="Seconds after which the check fails.")] = 5.0,
+    timeout: Annotated[
+        float,
+        Option(min=0.1, help="Seconds after which the check fails; a request has half, or lookup_request_timeout."),
+    ] = 5.0,
 ) -> None:
     """Probe a cluster, topic or channel; exit with 0 if it is healthy, otherwise with 1.
 
@@ -265,10 +271,11 @@ async def check(
     if channel is None and (max_lag is not None or min_consumers):
         raise InvalidSetting("--max-lag and --min-consumers need a channel")
     problems: list[str] = []
+    # a node that does not respond is named before the time is over
+    request_timeout = connection.load().values.get("lookup_request_timeout", timeout / 2)
     with anyio.move_on_after(timeout) as scope:
         try:
-            # a node that does not respond is named before the time is over
-            async with connection.admin(request_timeout=timeout / 2) as admin:
+            async with connection.admin(request_timeout) as admin:
                 if topic is None:
                     problems.extend(await _check_nodes(admin))
                 else:
@@ -297,6 +304,8 @@ async def _check_topic(admin: Admin, topic: str) -> list[str]:
     info, stats = await admin.topic(topic), await admin.stats(topic)
     expected = range(info.meta.partition_num) if info.meta else ()
     problems = [f"partition {number} has no leader" for number in expected if number not in info.leaders]
+    if info.generation == "original" and not info.nodes:
+        problems.append("lookup lists no node with the topic")
     return problems + [f"node {node} does not respond" for node in stats.unreachable]
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
+from attrs import evolve
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.admin.stats import look
@@ -15,24 +16,39 @@ from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
+from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from nsqext.admin import TopicStats
+    from nsqext.admin import Admin, TopicInfo, TopicStats
 
 _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
+# members of a record whose lag is not known, and the reasons that they give
+_LACKS: Mapping[str, Callable[[list[Any]], str]] = {
+    "unreachable": lambda nodes: f"no response of {', '.join(nodes)}",
+    "missing": lambda partitions: f"no node leads partition {', '.join(map(str, partitions))}",
+}
 
 
-def lag_records(found: Mapping[str, TopicStats]) -> list[dict[str, Any]]:
-    """Return a record per channel, longest lag first."""
+def lag_records(found: Mapping[str, TopicStats], channel: str | None = None) -> list[dict[str, Any]]:
+    """Return a record per channel, longest lag first.
+
+    What is not known of a topic is in its records, behind them in a record without lag if no node has reported a
+    channel.
+    """
     records: list[dict[str, Any]] = []
+    unknown: list[dict[str, Any]] = []
     for name, topic in found.items():
-        unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
-        for channel in topic.channels.values():
-            record = channel_record(name, channel)
-            records.append({column: record[column] for column in _COLUMNS} | unreachable)
-    return sorted(records, key=lambda record: (-record["lag"], record["topic"], record["channel"]))
+        reasons = {"unreachable": [str(node) for node in topic.unreachable], "missing": list(topic.missing)}
+        lacks = {reason: values for reason, values in reasons.items() if values}
+        for one in topic.channels.values():
+            record = channel_record(name, one)
+            records.append({column: record[column] for column in _COLUMNS} | lacks)
+        if not topic.channels and not topic.complete:
+            unknown.append({"topic": name, "channel": channel, "lag": None, **lacks})
+    records.sort(key=lambda record: (-record["lag"], record["topic"], record["channel"]))
+    return records + unknown
 
 
 def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
@@ -41,12 +57,30 @@ def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
         return []
     problems = []
     for record in records:
-        place = f"{record['topic']}/{record['channel']}"
-        if record["lag"] > highest:
+        place = record["topic"] if record["channel"] is None else f"{record['topic']}/{record['channel']}"
+        if record["lag"] is not None and record["lag"] > highest:
             problems.append(f"the lag of {place} is {record['lag']}, more than {highest}")
-        elif record.get("unreachable"):
-            problems.append(f"the lag of {place} is not known: no response of {', '.join(record['unreachable'])}")
+        elif record["lag"] is None or record.keys() & _LACKS.keys():
+            reasons = [text(record[name]) for name, text in _LACKS.items() if name in record]
+            problems.append(f"the lag of {place} is not known: {'; '.join(reasons) or 'no node has the topic'}")
     return problems
+
+
+async def _look(admin: Admin, topic: str | None, channel: str | None) -> list[dict[str, Any]]:
+    """Return the records of one topic or of all; raises InvalidInput if the topic has no such channel."""
+    found = await look(admin, topic, channel)
+    if topic is None:  # without the partitions that no node reports
+        infos = await admin.topics()
+        found = {name: _with_missing(stats, infos.get(name)) for name, stats in found.items()}
+    elif channel is not None and found[topic].complete and channel not in found[topic].channels:
+        raise InvalidInput(f"the topic has no channel {channel}", topic=topic)
+    return lag_records(found, channel)
+
+
+def _with_missing(stats: TopicStats, info: TopicInfo | None) -> TopicStats:
+    if info is None or info.meta is None:  # deleted meanwhile, or of the original NSQ
+        return stats
+    return evolve(stats, missing=tuple(one for one in range(info.meta.partition_num) if one not in info.leaders))
 
 
 @examples("nsqext lag", "nsqext lag orders --max 1000", "nsqext lag orders --watch | jq .lag")
@@ -61,17 +95,18 @@ async def run(
 ) -> None:
     """Show the unfinished messages of channels, longest lag first.
 
-    With --max, the exit code is 1 if a lag is above it, or unknown because a node does not respond.
+    With --max, the exit code is 1 if a lag is above it, or unknown because a node does not respond or a partition has
+    no leader.
     """
     async with connection.admin() as admin:
         if not watch:
-            records = lag_records(await look(admin, topic, channel))
+            records = await _look(admin, topic, channel)
             connection.table(_COLUMNS, records)
         else:
             timed = partial(map, lambda record: {"time": time.time(), **record})
             with connection.live(partial(make_table, _COLUMNS), timed) as show:
                 while True:
-                    records = lag_records(await look(admin, topic, channel))
+                    records = await _look(admin, topic, channel)
                     show(records)
                     if excess(records, highest):
                         break

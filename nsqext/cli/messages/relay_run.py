@@ -175,7 +175,7 @@ class RelayRun(TopicRelay):
             last = record
 
     async def _read_lag(self) -> int | None:
-        """Return the unfinished messages of the channel; None if nodes do not respond, or without lookup."""
+        """Return the unfinished messages of the channel; None if a part of them is not reported, or without lookup."""
         if not self.connection.load().lookupd:
             return None
         try:
@@ -184,7 +184,7 @@ class RelayRun(TopicRelay):
         except NsqError:
             return None
         found = stats.channels.get(self.channel)
-        return None if found is None or stats.unreachable else found.lag
+        return found.lag if found is not None and stats.complete else None
 
     # Health and metrics
 

@@ -208,7 +208,7 @@ class Route:
             )
         if partition >= count:
             raise InvalidPartition(
-                f"the topic has {count} partitions, 0 to {count - 1}", topic=self.topic, partition=partition
+                f"the partition does not exist: the last is {count - 1}", topic=self.topic, partition=partition
             )
 
     def _unknown(self, message: str, choice: str) -> InvalidPartition | InvalidSetting:

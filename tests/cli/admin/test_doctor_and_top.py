@@ -132,6 +132,9 @@ def address_of(server: socket.socket) -> str:
 def test_check_ends_in_time(silent: socket.socket) -> None:
     done = run("check", "--lookupd", address_of(silent), "--timeout", "0.5")
     assert (done.returncode, b"no response within 0.5 s" in done.stdout) == (1, True)
+    words = ("--url", f"nsq://{address_of(silent)}?lookup_request_timeout=0.2", "--timeout", "300")
+    done = run("check", *words)  # the time of a request is a setting
+    assert (done.returncode, b"not within 0.2 s" in done.stdout) == (1, True)
 
 
 @pytest.mark.parametrize("words", [("topic", "list"), ("record", "t", "--to", "/nonexistent"), ("pub", "t", "body")])

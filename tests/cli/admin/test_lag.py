@@ -66,3 +66,44 @@ def test_a_lag_that_is_not_known_is_above_a_limit() -> None:
     record = {"topic": "orders", "channel": "billing", "lag": 1, "unreachable": ["n1:4150"]}
     assert excess([record], None) == []
     assert excess([record], 5) == ["the lag of orders/billing is not known: no response of n1:4150"]
+
+
+def test_a_channel_that_the_topic_lacks_has_no_lag_to_check(address: str, topic: str) -> None:
+    publish(address, topic, 1)
+    found = run("lag", topic, "slwo", "--max", "0", "--lookupd", address)
+    assert (found.returncode, found.stdout) == (2, b"")
+    assert found.stderr.decode() == f"nsqext: the topic has no channel slwo (topic {topic})\n"
+
+
+def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, channels=["billing"])
+        where = ("--lookupd", cluster.lookupd[0], "--max", "100")
+        lines("lag", "orders", *where)
+        cluster.kill(cluster.leader("orders", 1))
+        for words in (("orders", "billing"), ("orders",), ()):
+            found = run("lag", *words, *where)
+            assert found.returncode == 1
+            assert found.stderr == b"the lag of orders/billing is not known: no node leads partition 1\n"
+        cluster.kill(cluster.leader("orders", 0))
+        found = run("lag", *where)
+        assert (found.returncode, found.stderr) == (
+            1,
+            b"the lag of orders is not known: no node leads partition 0, 1\n",
+        )
+        assert json.loads(found.stdout) == {"topic": "orders", "channel": None, "lag": None, "missing": [0, 1]}
+
+
+def test_a_topic_of_the_original_nsq_without_a_node_is_not_healthy() -> None:
+    with Cluster(nodes=1, generation="original") as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        cluster.kill("n1")
+        where = ("--lookupd", cluster.lookupd[0])
+        found = run("lag", "orders", "--max", "0", *where)
+        assert (found.returncode, found.stderr) == (1, b"the lag of orders is not known: no node has the topic\n")
+        found = run("check", "orders", *where)
+        assert found.returncode == 1
+        assert json.loads(found.stdout)["problems"] == ["lookup lists no node with the topic"]
+        texts = [one["text"] for one in map(json.loads, run("doctor", *where).stdout.splitlines())]
+        assert "lookup lists no node with it" in texts
+        assert "1, every partition has a leader" not in texts

@@ -48,7 +48,7 @@ async def test_the_lags_of_all_topics_and_partitions_are_added() -> None:
 
     async def stats(topic: str, channel: str) -> SimpleNamespace:
         found = {partition: SimpleNamespace(lag=lag) for partition, lag in enumerate(lags[topic])}
-        return SimpleNamespace(unreachable=(), channels=found if channel == "spark" else {})
+        return SimpleNamespace(unreachable=(), missing=(), channels=found if channel == "spark" else {})
 
     admin = cast("Admin", SimpleNamespace(stats=stats))
     counts = [await unfinished_count(admin, topics, "spark") for topics in ([], ["none"], ["one"], ["one", "two"])]
@@ -67,4 +67,13 @@ async def test_a_node_that_does_not_answer_may_have_messages() -> None:
         cluster.faults.freeze("n2")
         async with Admin(cluster.lookupd, lookup_request_timeout=0.5) as admin:
             with pytest.raises(PartitionUnavailable, match="does not report its messages"):
+                await unfinished_count(admin, ["one"], "spark")
+
+
+async def test_a_partition_without_a_leader_may_have_messages() -> None:
+    with Cluster(2) as cluster:
+        cluster.create_topic("one", partitions=2, channels=["spark"])
+        cluster.kill(cluster.leader("one", 1))
+        async with Admin(cluster.lookupd) as admin:
+            with pytest.raises(PartitionUnavailable, match="no node reports its messages"):
                 await unfinished_count(admin, ["one"], "spark")

@@ -135,7 +135,7 @@ class Subscriber:
         wrong = [partition for partition in chosen if partition >= view.partition_num > 0]
         if wrong:
             raise InvalidPartition(
-                f"partition {wrong[0]} does not exist: the topic has {view.partition_num} partitions", topic=self._topic
+                f"partition {wrong[0]} does not exist: the last is {view.partition_num - 1}", topic=self._topic
             )
 
     async def _first_view(self) -> PartitionMap | None:

@@ -10,7 +10,8 @@ from attrs import define
 
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
-from nsqext.partitions import LeaderLocator, leaders
+from nsqext.partitions import LeaderLocator
+from tests.support.clock import replace_clock
 from tests.support.fake_nsqd import ScriptedLookup, scripted_lookup
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the rule."""
     clock = Clock()
-    monkeypatch.setattr(leaders, "_clock", clock)
+    replace_clock(monkeypatch, clock)
     return clock
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import patch
+
+import pytest
 
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions
 from nsqext.client.consumer.subscriptions.backoff import Backoff
@@ -16,6 +17,7 @@ from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.protocol.identify import Negotiated
 from nsqext.types import Address, TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.fake_nsqd import message
 
 if TYPE_CHECKING:
@@ -161,11 +163,8 @@ class Subscribed:
     @contextmanager
     def clock(self) -> Iterator[None]:
         """Let the modules of the subscription read the clock of the test."""
-        package = "nsqext.client.consumer.subscriptions"
-        with (
-            patch(f"{package}.subscription._clock", lambda: self.now),
-            patch(f"{package}.early_messages._clock", lambda: self.now),
-        ):
+        with pytest.MonkeyPatch.context() as patch:
+            replace_clock(patch, lambda: self.now)
             yield
 
     def receive(self, *numbers: int, **parts: Any) -> list[Message]:

@@ -9,6 +9,7 @@ import pytest
 
 from nsqext.errors import HeartbeatMissed, RequestTimeout
 from nsqext.protocol.frames import HEARTBEAT
+from tests.support.clock import replace_clock
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import ok
 
@@ -36,7 +37,7 @@ async def test_a_deadline_fails_one_request_and_keeps_the_connection() -> None:
 
 async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [time.monotonic()]
-    monkeypatch.setattr("nsqext.transport.connection._clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     async with connected_peer(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
         callers = [Caller(connection, pub(b"x")) for _ in range(5)]
         for caller in callers:
@@ -55,7 +56,7 @@ async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyP
 
 async def test_a_request_behind_other_writes_has_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
-    monkeypatch.setattr("nsqext.transport.connection._clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     async with connected_peer(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
         connection._oldest = now - 100
         connection.write(pub(b"written"))

@@ -10,6 +10,7 @@ import pytest
 
 from nsqext.errors import ConnectionLost, NotSent, NsqError, RequestTimeout
 from nsqext.transport import connection as module
+from tests.support.clock import replace_clock
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import ok
 
@@ -184,7 +185,7 @@ async def test_acknowledgements_that_the_server_does_not_read_are_bounded(monkey
 
 async def test_a_server_that_never_reads_acknowledgements_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [time.monotonic()]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     with paired_connection(request_timeout=5.0) as (connection, right):
         connection.write(b"x" * _BIG)
         connection.flush()

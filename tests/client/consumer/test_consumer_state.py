@@ -11,10 +11,10 @@ from nsqext import Consumer
 from nsqext.client.consumer import consumer as module
 from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
 from nsqext.client.consumer.handlers.workers import ConsumerState
-from nsqext.client.consumer.subscriptions import subscription_group
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.consumer.subscriptions.topics import TopicSubscriptions
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, NsqError, ProtocolError
+from tests.support.clock import replace_clock
 from tests.support.subscription_bench import Connection, ready
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_a_consumer_is_starved_when_a_connection_has_used_up_most_of_its_rdy(sce
 
 async def test_the_total_may_be_changed_and_paused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(subscription_group, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     one, other = Connection(), Connection("u", 1)
     consumer = scene.consumer(one, other)
 

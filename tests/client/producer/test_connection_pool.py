@@ -15,6 +15,7 @@ from nsqext.protocol.client.commands import CLS, NOP
 from nsqext.transport.connection import Connection
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
+from tests.support.clock import replace_clock
 from tests.support.fake_nsqd import PLAIN, obey, scripted_node, until
 
 pytestmark = pytest.mark.anyio
@@ -129,7 +130,7 @@ async def test_when_the_connecting_caller_is_cancelled_another_one_connects() ->
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 async def test_a_node_rests_longer_after_each_failure(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(connection_pool, "_clock", lambda: 1000.0)
+    replace_clock(monkeypatch, lambda: 1000.0)
     monkeypatch.setattr("nsqext.waits.chance.uniform", lambda low, high: low if share < 1 else high)
     place = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
     rests = []

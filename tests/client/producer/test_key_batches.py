@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -9,7 +10,6 @@ import anyio
 import pytest
 
 from nsqext import DeliveryUnknown, OutgoingMessage, PublishFailed, Receipt
-from nsqext.client.producer import keys as module
 from nsqext.client.producer.keys import KeyGroups, KeyLock, Place
 from nsqext.client.producer.request import MessageRequest
 from nsqext.errors import ConnectionLost, InvalidBody, InvalidState, NsqError
@@ -53,12 +53,12 @@ class Groups:
                 groups = KeyGroups(self.bench.sender, self.lock, self._start(background.start_soon))
                 async with anyio.create_task_group() as tasks:
                     for message in messages:
-                        tasks.start_soon(self._publish, groups, message, module._clock() - ago)
+                        tasks.start_soon(self._publish, groups, message, time.monotonic() - ago)
                         await anyio.wait_all_tasks_blocked()
                     if between is not None:
                         tasks.start_soon(between)
                         await anyio.wait_all_tasks_blocked()
-                        tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), module._clock())
+                        tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), time.monotonic())
                         await anyio.wait_all_tasks_blocked()
                     self.lock.leave(_KEY)
                 background.cancel_scope.cancel()
@@ -130,7 +130,7 @@ async def test_without_a_ready_connection_each_is_sent_alone(hindrance: str) -> 
     if hindrance == "route":
         groups.bench.routes.known = False
     elif hindrance == "rests":
-        groups.target.rest_until = module._clock() + 100.0
+        groups.target.rest_until = time.monotonic() + 100.0
     elif hindrance == "given header":
         messages[0] = OutgoingMessage(b"a", header=b"")
     elif hindrance == "no leader":
@@ -184,7 +184,7 @@ async def test_later_publishes_wait_for_a_batch() -> None:
                 if number == 2:
                     groups.lock.leave(_KEY)
                     await anyio.wait_all_tasks_blocked()
-                tasks.start_soon(groups._publish, keyed, message, module._clock())
+                tasks.start_soon(groups._publish, keyed, message, time.monotonic())
                 await anyio.wait_all_tasks_blocked()
             assert len(connections.commands) == 1
             connections.hold.set()
@@ -271,7 +271,7 @@ async def test_a_batch_that_is_cut_off_is_unknown_for_each() -> None:
         groups.bench.connections.hold = held
         keyed = KeyGroups(groups.bench.sender, groups.lock, producer.start_soon)
         for message in _messages(b"a", b"b"):
-            callers.start_soon(groups._publish, keyed, message, module._clock())
+            callers.start_soon(groups._publish, keyed, message, time.monotonic())
             await anyio.wait_all_tasks_blocked()
         groups.lock.leave(_KEY)
         await anyio.wait_all_tasks_blocked()

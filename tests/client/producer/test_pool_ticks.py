@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.client.producer import connection_pool as module
 from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
 from nsqext.errors import ConnectionFailed, ConnectionLost, InvalidState, NsqError
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
+from tests.support.clock import replace_clock
 from tests.support.sleeps import replace_sleep
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ async def test_a_connection_with_an_error_is_closed_once_nothing_waits_for_it() 
 
 async def test_a_pool_is_quiet_when_nothing_was_received_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(module, "_clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     pool = Pool()
     assert pool._quiet()
     one, two = await pool.opened("n", "m")
@@ -200,7 +200,7 @@ async def test_connections_in_use_are_looked_at_four_times_a_second(
         await wait(longest)
 
     pool = Pool()
-    monkeypatch.setattr(module, "_clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     replace_sleep(monkeypatch, wait)
     monkeypatch.setattr(pool, "_quiet", lambda: quiet)
     monkeypatch.setattr(pool, "_rest", rest)
@@ -234,7 +234,7 @@ async def test_a_pool_rests_until_it_is_used(wake: str | None) -> None:
 
 
 async def test_a_node_that_cannot_be_reached_is_avoided_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_clock", lambda: 1000.0)
+    replace_clock(monkeypatch, lambda: 1000.0)
     pool = Pool()
     node = pool.node(Address("n", 1))
     pool.refusal = ConnectionFailed("down")
@@ -256,7 +256,7 @@ async def test_ends_of_connections_are_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(module, "_clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     caplog.set_level(logging.INFO, "nsqext.producer")
     pool = Pool()
     for seconds in (0.0, 59.0, 1.0):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.route import Route, Target
 from nsqext.errors import ConnectionFailed, InvalidPartition, InvalidSetting, PartitionUnavailable
@@ -19,6 +18,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import LARGE, LargeCommand
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.clock import replace_clock
 
 if TYPE_CHECKING:
     from nsqext.transport.connection import Connection
@@ -127,7 +127,7 @@ def test_another_partition_of_the_node_is_tried_before_a_node_that_cannot_be_rea
 
 def test_a_target_that_refused_is_avoided_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(module, "_clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     route = _route({0: 1, 1: 2})
     route.at(0).refused()
     assert {route.any().partition for _ in range(6)} == {1}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from nsqext.client.events import ClientEvent, ClientEvents
-from nsqext.client.producer import route as module
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.route import Route, RouteTable
@@ -29,6 +28,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.lookup.responses import NodeInfo
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.sleeps import replace_sleep
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "_clock", clock)
+    replace_clock(monkeypatch, clock)
     return clock
 
 

@@ -11,8 +11,6 @@ import pytest
 from tenacity import wait_fixed
 
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer import route as route_module
-from nsqext.client.producer import sender as sender_module
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.publishing import OutgoingMessage
@@ -45,6 +43,7 @@ from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.machine_pauses import repeated_if_paused
 from tests.support.publish_bench import Bench, batch_of
 from tests.support.sleeps import recorded_sleeps
@@ -234,7 +233,7 @@ async def test_a_node_that_refused_is_avoided_and_one_that_cannot_be_reached_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(route_module, "_clock", lambda: now)
+    replace_clock(monkeypatch, lambda: now)
     for error, rests in ((PubRefused("E_PUB_FAILED"), True), (BadMessage("E_BAD"), False), (NotSent("x"), False)):
         bench = Bench(error, b"OK")
         with suppress(BadMessage):
@@ -318,7 +317,7 @@ async def test_a_publish_fails_when_its_time_is_over() -> None:
 
 
 async def test_the_time_of_a_publish_begins_with_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_clock", lambda: 1000.0)
+    replace_clock(monkeypatch, lambda: 1000.0)
     bench = Bench(NotLeader("E_FAILED_ON_NOT_LEADER"), timeout=5.0)
     with anyio.fail_after(25), pytest.raises(PublishFailed, match="not stored within 5 s") as caught:
         batch = batch_of(2)

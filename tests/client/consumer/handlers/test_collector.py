@@ -12,10 +12,10 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext.client.consumer.handlers import iteration as module
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
 from nsqext.client.consumer.unpacking import UnpackBudget
+from tests.support.clock import replace_clock
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
 
@@ -31,7 +31,7 @@ class Bench:
     """A queue, and the batches that are collected from it; the clock stands still."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = inf) -> None:
-        monkeypatch.setattr(module, "_clock", lambda: _NOW)
+        replace_clock(monkeypatch, lambda: _NOW)
         monkeypatch.setattr(MessageIteration, "request_more", self._request_more)
         self.owner = RecordingOwner()
         self.queue = MessageQueue()
@@ -104,8 +104,8 @@ async def test_a_batch_does_not_wait_longer_than_messages_can_be_received(
 async def test_a_batch_is_empty_at_its_deadline_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch, 0.0)
     assert await bench.collect(BatchLimits(2, 60.0), deadline=_NOW) == []
-    monkeypatch.setattr(module, "_clock", time.monotonic)
-    assert await bench.collect(BatchLimits(2, 60.0), deadline=module._clock() + 0.01) == []
+    replace_clock(monkeypatch, time.monotonic)
+    assert await bench.collect(BatchLimits(2, 60.0), deadline=time.monotonic() + 0.01) == []
 
     def end() -> None:
         bench.state.ended.set()
@@ -133,8 +133,8 @@ async def test_a_batch_waits_while_others_use_up_the_budget_for_unpacked_bytes(m
     assert bench.requests == 0
     assert await bench.collect(BatchLimits(2, 60.0), lambda: budget.release(one)) == [3]
     assert bench.requests == 1, "answers are sent before it waits"
-    monkeypatch.setattr(module, "_clock", time.monotonic)
-    assert await bench.collect(BatchLimits(1, 60.0), deadline=module._clock() + 0.01) == []
+    replace_clock(monkeypatch, time.monotonic)
+    assert await bench.collect(BatchLimits(1, 60.0), deadline=time.monotonic() + 0.01) == []
     budget.release(two)
     assert await bench.collect(BatchLimits(1, 60.0)) == [4]
 

@@ -10,7 +10,6 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext.client.consumer.handlers import iteration as module
 from nsqext.client.consumer.handlers.iteration import MessageIteration
 from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageQueue
 from nsqext.client.consumer.options import BackoffOptions
@@ -19,6 +18,7 @@ from nsqext.client.consumer.subscriptions.rdy_distributor import RdyDistributor
 from nsqext.client.consumer.subscriptions.subscription import Subscription
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidState, ProtocolError
+from tests.support.clock import replace_clock
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ T = TypeVar("T")
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the clock: an iteration that never waits sends its answers now and then."""
-    monkeypatch.setattr(module, "_clock", lambda: 100.0)
+    replace_clock(monkeypatch, lambda: 100.0)
 
 
 class Bench:
@@ -105,7 +105,7 @@ async def test_the_next_message_is_waited_for() -> None:
 
 async def test_a_loop_that_never_waits_sends_its_answers_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, now = Bench(), [100.0]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     bench.put(*(bench.message(number) for number in range(5)))
     for number, calls in enumerate((2, 2, 2, 4, 4)):
         assert (await bench.subject.next()).internal_id == number

@@ -13,8 +13,6 @@ from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
 from nsqext import Reject
-from nsqext.client.consumer.handlers import batches
-from nsqext.client.consumer.handlers import workers as module
 from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.workers import (
@@ -31,6 +29,7 @@ from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages
 from nsqext.client.consumer.subscriptions.subscription_group import RejectedCounts
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidSetting
+from tests.support.clock import replace_clock
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
     error: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, queue, now = RecordingOwner(), MessageQueue(), [100.0]
-    monkeypatch.setattr(batches, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
 
     async def handle(batch: MessageBatch) -> None:
         await batch[1].finish()
@@ -382,7 +381,7 @@ async def test_a_message_waits_for_the_budget_until_it_expires(expires: bool) ->
 
 async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     owner, now = RecordingOwner(), [100.0]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     subject, source = workers()
     subject.stall = StallWatch(0.04, "it")
     flushed: list[int] = []

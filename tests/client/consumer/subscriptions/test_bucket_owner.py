@@ -16,6 +16,7 @@ from nsqext.client.consumer.subscriptions import key_buckets as module
 from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
 from nsqext.errors import ConnectionLost, InvalidSetting, NsqError, PartitionUnavailable
 from nsqext.types import Address
+from tests.support.clock import replace_clock
 from tests.support.stats import channel_stats, client_entry
 from tests.support.subscriber_scene import make_context
 
@@ -364,7 +365,7 @@ async def test_more_is_requested_during_a_takeover_while_nothing_is_delivered(mo
 async def test_during_a_takeover_one_bucket_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, paused=True)
     monkeypatch.setattr(module, "_POLL", 60.0)
-    monkeypatch.setattr(module, "_clock", lambda: 1000.0)  # they have just looked
+    replace_clock(monkeypatch, lambda: 1000.0)  # they have just looked
     async with _reading(scene):
         await scene.until(lambda: len(scene.owned) == 2)
         for one in scene.opened.values():

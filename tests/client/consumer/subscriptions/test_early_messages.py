@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -12,13 +12,25 @@ from hypothesis import strategies as st
 
 from nsqext.client.consumer.subscriptions import early_messages
 from nsqext.client.consumer.subscriptions.early_messages import EarlyMessages, due_time
+from tests.support.clock import replace_clock
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from nsqext.client.consumer.message import Message
 
 START = 1_700_000_000.0
 DAY = 86_400.0
+
+
+@contextmanager
+def _clocks(monotonic: Callable[[], float], wall: Callable[[], float] | None = None) -> Iterator[None]:
+    """Let the package read the clocks of the test: two different ones, or one."""
+    with pytest.MonkeyPatch.context() as patch:
+        replace_clock(patch, monotonic)
+        patch.setattr("time.time", wall or monotonic)
+        yield
 
 
 def _refuse(message: Message, delay: float) -> None:
@@ -46,15 +58,14 @@ class Server:
         self.attempts += 1
         stored = round(START * 1e9)
         message = make_message(RecordingOwner(), self.number, attempts=self.attempts, timestamp=stored, due=self.due)
-        clock = SimpleNamespace(time=lambda: self.now, monotonic=lambda: self.now)
-        with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
+        with _clocks(lambda: self.now):
             ready = early.without_early([message], self._requeue, keep=False)
         assert message.answered == (not ready)
         return ready[0] if ready else None
 
     def fail(self, early: EarlyMessages, message: Message, delay: float) -> None:
         """Requeue a message whose handler failed."""
-        with patch.object(early_messages, "_clock", lambda: self.now):
+        with _clocks(lambda: self.now):
             early.postpone(message, delay)
         self._requeue(message, min(delay, 3 * DAY))
 
@@ -141,8 +152,7 @@ def test_what_was_postponed_and_came_in_time_is_forgotten() -> None:
 def test_on_an_ordered_channel_it_stays_in_flight_until_due() -> None:
     early, owner = EarlyMessages(), RecordingOwner(in_order=True)
     message = make_message(owner, timestamp=round(START * 1e9), due=round((START + 30) * 1000))
-    clock = SimpleNamespace(time=lambda: START, monotonic=lambda: 0.0)
-    with patch.object(early_messages, "time", clock), patch.object(early_messages, "_clock", clock.monotonic):
+    with _clocks(lambda: 0.0, lambda: START):
         assert early.without_early([message], _refuse, keep=False) == []
     assert list(early.kept) == [message]
     early.tick(29.0)
@@ -173,8 +183,7 @@ def test_a_message_that_is_due_soon_stays_in_flight(delay: float, sent: list[str
     while True:
         attempts += 1
         message = make_message(owner, timestamp=stored, due=due, attempts=attempts)
-        clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)  # noqa: B023 - used in this round
-        with patch.multiple(early_messages, time=clock, _clock=clock.monotonic):
+        with _clocks(lambda: now):  # noqa: B023 - used in this round
             if early.without_early([message], requeue, keep=True):
                 break
         if early.kept:

@@ -9,6 +9,7 @@ import pytest
 
 from nsqext.client.consumer.subscriptions import flush_schedule as module
 from nsqext.client.consumer.subscriptions.flush_schedule import FlushSchedule
+from tests.support.clock import replace_clock
 from tests.support.fake_nsqd import until
 from tests.support.subscription_bench import Connection
 
@@ -34,7 +35,7 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene()
-    monkeypatch.setattr(module, "_clock", lambda: scene.now)
+    replace_clock(monkeypatch, lambda: scene.now)
     return scene
 
 

@@ -11,12 +11,11 @@ import pytest
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import BackoffOptions
 from nsqext.client.consumer.statistics import ConsumerConnection, connections_of, statistics_of
-from nsqext.client.consumer.subscriptions import flush_schedule
-from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.consumer.subscriptions.backoff import Backoff
 from nsqext.client.pulse import Pulse
 from nsqext.errors import InvalidState
 from nsqext.transport.options import ConnectionOptions
+from tests.support.clock import replace_clock
 from tests.support.subscription_bench import Bench, Connection, ready, running
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ _LONG = 54.0
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the clock."""
     time = [_NOW]
-    for each in (module, flush_schedule):
-        monkeypatch.setattr(each, "_clock", lambda: time[0])
+    replace_clock(monkeypatch, lambda: time[0])
     return time
 
 

@@ -11,7 +11,6 @@ from anyio.lowlevel import checkpoint
 
 from nsqext import Position
 from nsqext.client.consumer.options import BackoffOptions, FailureOptions
-from nsqext.client.consumer.subscriptions import subscriber as module
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -24,6 +23,7 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, BadTopic, ExtendRequired, NotLeader, OrderRequired
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.consumers import eventually
 from tests.support.sleeps import recorded_sleeps, settled
 from tests.support.subscriber_scene import NODE, OTHER, Scene, running_subscriber, texts_with, view_of
@@ -236,7 +236,7 @@ async def test_failures_of_a_partition_are_logged_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     down = [ConnectionFailed("down")] * 3
     async with running_subscriber(monkeypatch, view_of(NODE), *down) as scene:
         await scene.connections(1)

@@ -21,6 +21,7 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import TopicNotExist
 from nsqext.types import TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.sleeps import recorded_sleeps
 from tests.support.subscriber_scene import NODE, Connection, Scene, running_subscriber, texts_with, view_of
 
@@ -100,7 +101,7 @@ async def test_pauses_grow_until_a_subscription_was_stable(monkeypatch: pytest.M
         attempts.append((failures, error))
         return 0.0
 
-    monkeypatch.setattr(module, "_clock", lambda: now[0])
+    replace_clock(monkeypatch, lambda: now[0])
     monkeypatch.setattr(module, "pause_after", pause)
     down, lost = ConnectionFailed("down"), ConnectionLost("lost")
     async with running_subscriber(monkeypatch, view_of(NODE), down, down) as scene:

@@ -14,8 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import Consumer
-from nsqext.client.consumer.subscriptions import subscription_group as module
 from nsqext.client.events import ClientEvent
+from tests.support.clock import replace_clock
 from tests.support.consumers import eventually, quick
 from tests.support.fake_nsqd import PLAIN, Peer, scripted_node
 from tests.support.subscription_bench import Bench, Connection, ready, running
@@ -73,7 +73,7 @@ def settle(bench: Bench, now: list[float]) -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the clock."""
     time = [1000.0]
-    monkeypatch.setattr(module, "_clock", lambda: time[0])
+    replace_clock(monkeypatch, lambda: time[0])
     return time
 
 

@@ -110,7 +110,7 @@ class MetadataCache:
         self._poller = Poller(self._polled)
         self._budget = RefreshBudget()
         self._extended = ExtendedTopics(self._extend_support, partial(self._poll_soon, accesses="r"))
-        self._users = 0
+        self.users: int = 0  #: open clients; the last one closes the cache
         self._loop: EventLoopToken | None = None
         self._closed = False
         self._answered_at: float | None = None
@@ -319,7 +319,7 @@ class MetadataCache:
 
     def switch(self, addresses: Sequence[str] | str) -> None:
         """Use other lookup nodes; each topic keeps its map until they find it. Thread-safe. Raises InvalidSetting."""
-        if self._users and self._loop is not None and self._loop != current_loop():
+        if self.users and self._loop is not None and self._loop != current_loop():
             from anyio import from_thread  # it loads concurrent.futures
 
             from_thread.run_sync(self._switch, addresses, token=self._loop)
@@ -342,7 +342,7 @@ class MetadataCache:
     def acquire(self) -> None:
         """Add a user; the first user opens or reopens the cache. Raises InvalidState."""
         loop = current_token()
-        if self._users and self._loop != loop:
+        if self.users and self._loop != loop:
             raise InvalidState("the lookup is in use in another event loop", hint="create a Lookup for each event loop")
         if self._closed and self._client is not None:
             self._client = self._new_client(tuple(map(str, self._client.addresses)))
@@ -352,14 +352,14 @@ class MetadataCache:
             self._listing, self._listed_at = anyio.Lock(), float("-inf")
         self._closed = False
         self._loop = loop
-        self._users += 1
+        self.users += 1
         with _in_use_lock:
             _in_use.add(self)
 
     async def release(self) -> None:
         """Remove a user; the last user closes the cache, even when cancelled."""
-        self._users -= 1
-        if not self._users:
+        self.users -= 1
+        if not self.users:
             await self.aclose()
 
     async def run(self) -> None:

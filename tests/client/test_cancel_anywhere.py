@@ -103,13 +103,10 @@ async def _broker(**answers: object) -> AsyncIterator[Broker]:
 
 
 def _all_given_back(producer: Producer, lookup: Lookup | None = None) -> None:
-    assert not producer._pool.in_flight
-    assert not any(node.connection for node in producer._pool._nodes.values())
-    assert not producer._sender.attempts
-    assert not len(producer._publisher.keys.lock)
+    assert (producer.statistics().pending, producer.statistics().connections) == (0, 0)
     if lookup is not None:
-        assert not lookup.metadata._users
-        assert not lookup.metadata._callbacks
+        assert not lookup.metadata.users
+        assert lookup.metadata.cached("t", "w") is None, "it is not watched"
 
 
 class Published:
@@ -210,14 +207,12 @@ async def test_publishing_that_is_tried_again(kind: str) -> None:
             if step.number % 2:
                 await publish(producer, b"before")  # connects
             await step.run(publish(producer, b"perhaps"))
-            assert not len(producer._publisher.keys.lock)
-            assert not producer._sender.attempts
             await publish(producer, b"after")
             stored = broker.bodies()
             assert stored.count(b"after") == (4 if kind == "many" else 2)
             if not step.reached:
                 assert stored.count(b"perhaps") == (4 if kind == "many" else 2)
-            await until(lambda: not producer._pool.in_flight)
+            await until(lambda: not producer.statistics().pending)
         _all_given_back(producer)
 
     reluctant = Reluctant()
@@ -285,8 +280,8 @@ async def test_closing_a_consumer() -> None:
             await step.watch(consumer.__aexit__(None, None, None))
         await eventually(lambda: not broker.serving)
         assert broker.count(b"FIN") == finished
-        assert not lookup.metadata._users
-        assert not lookup.metadata._callbacks
+        assert not lookup.metadata.users
+        assert lookup.metadata.cached("t", "r") is None, "it is not watched"
         assert consumer.connections == ()
         # its user still holds it, and receives the error
         assert one.expired
@@ -313,7 +308,7 @@ async def test_running_a_consumer() -> None:
         await step.run(consumer.serve(signals=False))
         await eventually(lambda: not broker.serving)
         assert broker.count(b"FIN") == len(handled)
-        assert not lookup.metadata._users
+        assert not lookup.metadata.users
         assert consumer.connections == ()
 
     async with _broker(RDY=_deliver, CLS=ok(b"CLOSE_WAIT")) as broker:

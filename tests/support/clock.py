@@ -7,13 +7,16 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import trio
+from trio.testing import MockClock
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import ModuleType
 
     import pytest
 
-__all__ = ("replace_clock",)
+__all__ = ("replace_clock", "run_in_virtual_time")
 
 _monotonic = time.monotonic
 _readers: dict[int, list[tuple[ModuleType, str]]] = {}
@@ -31,6 +34,12 @@ def replace_clock(patch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None
 
     for module, name in _find_readers():
         patch.setattr(module, name, chosen)
+
+
+def run_in_virtual_time(patch: pytest.MonkeyPatch, main: Callable[[], Awaitable[None]]) -> None:
+    """Run on trio, without servers and threads; while all tasks wait, its clock goes to the next deadline at once."""
+    replace_clock(patch, trio.current_time)
+    trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
 def _find_readers() -> list[tuple[ModuleType, str]]:

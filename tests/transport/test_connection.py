@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, cast
+import time
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from nsqext.errors import ConnectionLost, InvalidState, NotSent, NsqError, ProtocolError
 from nsqext.errors.server import BadMessage, NotLeader
 from nsqext.protocol.client.client_protocol import MAX_NOTICES
-from nsqext.transport import connection as module
 from nsqext.transport.connection import Connection
 from nsqext.types import Address
+from tests.support.clock import replace_clock
 from tests.support.connections import Caller, connected_peer, paired_connection, pub, until
 from tests.support.fake_nsqd import error, message, ok
 
@@ -25,10 +26,12 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_lone_request_gets_its_response() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        announced: list[int] = []
+        connection.on_request = lambda: announced.append(connection.in_flight)
         caller = Caller(connection, pub(b"x"))
         tasks.start_soon(caller)
         assert (await peer.expect("PUB")).body == b"x"
-        assert connection.in_flight == 1
+        assert (connection.in_flight, announced) == (1, [0])
         await peer.answer(b"OK")
         await caller.ended.wait()
         assert caller.outcome == b"OK"
@@ -135,12 +138,11 @@ async def test_a_response_without_a_request_ends_the_connection() -> None:
 async def test_a_connection_closed_while_idle_is_noticed_before_anything_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_FRESH", -1.0)
+    now = [time.monotonic()]
+    replace_clock(monkeypatch, lambda: now[0])
     async with connected_peer() as (connection, peer):
         await peer.close()
-        await anyio.wait_readable(connection._sock) if connection._watch is None else await until(
-            lambda: connection.closed
-        )
+        now[0] += 1.0
         with pytest.raises(NotSent):
             await connection.request(pub(b"x"))
 
@@ -230,57 +232,71 @@ async def test_messages_are_delivered_in_lists_and_reading_ends_with_the_reason(
         assert type(ended[0]) is ConnectionLost
 
 
+class Stream:
+    """A socket with message frames; also a layer that changes nothing.
+
+    Attributes:
+        available: most bytes of a read.
+        sizes: bytes that were asked for, of each read.
+    """
+
+    def __init__(self, frames: bytes) -> None:
+        self.available = 1 << 30
+        self.sizes: list[int] = []
+        self._frames = frames
+
+    def recv(self, size: int) -> bytes:
+        self.sizes.append(size)
+        size = min(size, self.available)
+        data, self._frames = self._frames[:size], self._frames[size:]
+        return data
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("layered", [False, True])
 async def test_reads_grow_while_they_are_full_and_shrink_afterwards(layered: bool) -> None:
-    class Stream:
-        """Has as many bytes as are asked for, up to a number."""
+    rest = len(message(1, b""))
+    small, large = (message(1, bytes(size - rest)) for size in (1 << 10, 300 << 10))
+    stream = Stream(small * 3056 + large + small * 9000)
+    connection = Connection(cast("socket.socket", stream), Address("n", 1), max_frame_size=1 << 20)
+    connection.protocol.read_ahead()
+    connection.on_messages = lambda messages: None
+    if layered:
+        connection.add_layer(cast("Layer", stream))
 
-        sizes: list[int]
-        available = 1 << 30
+    def sizes(reads: int) -> list[int]:
+        """Return the sizes of the next reads, in KiB."""
+        stream.sizes.clear()
+        for _ in range(reads):
+            connection.poll()
+        return [size >> 10 for size in stream.sizes]
 
-        def recv(self, size: int) -> bytes:
-            self.sizes.append(size)
-            return bytes(min(size, self.available))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(own, name)
-
-    with paired_connection() as (connection, _):
-        own, stream = connection._sock, Stream()
-        connection._sock = cast("socket.socket", stream)
-        connection._process = lambda data: None  # type: ignore[method-assign]
-        if layered:
-            connection._layers = (cast("Layer", stream),)
-            stream.decode = lambda data: data  # type: ignore[attr-defined]
-
-        def sizes(reads: int) -> list[int]:
-            """Return the sizes of the next reads, in KiB."""
-            stream.sizes = []
-            for _ in range(reads):
-                connection._receive()
-            return [size >> 10 for size in stream.sizes]
-
-        if layered:
-            assert sizes(3) == [16, 16, 16]
-            return
-        assert sizes(8) == [16, 32, 64, 128, 256, 512, 1024, 1024]
-        connection.protocol._parser.wanted = stream.available = 100 << 10
-        assert sizes(2) == [100, 100], "the rest of a large message is read alone"
-        connection.protocol._parser.wanted, stream.available = 0, 1024
-        assert sizes(8) == [1024, 512, 256, 128, 64, 32, 16, 16]
-        connection.read_at_least(1 << 21)
-        stream.available = 1 << 30
-        assert sizes(2) == [2048, 2048]
+    if layered:
+        assert sizes(3) == [16, 16, 16]
+        return
+    assert sizes(8) == [16, 32, 64, 128, 256, 512, 1024, 1024]
+    stream.available = 100 << 10
+    assert sizes(3) == [1024, 100, 100], "the rest of a large message is read alone"
+    stream.available = 1024
+    assert sizes(8) == [1024, 512, 256, 128, 64, 32, 16, 16]
+    connection.read_at_least(1 << 21)
+    stream.available = 1 << 30
+    assert sizes(2) == [2048, 2048]
+    assert connection.usable
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio"])
 async def test_a_second_reader_is_refused_where_tasks_read() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
-        if connection._watch is not None:
-            return
         caller = Caller(connection, pub(b"x"))
         tasks.start_soon(caller)
         await peer.expect("PUB")
-        await until(lambda: connection._reading)
+        await anyio.wait_all_tasks_blocked()
         with pytest.raises(InvalidState):
             await connection.read_forever()
         await peer.answer()
@@ -304,18 +320,18 @@ async def test_closing_fails_all_pending_requests() -> None:
 
 async def test_requests_not_sent_before_the_loss_raise_not_sent() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
-        sent = Caller(connection, pub(b"1"))
-        tasks.start_soon(sent)
+        callers = [Caller(connection, pub(b"x" * size)) for size in (1, 20_000_000, 1)]
+        tasks.start_soon(callers[0])
         await peer.expect("PUB")
-        connection._flush_due = True  # as if another task were about to flush
-        kept = Caller(connection, pub(b"2"))
-        tasks.start_soon(kept)
-        await until(lambda: connection.in_flight == 2)
+        peer.stop_reading()
+        tasks.start_soon(callers[1])
+        await until(lambda: connection.sending)
+        tasks.start_soon(callers[2])
+        await until(lambda: connection.in_flight == 3)
         await peer.close()
-        await kept.ended.wait()
-        await sent.ended.wait()
-        assert type(sent.outcome) is ConnectionLost
-        assert type(kept.outcome) is NotSent
+        for caller in callers:
+            await caller.ended.wait()
+        assert [type(caller.outcome) for caller in callers] == [ConnectionLost, ConnectionLost, NotSent]
 
 
 async def test_responses_after_an_error_that_closes_match_no_request() -> None:

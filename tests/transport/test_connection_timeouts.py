@@ -55,10 +55,10 @@ async def test_regular_responses_keep_the_connection(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_request_behind_other_writes_has_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.monotonic()
-    replace_clock(monkeypatch, lambda: now)
+    now = [time.monotonic()]
+    replace_clock(monkeypatch, lambda: now[0])
     async with connected_peer(request_timeout=0.3) as (connection, peer), anyio.create_task_group() as tasks:
-        connection._oldest = now - 100
+        now[0] += 10
         connection.write(pub(b"written"))
         caller = Caller(connection, pub(b"x"))
         tasks.start_soon(caller)

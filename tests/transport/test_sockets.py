@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
 import pytest
 
 from nsqext.errors import ConnectionFailed
-from nsqext.transport import handshake
 from nsqext.transport.handshake import connect
 from nsqext.types import Address
-
-pytestmark = pytest.mark.anyio
+from tests.support.clock import run_in_virtual_time
 
 
 @pytest.fixture
@@ -23,6 +22,7 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.mark.anyio
 async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socket) -> None:
     sock = await connect(Address(*listener.getsockname()), 5)
     with sock:
@@ -31,6 +31,7 @@ async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socke
         assert sock.getpeername() == listener.getsockname()
 
 
+@pytest.mark.anyio
 async def test_no_server_listens(closed_address: Address) -> None:
     with pytest.raises(ConnectionFailed, match="refused") as caught:
         await connect(closed_address, 5)
@@ -38,6 +39,7 @@ async def test_no_server_listens(closed_address: Address) -> None:
     assert caught.value.retryable
 
 
+@pytest.mark.anyio
 async def test_every_address_of_a_name_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, closed_address: Address
 ) -> None:
@@ -51,35 +53,43 @@ async def test_every_address_of_a_name_is_tried(
         assert sock.getpeername() == good
 
 
-async def test_a_silent_address_leaves_time_for_the_next(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A listener whose queue of connections is full, so that it does not respond to others."""
+    with socket.socket() as server, ExitStack() as stack:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server
+
+
+def test_a_silent_address_leaves_time_for_the_next(
+    silent: socket.socket, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, black_hole = listener.getsockname(), ("192.0.2.1", 1)
-    swallowed: list[socket.socket] = []
-
     async def both(*_: object, **__: object) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (black_hole, good)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", one.getsockname()) for one in (silent, listener)]
 
-    async def connect_or_wait(sock: socket.socket, place: Any) -> None:
-        if place == black_hole:
-            swallowed.append(sock)
-            await anyio.sleep_forever()
-        await connect_as_ever(sock, place)
+    async def find() -> None:
+        began = anyio.current_time()
+        with await connect(Address("two", 1), 2) as sock:
+            assert sock.getpeername() == listener.getsockname()
+        assert anyio.current_time() - began == pytest.approx(1.0)
 
-    connect_as_ever = handshake._connect
     monkeypatch.setattr(anyio, "getaddrinfo", both)
-    monkeypatch.setattr(handshake, "_connect", connect_or_wait)
-    with await connect(Address("two", 1), 2) as sock:
-        assert sock.getpeername() == good
-    assert [sock.fileno() for sock in swallowed] == [-1]
+    run_in_virtual_time(monkeypatch, find)
 
 
 @pytest.mark.parametrize("host", ["b\xfccher..de", "a..b", "x" * 70, "a\0b"])
+@pytest.mark.anyio
 async def test_an_unusable_host_name(host: str) -> None:
     with pytest.raises(ConnectionFailed):  # a lookup node may return any address
         await connect(Address(host, 4150), 5)
 
 
+@pytest.mark.anyio
 async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -> None:
     with await connect(Address(*listener.getsockname()), 5, "127.0.0.2") as sock:
         assert sock.getsockname()[0] == "127.0.0.2"
@@ -87,6 +97,7 @@ async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -
         await connect(Address(*listener.getsockname()), 5, "192.0.2.1")
 
 
+@pytest.mark.anyio
 async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(*_: object, **__: object) -> list[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -96,18 +107,13 @@ async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
         await connect(Address("nowhere", 1), 5)
 
 
-async def test_time_runs_out_and_the_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[socket.socket] = []
-
-    async def never(sock: socket.socket, _: object) -> None:
-        made.append(sock)
-        await anyio.sleep_forever()
-
+def test_time_runs_out_and_the_socket_is_closed(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     async def known(*_: object, **__: object) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", silent.getsockname())]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", known)  # name resolution uses a thread, and may take the whole timeout
-    monkeypatch.setattr("nsqext.transport.handshake._connect", never)
-    with pytest.raises(ConnectionFailed, match=r"within 0\.01 s"):
-        await connect(Address("127.0.0.1", 1), 0.01)
-    assert [sock.fileno() for sock in made] == [-1]
+    async def find() -> None:
+        with pytest.raises(ConnectionFailed, match=r"within 9 s"):
+            await connect(Address("127.0.0.1", 1), 9)
+
+    monkeypatch.setattr(anyio, "getaddrinfo", known)  # name resolution uses a thread
+    run_in_virtual_time(monkeypatch, find)

@@ -43,10 +43,12 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _clock = time.monotonic
 
-_GRACE = 0.5  # seconds from a leader's response until it has executed or dropped the commands of ended connections
-_TICK = 0.25
-# seconds without progress until the channel is opened again: a server may lose the move of a channel
-_STALL = 2.0
+GRACE: float = 0.5
+"""Seconds from a leader's response until it has executed or dropped the commands of ended connections."""
+TICK: float = 0.25
+"""Seconds between looks at a search that receives nothing."""
+STALL: float = 2.0
+"""Seconds without progress until the channel is opened again: a server may lose the move of a channel."""
 _READY = 2000
 _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer_timeout=0.01)
 
@@ -87,7 +89,7 @@ class LogSearch:
         self._wanted = set(wanted)
         await self._read_to_end()
         if self._wanted:
-            await anyio.sleep(_GRACE)
+            await anyio.sleep(GRACE)
             await self._read_to_end()
         if self._wanted and self._replaced:
             raise DataLoss("the log was replaced; the records that it had were removed")
@@ -176,12 +178,12 @@ class LogSearch:
     async def _watch(self, reader: PartitionReader, http: Address) -> None:
         """Answer heartbeats until the end is reached; follow an end that an undone write moves back."""
         while not self._done.is_set():
-            with anyio.move_on_after(_TICK):
+            with anyio.move_on_after(TICK):
                 await self._done.wait()
                 return
             reader.tick()
-            if _clock() - self._progress > _STALL:
-                raise ConnectionLost(f"no record at byte {self._next} was received for {_STALL:g} s")
+            if _clock() - self._progress > STALL:
+                raise ConnectionLost(f"no record at byte {self._next} was received for {STALL:g} s")
             self._end = min(
                 self._end, (await self._metadata.channels.log_bounds(http, self._topic, self._partition)).end
             )

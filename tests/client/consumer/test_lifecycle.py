@@ -347,7 +347,7 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
                 tasks.start_soon(start, consumer)
                 tasks.start_soon(consumer.aclose)
             await consumer.aclose()
-            assert lookup.metadata._users == 0
+            assert lookup.metadata.users == 0
 
 
 # --- handlers that raise what programs seldom raise ------------------------------------------------------------------

@@ -104,7 +104,7 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
     assert asked.lists() == 1
     assert asked.topics("r") == asked.topics("w") == dict.fromkeys(topics, 1)
     assert (asked.pools, asked.open_pools) == (1, 0)
-    assert not lookup.metadata._maps
+    assert not any(lookup.metadata.cached(topic, access) for topic in topics for access in "rw")
 
 
 async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -> None:
@@ -206,7 +206,7 @@ async def test_cancelled_at_any_turn_the_others_continue(cluster: Cluster, asked
         await checkpoint()
         tasks.cancel_scope.cancel()
     assert asked.open_pools == 0
-    assert lookup.metadata._users == 0
+    assert lookup.metadata.users == 0
 
 
 async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster) -> None:
@@ -228,8 +228,7 @@ async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster
             writable = partial(lookup.metadata.cached, topic_a, "w")  # each topic is looked up by itself
             await eventually(lambda: {str(leader) for leader in writable().leaders.values()} == there)  # type: ignore[union-attr]
             assert (await producer.publish(topic_a, b"there")).node in there
-            pool = producer._pool
-            await eventually(lambda: {str(key) for key, node in pool._nodes.items() if node.connection} == there)
+            await eventually(lambda: producer.statistics().connections == len(there))
             publish(other, topic_b, b"moved")
             assert await take(consumer, 1) == [b"moved"]
         assert depth(other, topic_a) == 1
@@ -239,8 +238,8 @@ async def test_settings_take_a_shared_lookup_in_place_of_addresses(monkeypatch: 
     lookup = Lookup("127.0.0.1:1")
     monkeypatch.setenv("ORDERS_URL", "nsq://127.0.0.1:2?timeout=3")
     producer = Producer(lookup, env="ORDERS_")
-    assert producer._metadata is lookup.metadata
+    assert "lookupd='127.0.0.1:1'" in repr(producer)
     assert producer.settings["timeout"] == 3
-    assert Consumer("t", "ch", lookup)._metadata is lookup.metadata
+    assert "lookupd='127.0.0.1:1'" in repr(Consumer("t", "ch", lookup))
     with pytest.raises(InvalidSetting, match="lookup_poll_interval is given for a client that shares a Lookup"):
         Producer(lookup, lookup_poll_interval=7.0)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import anyio
 import pytest
 
 from nsqext.client.events import ClientEvents
-from nsqext.client.producer import connection_pool
 from nsqext.client.producer.connection_pool import ConnectionPool, PooledNode
-from nsqext.errors import ConnectionFailed, InvalidState, NsqError, RequestTimeout
-from nsqext.protocol.client.commands import CLS, NOP
+from nsqext.errors import ConnectionFailed, InvalidState, NsqError
+from nsqext.protocol.client.commands import NOP
 from nsqext.transport.connection import Connection
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.clock import replace_clock
-from tests.support.fake_nsqd import PLAIN, obey, scripted_node, until
+from tests.support.fake_nsqd import obey, scripted_node, until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,36 +45,6 @@ async def test_concurrent_callers_share_one_connection() -> None:
         await pool.aclose()
         with pytest.raises(InvalidState):
             await connect_to(pool, place)
-
-
-@pytest.mark.parametrize("reconnected", [False, True])
-async def test_a_request_of_an_unused_connection_expires_in_time(
-    monkeypatch: pytest.MonkeyPatch, reconnected: bool
-) -> None:
-    monkeypatch.setattr(connection_pool, "_QUIET", 0.0)
-    monkeypatch.setattr(connection_pool, "_IDLE_TICK", 1000.0)
-    monkeypatch.setattr(connection_pool, "_TICKS_PER_HEARTBEAT", 1)
-    async with scripted_node(granted=PLAIN) as node, anyio.create_task_group() as tasks:
-        pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-        tasks.start_soon(pool.run)
-        place = pool.node(node.address)
-        connection = await connect_to(pool, place)
-        peer = await node.accept()
-        await until(lambda: connection.on_request is not None)
-        if reconnected:
-            connection.close()
-            connection = await connect_to(pool, place)
-            peer = await node.accept()
-        started = time.monotonic()
-        with pytest.raises(RequestTimeout):
-            await connection.request(CLS, started + 0.3)
-        assert time.monotonic() - started < 20.0, "a pool that rests looks after 30 s"
-        await peer.expect("CLS")
-        await peer.answer()
-        await until(lambda: connection.on_request is not None)  # it rests again
-        tasks.cancel_scope.cancel()
-        await pool.aclose()
-        await peer.close()
 
 
 async def test_concurrent_callers_share_one_failure(closed_address: Address) -> None:

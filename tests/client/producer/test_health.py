@@ -127,4 +127,4 @@ async def test_a_start_beside_aclose_leaves_nothing_open() -> None:
                 tasks.start_soon(start, producer)
                 tasks.start_soon(producer.aclose)
             await producer.aclose()
-            assert lookup.metadata._users == 0
+            assert lookup.metadata.users == 0

@@ -35,7 +35,7 @@ _SIZE = 100
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_GRACE", 0.001), ("_TICK", 0.005), ("_STALL", 0.05)):
+    for name, seconds in (("GRACE", 0.001), ("TICK", 0.005), ("STALL", 0.05)):
         monkeypatch.setattr(module, name, seconds)
 
 
@@ -153,7 +153,7 @@ def _log(records: int, begin: int = 0) -> Log:
 
 
 async def test_messages_are_found_behind_the_last_known_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TICK", 3600.0)
+    monkeypatch.setattr(module, "TICK", 3600.0)
     log = _log(7)
     search = await log.search(3, 4, 6)
     assert search.found == {40: log.receipt(4), 60: log.receipt(6)}
@@ -241,7 +241,7 @@ async def test_pauses_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     await _log(4).search(3, 4)
     assert pauses == []
     await _log(4).search(3, 9)
-    assert pauses == [module._GRACE], "commands of connections that have ended may be executed until then"
+    assert pauses == [module.GRACE], "commands of connections that have ended may be executed until then"
     pauses.clear()
     log = _log(4)
     log.views = [PartitionMap("t", meta=TopicMeta(1), leaders={})] * 6 + log.views
@@ -291,7 +291,7 @@ async def test_a_channel_that_stands_still_is_opened_again() -> None:
 async def test_a_connection_that_ends_too_early_is_replaced_at_once(
     ending: NsqError | bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TICK", 3600.0)
+    monkeypatch.setattr(module, "TICK", 3600.0)
     log = _log(4)
     log.numbers.remove(4)
     log.endings = [ending]

@@ -15,8 +15,7 @@ from nsqext.errors import ConnectionFailed, ConnectionLost, InvalidState, NsqErr
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
-from tests.support.clock import replace_clock
-from tests.support.sleeps import replace_sleep
+from tests.support.clock import replace_clock, run_in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +104,8 @@ async def test_an_old_route_uses_the_connection_of_a_node_that_is_known_again() 
     node = pool.node(Address("n", 1))
     pool.keep_only([])
     pool.tick()
-    assert pool._nodes == {}
     again = await pool.connection(pool.node(Address("n", 1)))
+    assert again is not node.connection, "the node was forgotten"
     assert await pool.connection(node) is again
     assert node.redesigned
 
@@ -117,7 +116,7 @@ async def test_a_node_that_was_forgotten_is_known_again_when_it_is_used() -> Non
     pool.keep_only([])
     pool.tick()
     await pool.connection(node)
-    assert pool._nodes == {node.address: node}
+    assert pool.node(node.address) is node
 
 
 async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() -> None:
@@ -136,7 +135,7 @@ async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() 
             await anyio.wait_all_tasks_blocked()
             pool.keep_only([wanted.address])
             pool.tick()
-            assert set(pool._nodes.values()) == {opening, wanted}
+            assert (pool.node(opening.address), pool.node(wanted.address)) == (opening, wanted)
             pool.hold.set()
     assert connections == [pool.made[0]] * 2
 
@@ -146,7 +145,7 @@ async def test_callers_at_the_same_time_share_a_connection_whose_node_is_kept() 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_busy_connections_are_looked_at_often_and_idle_ones_rarely(idle: bool, busy: bool, wanted: bool) -> None:
     pool = Pool()
-    (connection,) = await pool.opened("n")
+    (connection,), node = await pool.opened("n"), pool.node(Address("n", 1))
     connection.busy, connection.in_flight = busy, int(busy)
     pool.keep_only([Address("n", 1)] if wanted else [])
     pool.tick(idle=idle)
@@ -155,82 +154,66 @@ async def test_busy_connections_are_looked_at_often_and_idle_ones_rarely(idle: b
     assert ("close" in connection.calls) is (not wanted and not busy)
     if not wanted and not busy:
         pool.tick(idle=idle)
-        assert pool._nodes == {}
+        assert pool.node(node.address) is not node, "it is forgotten"
 
 
 async def test_a_connection_with_an_error_is_closed_once_nothing_waits_for_it() -> None:
     pool = Pool()
-    (connection,) = await pool.opened("n")
+    (connection,), node = await pool.opened("n"), pool.node(Address("n", 1))
     connection.error, connection.in_flight = ConnectionLost("lost"), 1
     pool.tick()
     assert "close" not in connection.calls
     connection.in_flight = 0
     pool.tick()
     assert "close" in connection.calls
-    assert list(pool._nodes) == [Address("n", 1)], "the node is wanted"
+    pool.tick()
+    assert pool.node(node.address) is node, "it is wanted"
 
 
-async def test_a_pool_is_quiet_when_nothing_was_received_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    replace_clock(monkeypatch, lambda: now)
-    pool = Pool()
-    assert pool._quiet()
-    one, two = await pool.opened("n", "m")
-    assert pool._quiet()
-    two.received_at = now
-    assert not pool._quiet()
-    two.received_at, one.busy = 0.0, True
-    assert not pool._quiet()
-
-
-@pytest.mark.parametrize("quiet", [True, False])
-async def test_connections_in_use_are_looked_at_four_times_a_second(
-    quiet: bool, monkeypatch: pytest.MonkeyPatch
+def test_connections_in_use_are_looked_at_four_times_a_second_and_idle_ones_rarely(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, rests, ticks = 1000.0, list[float](), list[bool]()
+    """A pool rests while nothing is in flight and nothing was received for a second, until it is used."""
+    ticks: list[tuple[float, bool]] = []
 
-    async def wait(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-        if len(ticks) == 30:
-            raise InvalidState("it has seen enough")
+    async def use_and_leave() -> None:
+        began = anyio.current_time()
 
-    async def rest(longest: float) -> None:
-        rests.append(longest)
-        await wait(longest)
+        def since() -> float:
+            return anyio.current_time() - began
 
-    pool = Pool()
-    replace_clock(monkeypatch, lambda: now)
-    replace_sleep(monkeypatch, wait)
-    monkeypatch.setattr(pool, "_quiet", lambda: quiet)
-    monkeypatch.setattr(pool, "_rest", rest)
-    monkeypatch.setattr(pool, "tick", lambda *, idle: ticks.append(idle))
-    with pytest.raises(InvalidState):
-        await pool.run()
-    assert ticks == ([True] * 30 if quiet else ([False] * 14 + [True]) * 2), "all of them every 3.75 s"
-    assert rests == [3.75] * 31 * quiet
+        async def until_time(seconds: float) -> None:
+            await anyio.sleep(began + seconds - anyio.current_time())
 
-
-@pytest.mark.parametrize("wake", ["request", "connection", None])
-async def test_a_pool_rests_until_it_is_used(wake: str | None) -> None:
-    pool = Pool()
-    (connection,) = await pool.opened("n")
-    rested: list[bool] = []
-
-    async def rest() -> None:
-        await pool._rest(0.02 if wake is None else 20.0)
-        rested.append(True)
-
-    with anyio.fail_after(25):
+        pool = Pool()
+        (connection,) = await pool.opened("n")
+        connection.received_at = began - 1.0
+        monkeypatch.setattr(pool, "tick", lambda *, idle: ticks.append((since(), idle)))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(rest)
-            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(pool.run)
+            await until_time(9.0)
+            assert ticks == [(4.0, True), (8.0, True)], "it rests"
+            ticks.clear()
             assert connection.on_request is not None
-            if wake == "request":
-                connection.on_request()
-            elif wake == "connection":
-                await pool.opened("m")
-    assert (rested, connection.on_request) == ([True], None)
+            connection.on_request()
+            connection.busy = True
+            await until_time(17.1)
+            assert [seconds for seconds, _ in ticks] == [9.25 + 0.25 * number for number in range(32)]
+            assert [seconds for seconds, idle in ticks if idle] == [11.75, 15.5], "all of them every 3.75 s"
+            assert connection.on_request is None
+            connection.busy, connection.received_at = False, anyio.current_time()
+            await until_time(18.2)
+            assert (ticks[-1][0], connection.on_request) == (18.0, None), "a second has not passed"
+            await until_time(18.6)
+            assert (ticks[-1][0], connection.on_request is not None) == (18.25, True)
+            (_, other) = await pool.opened("m")
+            other.received_at = anyio.current_time()
+            await until_time(19.0)
+            assert ticks[-1][0] == pytest.approx(18.85), "it rests no longer"
+            tasks.cancel_scope.cancel()
+        assert connection.on_request is None
+
+    run_in_virtual_time(monkeypatch, use_and_leave)
 
 
 async def test_a_node_that_cannot_be_reached_is_avoided_until_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import DeliveryUnknown, Lookup, Producer, Receipt
+from nsqext.client.tasks import BackgroundTasks
 from nsqext.errors import (
     InvalidBody,
     InvalidHeader,
@@ -22,6 +23,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.hashing import murmur3_partition
+from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import ScriptedNode, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing
 
@@ -32,27 +34,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(
-    ("where", "settings", "largest"),
-    [
-        ("lookupd", {}, 99),
-        ("lookupd", {"compression": "gzip", "compression_min": 50}, 49),
-        ("lookupd", {"compression": "gzip", "compression_min": 200}, 99),
-        ("lookupd", {"compression": "none", "compression_min": 50}, 99),
-        ("lookupd", {"on_unknown": "settle"}, 0),
-        ("nsqd", {"on_unknown": "settle"}, "needs lookupd"),
-        ("nsqd", {"transport": "http"}, 99),
-    ],
-)
-def test_the_largest_body_that_is_sent_at_once_and_settings_without_effect(
-    where: str, settings: dict[str, Any], largest: int | str
-) -> None:
-    given: dict[str, Any] = {where: "n:1", **settings, "max_message_size": 100}
-    if isinstance(largest, str):
-        with pytest.raises(InvalidSetting, match=largest):
-            Producer(**given)
-    else:
-        assert Producer(**given)._plain_size == largest
+def test_outcomes_are_settled_with_lookup_only() -> None:
+    with pytest.raises(InvalidSetting, match="needs lookupd"):
+        Producer(nsqd="n:1", on_unknown="settle")
 
 
 def test_middleware_knows_its_producer() -> None:
@@ -72,11 +56,11 @@ async def test_a_producer_uses_its_lookup_while_it_is_open_and_closes_at_once() 
     await unused.aclose()
     with anyio.fail_after(25):
         async with Producer(lookup, close_timeout=60.0) as producer:
-            assert lookup.metadata._users == 1
+            assert lookup.metadata.users == 1
             assert producer.statistics().connections == 0
         with pytest.raises(InvalidState):
             await producer.start()
-    assert lookup.metadata._users == 0
+    assert lookup.metadata.users == 0
     for one, text in ((unused, "is not open"), (producer, "is closed")):
         for call in (one.ping(), one.meta("t"), one.publish("t", b"x"), one.publish_many("t", [])):
             with pytest.raises(InvalidState, match=text):
@@ -88,16 +72,16 @@ async def test_a_producer_uses_its_lookup_while_it_is_open_and_closes_at_once() 
 async def test_a_producer_that_is_closed_while_it_opens_uses_no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = Lookup("127.0.0.1:1")
     producer = Producer(lookup)
-    start = producer._tasks.start
+    start = BackgroundTasks.start
 
-    async def start_and_close() -> None:
-        await start()
+    async def start_and_close(tasks: BackgroundTasks) -> None:
+        await start(tasks)
         await producer.aclose()
 
-    monkeypatch.setattr(producer._tasks, "start", start_and_close)
+    monkeypatch.setattr(BackgroundTasks, "start", start_and_close)
     with pytest.raises(InvalidState, match="closed"):
         await producer.start()
-    assert lookup.metadata._users == 0
+    assert lookup.metadata.users == 0
 
 
 async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address) -> None:
@@ -105,7 +89,9 @@ async def test_a_producer_that_cannot_connect_is_closed(closed_address: Address)
     producer = Producer(lookup, connect=True, lookup_timeout=0)
     with anyio.fail_after(25), pytest.raises(LookupFailed):
         await producer.start()
-    assert (lookup.metadata._users, producer._publisher.open) == (0, False)
+    assert lookup.metadata.users == 0
+    with pytest.raises(InvalidState, match="closed"):
+        await producer.publish("t", b"x")
 
 
 async def test_a_producer_that_closes_stops_its_polls_of_a_shared_lookup() -> None:
@@ -116,10 +102,10 @@ async def test_a_producer_that_closes_stops_its_polls_of_a_shared_lookup() -> No
             seen: list[ClientEvent] = []
             assert producer.on_event(seen.append) == seen.append
             await producer.publish("t", b"x")
-            assert len(lookup.metadata._refreshers) == 1
+            assert lookup.metadata.cached("t", "w") is not None
             assert [event.kind for event in seen] == ["connected"]
             await producer.aclose()
-            assert len(lookup.metadata._refreshers) == 0
+            assert lookup.metadata.cached("t", "w") is None
             assert [event.kind for event in seen] == ["connected", "disconnected"]
 
 
@@ -157,7 +143,7 @@ async def test_an_argument_that_is_not_valid_is_refused(arguments: dict[str, Any
         with pytest.raises(kind):
             await producer.publish(**{"topic": "t", "body": b"y", **arguments})
         assert bodies(node) == [b"x"]
-        assert len(producer._publisher.keys.lock) == 0
+        await producer.publish("t", b"x", key="k")
 
 
 @pytest.mark.parametrize(
@@ -216,13 +202,13 @@ async def test_middleware_learns_about_the_topic_before_a_message_is_encoded(key
 
     async with producing({}) as (_, (node,), lookup):
         lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), middleware=[Counter()]) as producer:
+        async with Producer(str(lookup), middleware=[Counter()], close_timeout=100) as producer:
             publish = partial(producer.publish_many, "t", [b"x"]) if many else partial(producer.publish, "t", b"x")
             async with anyio.create_task_group() as tasks:
                 for _ in range(2):
                     tasks.start_soon(partial(publish, key=key))
             await publish(key=key)
-        assert (producer._publisher.idle, producer.statistics().stored) == (True, 3)
+        assert producer.statistics().stored == 3
     assert (seen, verbs(node)) == ([1] * 3, ["MPUB" if many else "PUB"] * 3)
 
 
@@ -246,23 +232,24 @@ async def test_bodies_from_the_smallest_on_are_compressed(body: bytes) -> None:
 
 async def test_every_message_that_may_be_looked_for_has_a_trace_id() -> None:
     async with producing({"PUB": ok(), "PUB_TRACE": ok()}, on_unknown="settle", settle_timeout=0.01) as setup:
-        producer, (node,), _ = setup
+        producer, (node,), lookup = setup
+        lookup.set_response("/nodes", {"producers": [node_json(str(node))]})
         for _ in range(2):
             with pytest.raises(DeliveryUnknown):  # the response has no trace, which ends the connection
                 await producer.publish("t", b"x")
-            await producer._pool.connection(producer._pool.node(node.address))
+            await producer.ping()
     assert verbs(node) == ["PUB_TRACE"] * 2
 
 
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_a_response_to_another_command_is_an_unknown_outcome(key: str | None) -> None:
-    async with producing({"PUB": [ok(), ok(b"NO")]}, on_unknown="raise") as (producer, _, _):
+    async with producing({"PUB": [ok(), ok(b"NO"), ok()]}, on_unknown="raise") as (producer, _, _):
         await producer.publish("t", b"x", key=key)
         with pytest.raises(DeliveryUnknown, match="do not match"):
             await producer.publish("t", b"y", key=key)
         statistics = producer.statistics()
         assert (statistics.stored, statistics.unknown, statistics.failed) == (1, 1, 0)
-        assert len(producer._publisher.keys.lock) == 0
+        await producer.publish("t", b"z", key=key)
 
 
 async def test_a_chosen_partition_without_a_leader_is_waited_for() -> None:
@@ -314,10 +301,11 @@ async def test_a_chosen_partition_does_not_take_the_turn_of_another_one(choice: 
 async def test_a_topic_that_is_published_to_is_not_forgotten(arguments: dict[str, Any]) -> None:
     async with producing({}) as (producer, _, _):
         await producer.publish("t", b"x", **arguments)
-        producer._routes.forget_idle()
+        routes = producer._routes
+        routes.forget_idle()
         await producer.publish("t", b"x", **arguments)
-        producer._routes.forget_idle()
-        assert list(producer._routes.by_topic) == ["t"]
+        routes.forget_idle()
+        assert list(routes.by_topic) == ["t"]
 
 
 async def test_a_producer_that_closes_accepts_no_more() -> None:
@@ -327,7 +315,7 @@ async def test_a_producer_that_closes_accepts_no_more() -> None:
             tasks.start_soon(_unknown, producer, b"pending")
             await until(lambda: len(node.commands) == 2)
             tasks.start_soon(producer.aclose)
-            await until(lambda: producer._tasks.closing)
+            await until(lambda: "closing" in repr(producer))
             await anyio.wait_all_tasks_blocked()
             assert producer.statistics().pending == 1
             with pytest.raises(InvalidState, match="closed"):

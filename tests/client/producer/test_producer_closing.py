@@ -10,10 +10,12 @@ import anyio.lowlevel
 import pytest
 
 from nsqext import DeliveryUnknown, Producer, PublishFailed, Receipt
+from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.errors import InvalidState, NsqError
 from tests.support.fake_lookupd import node_json
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.producers import bodies, bounded, producing, quick
+from tests.support.sleeps import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +166,8 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch
             tasks.start_soon(publish, producer)
             await until(lambda: lookup.questions)
             tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._publisher.open)
+            await until(lambda: "closing" in repr(producer))
+            await settled()
             lookup.set_leaders({0: one, 1: two}, num=2)
     assert len(receipts) == 20
 
@@ -179,7 +182,8 @@ async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pyt
             for _ in range(2):
                 await peer.expect("PUB")
             tasks.start_soon(producer.aclose)
-            await until(lambda: not producer._publisher.open)
+            await until(lambda: "closing" in repr(producer))
+            await settled()
             # on trio, the task that received both responses wakes the other one
             await peer.raw(ok() + error("E_PUB_FAILED"))
             await peer.expect("PUB")
@@ -288,14 +292,14 @@ async def test_a_producer_in_another_event_loop_is_refused_before_anything_is_se
 
 
 async def test_a_background_task_that_fails_closes_the_producer_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail() -> None:
+    async def fail(_: ConnectionPool) -> None:
         raise KeyError("broken")
 
     producer = Producer(nsqd="127.0.0.1:1")
-    monkeypatch.setattr(producer._pool, "run", fail)
+    monkeypatch.setattr(ConnectionPool, "run", fail)
     with pytest.raises(KeyError, match="broken"):
         async with bounded(), producer:
-            await until(lambda: not producer._publisher.open)
+            await until(lambda: "failed" in repr(producer))
             with pytest.raises(InvalidState, match="has failed: KeyError") as caught:
                 await producer.publish("t", b"x")
             assert isinstance(caught.value.__cause__, KeyError)

@@ -253,7 +253,7 @@ async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None
         lookup.set_leaders({}, num=1)
         async with anyio.create_task_group() as early:
             early.start_soon(producer.publish, "t", b"early")
-            await until(lambda: producer._routes.current("t") is not None)
+            assert (await producer.meta("t")).partition_num == 1
             early.cancel_scope.cancel()
         asked = len(lookup.questions)
 

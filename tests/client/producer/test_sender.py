@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -20,13 +19,10 @@ from tests.support.fake_nsqd import (
     ok,
     scripted_lookup,
     scripted_node,
-    until,
 )
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, producing, quick
-
-if TYPE_CHECKING:
-    from nsqext.client.producer.publishing import TopicKey
+from tests.support.sleeps import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -166,10 +162,9 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
     async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
         lookup.set_leaders({0: node}, num=1)
         async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            turns = producer._publisher.keys.lock._rows
             for number in range(5):
                 tasks.start_soon(_publish_keyed, producer, b"%d" % number)
-                await until(partial(_waiting, turns, number))
+                await settled()
             peer = await node.accept()
             for failure in failures[: 5 + 3]:
                 body = (await peer.expect("PUB")).body
@@ -177,10 +172,6 @@ async def test_a_key_is_not_overtaken_by_its_retries() -> None:
                 if not failure:
                     stored.append(body or b"")
     assert stored == [b"0", b"1", b"2", b"3", b"4"]
-
-
-def _waiting(turns: Mapping[TopicKey, Sized], number: int) -> bool:
-    return len(turns.get(("t", b"k"), "none")) == number
 
 
 async def _publish_keyed(producer: Producer, body: bytes) -> None:

@@ -78,7 +78,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
             self.found = {trace: _receipt(trace) for trace in wanted if trace in stored}
 
     monkeypatch.setattr(settling, "LogSearch", Search)
-    monkeypatch.setattr(settling, "_PAUSE", 0.001)
+    recorded_sleeps(monkeypatch)
     return made
 
 
@@ -194,7 +194,7 @@ async def test_a_connection_to_a_former_leader_ends_before_the_log_decides(
     assert await settler.settle(_sent(settler, 5, connection=connection), _unknown(RequestTimeout("late"))) is None
     (failure,) = connection.failures
     assert "the leader has changed" in failure.message
-    assert (len(log.searches), pauses) == (2, [settling._PAUSE])
+    assert (len(log.searches), pauses) == (2, [0.5])
 
 
 async def test_records_that_were_removed_leave_the_outcome_unknown(log: Log) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -45,15 +44,18 @@ async def test_late_handlers_are_cancelled_each_time_and_others_are_not() -> Non
             await call(middleware, anyio.sleep_forever)
         ended.append(name)
 
-    async def quick() -> str:
-        await anyio.lowlevel.checkpoint()
-        return "quick"
+    async def quick() -> None:
+        began = anyio.current_time()
+        try:
+            await call(middleware, anyio.lowlevel.checkpoint)
+        except TimeoutError:  # the machine stood still
+            assert anyio.current_time() - began > SHORT
 
     for _ in range(2):  # after a time without handlers, too
         async with anyio.create_task_group() as tasks:
             for number in range(3):
                 tasks.start_soon(late, f"late {number}")
-                assert await call(middleware, quick) == "quick"
+                await quick()
     assert sorted(ended) == sorted([f"late {number}" for number in range(3)] * 2)
 
 
@@ -171,7 +173,7 @@ async def test_errors_of_a_handler_are_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        await call(HandlerTimeout(SHORT), broken)
+        await call(HandlerTimeout(25), broken)
 
 
 async def test_a_handler_reads_its_deadline() -> None:
@@ -208,17 +210,11 @@ async def test_one_timer_serves_all_handlers_of_an_event_loop(
     monkeypatch: pytest.MonkeyPatch, anyio_backend: Any
 ) -> None:
     middleware, timers = HandlerTimeout(25), list[float]()
-    limits = middleware._limits.current()
-    if anyio_backend[0] == "trio":
-        assert limits is None, "trio sorts deadlines itself"
-        return
     loop = anyio.lowlevel.current_token().native_token
-    assert isinstance(loop, TimerLoop)
-    counting = SimpleNamespace(
-        is_running=loop.is_running, time=loop.time, call_at=lambda when, _callback: timers.append(when)
-    )
-    assert limits is not None
-    monkeypatch.setattr(limits, "_loop", counting)
+    if not isinstance(loop, TimerLoop):
+        assert anyio_backend[0] == "trio", "it sorts deadlines itself"
+        return
+    monkeypatch.setattr(loop, "call_at", lambda when, _callback: timers.append(when))
     for _ in range(10):
-        await call(middleware, anyio.lowlevel.checkpoint)
+        await middleware.handle(handling(), lambda _: anyio.lowlevel.checkpoint())
     assert len(timers) == 1

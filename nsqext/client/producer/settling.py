@@ -48,7 +48,7 @@ GRACE: float = 0.5
 TICK: float = 0.25
 """Seconds between looks at a search that receives nothing."""
 STALL: float = 2.0
-"""Seconds without progress until the channel is opened again: a server may lose the move of a channel."""
+"""Seconds without progress until the channel is opened again, because a server may lose the move of a channel."""
 _READY = 2000
 _CONSUMER = ConsumerOptions(queue_position=True, msg_timeout=60.0, output_buffer_timeout=0.01)
 

@@ -24,9 +24,9 @@ _LOADED = """
     client.consumer.subscriptions.refusals
     client.consumer.subscriptions.subscriber client.consumer.subscriptions.subscription
     client.consumer.subscriptions.subscription_group client.consumer.subscriptions.topics
-    client.producer client.producer.connection_pool client.producer.options client.producer.producer
-    client.producer.publisher client.producer.publishing client.producer.request client.producer.route
-    client.producer.sender
+    client.producer client.producer.attempt_errors client.producer.connection_pool client.producer.options
+    client.producer.producer client.producer.publisher client.producer.publishing
+    client.producer.request client.producer.route client.producer.sender
     lookup lookup.metadata lookup.options lookup.partition_map lookup.poller
     protocol protocol.client protocol.client.client_protocol protocol.client.commands protocol.frames
     protocol.identify protocol.messages protocol.names
@@ -83,7 +83,7 @@ def _loaded(*arguments: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("work", "further", "most_modules", "most_lines"),
-    [(None, "", 59, 13_200), ("iterate", _ITERATED, 65, 14_450), ("handle", _HANDLED, 65, 14_450)],
+    [(None, "", 60, 13_250), ("iterate", _ITERATED, 66, 14_500), ("handle", _HANDLED, 66, 14_500)],
 )
 def test_a_producer_and_a_consumer_load_what_they_need(
     work: str | None, further: str, most_modules: int, most_lines: int

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
+from nsqext.client.producer.attempt_errors import outcome_unknown
 from nsqext.client.producer.publish_port import PublishPort
-from nsqext.client.producer.sender import outcome_unknown
 from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop

@@ -16,10 +16,10 @@ import anyio
 from anyio.lowlevel import checkpoint
 from attrs import define, field
 
+from nsqext.client.producer.attempt_errors import delivery_unknown, outcome_unknown
 from nsqext.client.producer.batch import Batch
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.client.producer.request import MessageRequest, key_bytes
-from nsqext.client.producer.sender import delivery_unknown, outcome_unknown
 from nsqext.errors import InvalidInput, InvalidState, NsqError, PublishFailed
 from nsqext.waits import WaitingTasks
 

@@ -333,12 +333,12 @@ def _never_sync(right: Any, self: Any) -> None:
 _ALL = (
     Mutation(
         "unknown outcomes count as not stored",
-        f"{_CLIENT}.producer.sender:outcome_unknown",
+        f"{_CLIENT}.producer.attempt_errors:outcome_unknown",
         _always(lambda right, error: False),
     ),
     Mutation(
         "publishes that are given up are reported as failed",
-        f"{_CLIENT}.producer.sender:AttemptErrors.given_up",
+        f"{_CLIENT}.producer.attempt_errors:AttemptErrors.given_up",
         _always(_give_up_without_doubt),
     ),
     Mutation(
@@ -348,7 +348,7 @@ _ALL = (
     ),
     Mutation(
         "on_unknown=raise is ignored",
-        f"{_CLIENT}.producer.sender:AttemptErrors.final",
+        f"{_CLIENT}.producer.attempt_errors:AttemptErrors.final",
         _always(lambda right, self: not self.last.retryable),
     ),
     Mutation(

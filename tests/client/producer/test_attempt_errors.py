@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqext.client.producer.attempt_errors import AttemptErrors, outcome_unknown
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.producer.sender import AttemptErrors, outcome_unknown
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,

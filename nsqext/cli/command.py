@@ -62,6 +62,8 @@ def parse_headers(given: Sequence[str] | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise InvalidSetting(f"--header {text!r} is not NAME=VALUE")
+        if name in pairs:
+            raise InvalidSetting(f"--header {name} is given twice", hint="a message has one value of a header")
         pairs[name] = value
     return pairs
 

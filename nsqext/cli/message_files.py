@@ -17,6 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import orjson
 from attrs import frozen
 
 from nsqext import OutgoingMessage
@@ -96,13 +97,18 @@ def outgoing_message(record: object) -> OutgoingMessage:
     header, key = _decoded(record, "header_base64"), _text(record, "key")
     if header is not None:
         return OutgoingMessage(content, None, None, None if header else trace_id, key, header=header)
-    texts = {name: str(value) for name, value in headers.items()} if headers else None
+    texts = {name: _as_text(value) for name, value in headers.items()} if headers else None
     return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, key)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str | None:
     value = record.get(name)
-    return None if value is None else str(value)
+    return None if value is None else _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    """Return text as it is, and another value as JSON."""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def body_fields(body: bytes) -> dict[str, str]:

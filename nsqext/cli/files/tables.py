@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
+from nsqext.cli.connection import counted
 from nsqext.cli.message_files import Entry, body_fields, encoded, read_entries
 from nsqext.errors import InvalidInput, InvalidSetting
 
@@ -135,15 +136,24 @@ def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:
 
 def _read_csv(file: Path, skip: int) -> Iterator[Entry]:
     csv.field_size_limit(1 << 30)  # for long bodies
-    with file.open(encoding="utf-8", newline="") as opened:
-        reader = csv.DictReader(opened, strict=True)
-        if not {"body", "body_base64"} & {*(reader.fieldnames or ())}:
-            raise InvalidInput(
-                f"{file.name} has no column body or body_base64", hint="the first line names the columns"
-            )
-        for number, row in enumerate(reader, 1):
-            if number > skip:
-                yield Entry(file.name, number, _record_of_text(file, number, row))
+    with file.open(encoding="utf-8-sig", newline="") as opened:  # spreadsheets write the mark
+        reader = csv.reader(opened, strict=True)
+        try:
+            names = next(reader, [])
+            if not {"body", "body_base64"} & {*names} or len({*names}) < len(names):
+                raise InvalidInput(
+                    f"{file.name} has no column body or body_base64, or two columns of one name",
+                    hint="the first line names the columns",
+                )
+            for number, row in enumerate(filter(None, reader), 1):
+                if len(row) != len(names):
+                    place = f"{file.name}, line {reader.line_num}"
+                    raise InvalidInput(f"{place}: {counted(len(row), 'column')} instead of {len(names)}")
+                if number > skip:
+                    named = dict(zip(names, row, strict=True))
+                    yield Entry(file.name, number, _record_of_text(file, reader.line_num, named))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidInput(f"{file.name}, line {reader.line_num + 1}: {error}") from error
 
 
 def _record_of_text(file: Path, number: int, row: Mapping[str, str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +23,7 @@ from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.message_files import outgoing_message
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError
 from nsqext.protocol.names import topic_and_partition
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ Format = Literal["lines", "json", "csv", "whole"]
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
+_BOM = "\ufeff".encode()  # spreadsheets write it
+_MOST_RANGES = 20  # of failed lines in a result
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
@@ -67,15 +69,21 @@ async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
         yield b"".join(waiting)
 
 
-async def read_rows(descriptor: int) -> AsyncIterator[list[str]]:
-    """Yield CSV rows; a quoted field may contain newlines."""
-    lines = b""
+async def read_rows(descriptor: int) -> AsyncIterator[tuple[int, list[str]]]:
+    """Yield CSV rows with the number of their last line; a quoted field may contain newlines."""
+    csv.field_size_limit(_LONGEST_LINE)
+    lines, number = b"", 0
     async for line in read_lines(descriptor):
-        lines += line
+        number += 1
+        lines += line.removeprefix(_BOM) if number == 1 else line
         if lines.count(b'"') % 2 == 0:
-            for row in csv.reader(io.StringIO(lines.decode(), newline="")):
+            try:
+                rows = list(csv.reader(io.StringIO(lines.decode(), newline="")))
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise InvalidInput(f"line {number}: {error}") from error
+            for row in rows:
                 if row:
-                    yield row
+                    yield number, row
             lines = b""
     if lines:
         raise InvalidInput("the input ends inside of a quoted field")
@@ -114,6 +122,8 @@ class Columns:
         for name in (self.key_column, self.body_column, *(self.header_column or ())):
             if name is not None and name not in names:
                 raise InvalidInput(f"the file has no column {name!r}", hint=f"its columns: {', '.join(names)}")
+        if len(set(names)) < len(names):
+            raise InvalidInput("the file has two columns of one name", hint=f"its columns: {', '.join(names)}")
 
 
 @attrs.frozen
@@ -150,19 +160,27 @@ class Properties:
         return {name: value for name, value in found.items() if value is not None}
 
 
-async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIterator[OutgoingMessage]:
+@attrs.frozen
+class _InputMessage(OutgoingMessage):
+    """A message of an input."""
+
+    line: int = attrs.field(default=0, kw_only=True)  #: number of its last line, from 1
+
+
+async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIterator[tuple[int, OutgoingMessage]]:
+    """Yield messages with the numbers of their lines."""
     if form == "whole":
-        yield OutgoingMessage(b"".join([chunk async for chunk in read_chunks(descriptor)]))
+        yield 1, OutgoingMessage(b"".join([chunk async for chunk in read_chunks(descriptor)]))
     elif form == "csv":
         names: list[str] = []
-        async for row in read_rows(descriptor):
+        async for number, row in read_rows(descriptor):
             if not names:
                 names = row
                 columns.check(names)
             elif len(row) != len(names):
-                raise InvalidInput(f"a row has {len(row)} columns instead of {len(names)}: {row!r}")
+                raise InvalidInput(f"line {number}: {counted(len(row), 'column')} instead of {len(names)}: {row!r}")
             else:
-                yield columns.message(dict(zip(names, row, strict=True)))
+                yield number, columns.message(dict(zip(names, row, strict=True)))
     else:
         number = 0
         async for line in read_lines(descriptor):
@@ -171,10 +189,10 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
             if not text:
                 continue
             if form == "lines":
-                yield OutgoingMessage(text)
+                yield number, OutgoingMessage(text)
                 continue
             try:
-                yield outgoing_message(orjson.loads(text))
+                yield number, outgoing_message(orjson.loads(text))
             except ValueError as error:  # of JSON or the record
                 raise InvalidInput(f"line {number}: {error}") from error
 
@@ -238,6 +256,8 @@ async def run(
         return
     if properties.partition is not None or properties.delay is not None:
         raise InvalidSetting("--partition and --delay need messages as arguments")
+    if file is not None and file.is_dir():
+        raise InvalidInput(f"{file} is a folder", hint="nsqext pub reads a file")
     descriptor = os.open(file, os.O_RDONLY) if file is not None else sys.stdin.fileno()
     await _publish_input(connection, topic, _messages(descriptor, form, columns), sending, given)
 
@@ -255,16 +275,34 @@ async def _publish_arguments(
             connection.show(receipt._asdict(), f"stored in {place} at {receipt.node}")
 
 
-def _with_options(message: OutgoingMessage, given: dict[str, Any]) -> OutgoingMessage:
-    """Return a message with the command line's options, and headers of both."""
+def _with_options(message: OutgoingMessage, given: dict[str, Any], line: int) -> _InputMessage:
+    """Return a message of a line with the command line's options, and headers of both."""
     headers = {**(message.headers or {}), **given.get("headers", {})}
-    return attrs.evolve(message, **{**given, "headers": headers or None})
+    found = attrs.asdict(message, recurse=False)
+    return _InputMessage(**{**found, **given, "headers": headers or None, "line": line})
+
+
+def _ranges(lines: Iterable[int]) -> str:
+    """Return numbers of lines as text: ``1-3, 7``."""
+    found: list[list[int]] = []
+    for line in sorted(lines):
+        if found and line == found[-1][1] + 1:
+            found[-1][1] = line
+        elif len(found) == _MOST_RANGES:
+            return _ranges_text(found) + ", …"
+        else:
+            found.append([line, line])
+    return _ranges_text(found)
+
+
+def _ranges_text(ranges: Iterable[Sequence[int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 async def _publish_input(
     connection: ServerAccess,
     topic: str,
-    messages: AsyncIterator[OutgoingMessage],
+    messages: AsyncIterator[tuple[int, OutgoingMessage]],
     sending: Sending,
     given: dict[str, Any],
 ) -> None:
@@ -274,23 +312,34 @@ async def _publish_input(
         return "messages to read" if reading else f"{topic} to store messages"
 
     async with sending.producer(connection) as producer, _progress() as progress:
-        batcher: Batcher
+        batcher = producer.batcher(topic)
         try:
             with waits.waiting(wait):
-                async with producer.batcher(topic) as batcher:
-                    async for message in messages:
+                async with batcher:
+                    async for line, message in messages:
                         if sending.rate:
                             with waits.waiting(None):
                                 await pace.wait()
                         with waits.waiting(f"{topic} to store messages"):
-                            await batcher.add(_with_options(message, given))
+                            await _add(batcher, _with_options(message, given, line))
                         count += 1
                         progress(count - batcher.pending)
                     reading = False
-        except BatchFailed as error:
-            failed = sum(1 for outcome in error.outcomes if isinstance(outcome, Exception))
-            record = {"topic": topic, "published": count - failed, "failed": failed}
-            connection.show(record, f"{failed} of {count} messages failed")
-            error.hint = None  # a method of the batcher
+        except NsqError as error:
+            # the messages before an input's error are published
+            failed = [one for one, _ in batcher.take_failed()]
+            lines = _ranges(one.line for one in failed if isinstance(one, _InputMessage))
+            record = {"topic": topic, "published": count - len(failed), "failed": len(failed), "failed_lines": lines}
+            text = f"{counted(count - len(failed), 'message')} stored in {topic}, {len(failed)} of {count} failed"
+            connection.show(record, text + (f": lines {lines}" if lines else ""))
+            if isinstance(error, BatchFailed):
+                error.hint = None  # a method of the batcher
             raise
     connection.show({"topic": topic, "published": count}, f"{counted(count, 'message')} stored in {topic}")
+
+
+async def _add(batcher: Batcher, message: _InputMessage) -> None:
+    try:
+        await batcher.add(message)
+    except InvalidInput as error:
+        raise InvalidInput(f"line {message.line}: {error.message}", hint=error.hint) from error

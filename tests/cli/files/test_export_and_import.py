@@ -14,6 +14,9 @@ import pytest
 import nsqext.arrow
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster
+from nsqext.cli.files.tables import entries_of
+from nsqext.cli.message_files import outgoing_message
+from nsqext.errors import InvalidInput
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
 
@@ -118,6 +121,32 @@ def test_a_file_for_other_programs_is_imported(cluster: Cluster, tmp_path: Path)
         writer.writerow(["two", "", "", ""])
     lines("import", str(file), copy, "--lookupd", cluster.lookupd[0])
     assert [(row[1], row[3], row[4]) for row in stored(cluster, copy)] == [(b"one", "k", "blue"), (b"two", None, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b"body,key\nx,1\n\xff,2\n", "'utf-8' codec can't decode"),
+        (b"body,key\na,1\ntwo, parts,1\n", "line 3: 3 columns instead of 2"),
+        (b'body,key\n"a\nb",1\ncut', "line 4: 1 column instead of 2"),
+        (b'body,key\n"cut', "unexpected end of data"),
+        (b"body,body\na,b\n", "two columns of one name"),
+        (b'\xef\xbb\xbfbody,headers\na,"{""a"": true}"\nb,1\n', "headers must be a JSON object"),
+    ],
+)
+def test_a_csv_file_that_is_not_whole_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
+    file = tmp_path / "given.csv"
+    file.write_bytes(text)
+    with pytest.raises(InvalidInput, match=error):
+        [outgoing_message(entry.record) for entry in entries_of(file, 0)]
+
+
+def test_other_values_of_headers_are_json() -> None:
+    found = outgoing_message(
+        {"body": "x", "headers": {"paid": True, "sum": 1.5, "none": None, "name": "ann"}, "key": 7}
+    )
+    assert found.headers == {"paid": "true", "sum": "1.5", "none": "null", "name": "ann"}
+    assert found.key == "7"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,40 @@ def test_options_of_messages_as_arguments(cluster: Cluster, topic: str) -> None:
     assert (failed.returncode, json.loads(failed.stdout)["published"]) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("form", "given", "error", "published"),
+    [
+        ("csv", b"\xef\xbb\xbfa,b\n1,2\n3\n", "line 3: 1 column instead of 2", 1),
+        ("csv", b"a,b\n1,2\n\xff,2\n", "line 3: 'utf-8' codec can't decode byte 0xff", 1),
+        ("csv", b"a,a\n1,2\n", "the file has two columns of one name", 0),
+        ("json", b'{"body":"x"}\n\n{"body":"y"}\n{"body":""}\n', "line 4: a body cannot be empty", 2),
+        ("lines", b"one\n" + b"x" * (2 << 20), "line 2: a body of 2097152 bytes", 1),
+    ],
+)
+def test_an_input_that_ends_with_an_error(
+    cluster: Cluster, topic: str, form: str, given: bytes, error: str, published: int
+) -> None:
+    found = run("pub", topic, "--format", form, "--lookupd", cluster.lookupd[0], stdin=given)
+    assert (found.returncode, json.loads(found.stdout)["published"]) == (2, published)
+    assert found.stderr.decode().startswith(f"nsqext: {error}")
+    assert len(lines("tail", topic, *END, "--lookupd", cluster.lookupd[0])) == published
+
+
+def test_the_lines_of_failed_messages_are_named(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    failed = run("pub", "no_such_topic", *where, stdin=b"1\n2\n\n4\n6\n")
+    assert json.loads(failed.stdout)["failed_lines"] == "1-2, 4-5"
+    many = run("pub", "no_such_topic", *where, stdin=b"x\n\n" * 50)
+    assert json.loads(many.stdout)["failed_lines"].endswith("37, 39, …")
+
+
+def test_a_column_of_a_megabyte(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    given = b"a,b\n1," + b"x" * 500_000 + b"\n"
+    lines("pub", topic, "--format", "csv", "--body-column", "b", *where, stdin=given)
+    assert len(lines("tail", topic, *END, *where)[0]["body"]) == 500_000
+
+
 def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     for number in range(4):
@@ -188,6 +222,8 @@ def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> No
         (("tail", "t", "--since", "yesterday"), "cannot be parsed"),
         (("tail", "t", "--tag", "a", "--channel", "c", "--until-end"), "cannot be combined with --tag"),
         (("pub", "t", "--key-column", "a"), "need --format csv"),
+        (("pub", "t", "body", "--header", "a=1", "--header", "a=2"), "--header a is given twice"),
+        (("pub", "t", "--file", "/"), "/ is a folder"),
         (("pub", "t", "body", "--format", "json"), "cannot be combined with messages"),
         (("tail", "t", "--since", "-5m"), "cannot be parsed"),
         (("trace", "t", "banana"), "a message id of 32 hexadecimal digits"),

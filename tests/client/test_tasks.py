@@ -137,7 +137,8 @@ async def test_the_error_of_a_background_task_closes_the_object_and_is_raised_on
 
     owner.tasks.start_soon(fail)
     with anyio.fail_after(25):
-        await owner.tasks._ended.wait()
+        while owner.tasks.left_open or not owner.closed:  # noqa: ASYNC110 - there is no event for it
+            await anyio.sleep(0.001)
     assert owner.closed == [True]
     with pytest.raises(InvalidState, match="the owner has failed") as refused:
         owner.tasks.start_soon(fail)
@@ -154,10 +155,19 @@ async def test_an_error_of_the_close_is_raised_and_the_tasks_end() -> None:
 
     tasks = BackgroundTasks("owner", close)
     await tasks.start()
-    tasks.start_soon(anyio.sleep_forever)
+    ended: list[bool] = []
+
+    async def serve() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    tasks.start_soon(serve)
+    await anyio.wait_all_tasks_blocked()
     with pytest.raises(KeyError, match="close"):
         await tasks.aclose()
-    assert tasks._ended.is_set()
+    assert ended == [True]
 
 
 async def test_a_start_that_is_cancelled_leaves_a_host_that_can_be_closed() -> None:

@@ -149,6 +149,7 @@ class Scene:
         answer = self.answers.pop(0)
         if isinstance(answer, NsqError):
             raise answer
+        self.view = answer
         return answer
 
     async def clients(self, *place: object) -> int:

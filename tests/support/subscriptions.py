@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,7 +84,14 @@ class FakeConnection:
         pass
 
     async def read_forever(self) -> None:
-        pass
+        await _Forever()
+
+
+class _Forever:
+    """What a test without an event loop never continues."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 class FakeMonitor:
@@ -159,6 +166,8 @@ class Subscribed:
                 backoff=self.backoff,
             )
         self.subject.watched = False
+        self._reading = self.subject.receive()
+        self._reading.send(None)
 
     @contextmanager
     def clock(self) -> Iterator[None]:
@@ -170,8 +179,16 @@ class Subscribed:
     def receive(self, *numbers: int, **parts: Any) -> list[Message]:
         """Read messages with these numbers at once; return those that are delivered."""
         before = len(self.messages)
-        self.subject._receive([delivered(number, **parts) for number in numbers])
+        self.read(delivered(number, **parts) for number in numbers)
         return self.messages[before:]
+
+    def read(self, frames: Iterable[bytes]) -> None:
+        """Read the data of message frames at once."""
+        assert self.wire.on_messages is not None
+        self.wire.on_messages(list(frames))
+
+    def close(self) -> None:
+        self._reading.close()
 
     def flushed(self) -> bytes:
         """Flush, and return all that was sent since the last call."""
@@ -197,5 +214,5 @@ def subscribed(
 ) -> Iterator[Subscribed]:
     """Yield a subscription at 100 s of a clock that stands still."""
     made = Subscribed(meta, partition, negotiated, key_tags, settings)
-    with made.clock():
+    with made.clock(), closing(made):
         yield made

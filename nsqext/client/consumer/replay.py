@@ -80,7 +80,7 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
         with anyio.move_on_after(idle) as scope:
             message = await anext(consumer)
         if scope.cancelled_caught:
-            _check_complete(lookup, consumer, topic, count)
+            check_complete(lookup, consumer, topic, count)
             return count
         origin = message.header_value(DEAD_LETTER_PREFIX + "topic")
         if origin is None:
@@ -93,7 +93,7 @@ async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic:
         count += 1
 
 
-def _check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:
+def check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:
     """Raise unless the consumer is connected to all partitions of the topic."""
     found = lookup.metadata.cached(topic, "r")
     missing = set(range(found.partition_num if found is not None else 1))

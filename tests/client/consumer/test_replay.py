@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, Message, Producer, Reject, replay_dead_letters
 from nsqext.broker import Cluster
-from nsqext.client.consumer.replay import _check_complete
+from nsqext.client.consumer.replay import check_complete
 from nsqext.errors import InvalidInput, NegotiationFailed, OperationNotSupported, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.types import TopicMeta
@@ -112,9 +112,9 @@ def test_a_replay_is_complete_when_its_consumer_is_connected_to_all_partitions(
         "Consumer", SimpleNamespace(connections=[SimpleNamespace(partition=number) for number in connected])
     )
     if missing is None:
-        _check_complete(lookup, consumer, "dead", 5)
+        check_complete(lookup, consumer, "dead", 5)
         return
     with pytest.raises(PartitionUnavailable) as caught:
-        _check_complete(lookup, consumer, "dead", 5)
+        check_complete(lookup, consumer, "dead", 5)
     assert f"dead letters of partitions {missing} may remain" in str(caught.value)
     assert "5 dead letters were replayed" in str(caught.value)

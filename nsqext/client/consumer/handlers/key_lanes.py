@@ -37,9 +37,10 @@ _FULL = 1.0  # seconds for which waiting messages may use up RDY before some are
 # least seconds of `settle_wait` for a key bucket, which another consumer may have left with many messages in flight
 _SETTLE_OWNED = 0.8
 _RETURN = 0.5  # seconds, times its requeues, of the REQ for a message that waits for a lost message; original NSQ only
-_MOST_RETURNED = 10_000
-# most messages and bytes of a partition that are requeued and keep their places; beyond, the order is given up
-_MOST_RETURNED_BYTES = 64 << 20
+MOST_RETURNED: int = 10_000
+"""Messages of a partition that are requeued and keep their places, at most; beyond, the order is given up."""
+MOST_RETURNED_BYTES: int = 64 << 20
+"""Their bytes, at most."""
 # seconds for which messages of a key_failover channel wait for a redelivery before the connection is ended: then the
 # server redelivers all in order
 _FAILOVER_WAIT = 2.0
@@ -315,7 +316,7 @@ class KeyLanes:
                 self._end_gap(order)
         if order.returned:
             count, size = order.forget_returned()
-            if count > _MOST_RETURNED or size > _MOST_RETURNED_BYTES:
+            if count > MOST_RETURNED or size > MOST_RETURNED_BYTES:
                 self._give_up(order)
         if order.lacks_room(now, _FULL):
             self._make_room(order)

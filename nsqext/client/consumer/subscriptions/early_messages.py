@@ -32,7 +32,8 @@ T = TypeVar("T")
 _clock = time.monotonic
 KEPT: Final = 10.0
 """Seconds before the due time from which a consumer keeps a message in flight."""
-_MOST_KNOWN = 10_000  # remembered messages that may be delivered early again
+MOST_KNOWN: int = 10_000
+"""Remembered messages that may be delivered early again, at most."""
 
 Name = tuple[str, bytes]
 """Topic and id of a message."""
@@ -140,7 +141,7 @@ def _remember(known: dict[Name, T], name: Name, value: T) -> None:
     """Store a value as the newest; forget the oldest beyond the bound."""
     known.pop(name, None)
     known[name] = value
-    if len(known) > _MOST_KNOWN:
+    if len(known) > MOST_KNOWN:
         del known[next(iter(known))]
 
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 # seconds within which answers are sent together, after an answer that is sent at once: its handler may block the event
 # loop next
 _TOGETHER = 0.02
-# messages in the queue with which answers may wait for others while a handler waits for something, and for how many
-# seconds: otherwise a handler that publishes costs a system call for each answer
+# messages in the queue with which answers may wait for others while a handler waits for something: otherwise a handler
+# that publishes costs a system call for each answer
 _AHEAD = 3
-_LONGEST_WAIT = 0.002
+LONGEST_WAIT: float = 0.002
+"""Seconds for which answers wait for others then, at most."""
 _BURST = 16  # answers that show a burst: an answer sent at once would split the next burst
 _AFTER_BURST = 0.1  # seconds after a burst within which answers are sent together
 _BLOCKS_AGAIN = 60.0  # seconds after a block of the event loop in which every answer is sent at once
@@ -89,5 +90,5 @@ class FlushSchedule:
         """Flush answers that waited for others until cancelled."""
         while True:
             await self._collect_due.wait()
-            await anyio.sleep(_LONGEST_WAIT)
+            await anyio.sleep(LONGEST_WAIT)
             self._flush()

@@ -32,13 +32,17 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
-_POLL = 1.0  # mean seconds between two reads of the statistics
+POLL: float = 1.0
+"""Mean seconds between two reads of the statistics."""
 # reads of the statistics with deliveries after which a new owner has the last owner's messages in flight, and sorts
 # them
 _TAKEOVER_LOOKS = 5
-_TAKEOVER_POLL = 0.2  # seconds between two reads during a takeover
-_LONGEST_TAKEOVER = 60.0  # seconds after which a takeover ends without deliveries
-_ANSWER_POLL = 0.02  # seconds between two checks for unanswered messages of a bucket
+TAKEOVER_POLL: float = 0.2
+"""Seconds between two reads during a takeover."""
+LONGEST_TAKEOVER: float = 60.0
+"""Seconds after which a takeover ends without deliveries."""
+ANSWER_POLL: float = 0.02
+"""Seconds between two checks for unanswered messages of a bucket."""
 _BLOCKED = 5  # reads in a row without delivery of a partition before an error or a log message
 _BLOCKED_AGAIN = 60  # reads until it is logged again
 
@@ -138,7 +142,7 @@ class KeyBuckets:
                 self._watch(found)
             if self._refusal is not None:
                 tasks.cancel_scope.cancel()
-            await anyio.sleep(_POLL * chance.uniform(0.5, 1.5))
+            await anyio.sleep(POLL * chance.uniform(0.5, 1.5))
 
     async def _look(self) -> PartitionChannelStats | None:
         """Return the connections of the channel; None if the node does not respond or has no such channel."""
@@ -287,19 +291,19 @@ class KeyBuckets:
         subscription.taking_over = True
         delivery = self._delivery
         seen, until = delivery.looks, delivery.looks + _TAKEOVER_LOOKS
-        with anyio.move_on_after(_LONGEST_TAKEOVER) as limit:
+        with anyio.move_on_after(LONGEST_TAKEOVER) as limit:
             while delivery.looks < until:
-                with anyio.move_on_after(_TAKEOVER_POLL):
+                with anyio.move_on_after(TAKEOVER_POLL):
                     await bucket.release.wait()
                     return
-                if _clock() - self._looked >= _TAKEOVER_POLL:  # one bucket looks for all
+                if _clock() - self._looked >= TAKEOVER_POLL:  # one bucket looks for all
                     await self._look()
                 if delivery.looks == seen and subscription.in_flight >= subscription.ready:
                     self._raise_ready(subscription, 0)
                 seen = delivery.looks
         if limit.cancelled_caught:
             self._log(
-                f"for {_LONGEST_TAKEOVER:g} s, messages of other buckets have held back those of "
+                f"for {LONGEST_TAKEOVER:g} s, messages of other buckets have held back those of "
                 f"{subscription.request.tag}: its keys may be handled out of order"
             )
         subscription.taking_over = False
@@ -314,4 +318,4 @@ class KeyBuckets:
 
     async def _wait_answered(self, subscription: Subscription) -> None:
         while subscription.in_flight:  # noqa: ASYNC110 - answers are not reported, to keep them cheap
-            await anyio.sleep(_ANSWER_POLL)
+            await anyio.sleep(ANSWER_POLL)

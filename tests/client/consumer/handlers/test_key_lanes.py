@@ -438,7 +438,7 @@ def test_a_requeued_message_of_a_bucket_that_has_another_owner_is_forgotten() ->
         message.requeue_now(1.0, backoff=False)
         batches.end()
         bench.wait(100.0)
-        assert (bench.rows(), bench.lanes.waiting, bench.lanes._delayed) == ({}, 0, {})
+        assert (bench.rows(), bench.lanes.waiting) == ({}, 0)
 
 
 def test_the_messages_of_a_bucket_are_handled_again_by_its_owner_and_forgotten_with_its_connection() -> None:

@@ -266,7 +266,7 @@ async def test_redelivered_messages_that_use_up_rdy_make_room_for_an_earlier_one
 async def test_the_order_is_given_up_when_too_many_messages_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(key_lanes, "_MOST_RETURNED", 2)
+    monkeypatch.setattr(key_lanes, "MOST_RETURNED", 2)
     bench = Bench(1)
     bench.owner.partition, bench.owner.original = None, True
     (first,) = bench.put("a1")
@@ -289,8 +289,8 @@ async def test_the_order_is_given_up_when_too_many_messages_wait(
 async def test_only_messages_that_wait_now_count_against_the_order(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, most_bytes: int, given_up: bool
 ) -> None:
-    monkeypatch.setattr(key_lanes, "_MOST_RETURNED", most)
-    monkeypatch.setattr(key_lanes, "_MOST_RETURNED_BYTES", most_bytes)
+    monkeypatch.setattr(key_lanes, "MOST_RETURNED", most)
+    monkeypatch.setattr(key_lanes, "MOST_RETURNED_BYTES", most_bytes)
     bench = Bench(1)
     for number in range(4):
         bench.owner.partition, bench.owner.original = None, True

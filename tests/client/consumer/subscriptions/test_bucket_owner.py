@@ -110,7 +110,7 @@ class Scene:
         context = make_context(self, self.forgotten)
         self.subject = KeyBuckets(cast("Subscription", self.member), _NODE, context, self.watch)
         monkeypatch.setattr(module, "Subscription", self)
-        for name in ("_POLL", "_TAKEOVER_POLL", "_ANSWER_POLL"):
+        for name in ("POLL", "TAKEOVER_POLL", "ANSWER_POLL"):
             monkeypatch.setattr(module, name, 0.001)
 
     async def channel(self, *place: object) -> PartitionChannelStats:
@@ -188,7 +188,7 @@ async def _shown(scene: Scene, looks: list[PartitionChannelStats]) -> list[NsqEr
         raise AssertionError
 
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(25):
-        patch.setattr(module, "_POLL", 0.0)
+        patch.setattr(module, "POLL", 0.0)
         patch.setattr(scene, "channel", channel)
         patch.setattr(scene, "open", never)
         async with _reading(scene) as reasons:
@@ -364,7 +364,7 @@ async def test_more_is_requested_during_a_takeover_while_nothing_is_delivered(mo
 
 async def test_during_a_takeover_one_bucket_looks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, paused=True)
-    monkeypatch.setattr(module, "_POLL", 60.0)
+    monkeypatch.setattr(module, "POLL", 60.0)
     replace_clock(monkeypatch, lambda: 1000.0)  # they have just looked
     async with _reading(scene):
         await scene.until(lambda: len(scene.owned) == 2)
@@ -375,7 +375,7 @@ async def test_during_a_takeover_one_bucket_looks_for_all(monkeypatch: pytest.Mo
 
 
 async def test_a_takeover_ends_after_five_looks_at_which_the_server_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_TAKEOVER", 20.0)
+    monkeypatch.setattr(module, "LONGEST_TAKEOVER", 20.0)
     scene = Scene(monkeypatch, paused=True)
     async with _reading(scene):
         await scene.until(lambda: len(scene.owned) == 2)
@@ -388,7 +388,7 @@ async def test_a_takeover_ends_after_five_looks_at_which_the_server_delivers(mon
 async def test_a_takeover_that_takes_too_long_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_TAKEOVER", 0.02)
+    monkeypatch.setattr(module, "LONGEST_TAKEOVER", 0.02)
     scene = Scene(monkeypatch, paused=True)
     async with _reading(scene):
         await scene.until(lambda: {f"add {_A}", f"add {_B}"} <= {*scene.log})

@@ -204,7 +204,7 @@ def test_another_value_is_no_due_time(value: str) -> None:
 
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
     early = EarlyMessages()
-    with patch.object(early_messages, "_MOST_KNOWN", 2):
+    with patch.object(early_messages, "MOST_KNOWN", 2):
         for number in range(1, 6):
             server = Server(600.0, longest=60.0)
             server.number = number

@@ -60,7 +60,7 @@ def test_no_answer_of_a_burst_is_sent_at_once(scene: Scene, answers: int, after_
 async def test_answers_wait_for_others_while_handlers_have_messages(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, ahead: int, ready: int, waits: bool
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(module, "LONGEST_WAIT", 0.1)
     schedule, connection = scene.schedule, scene.connection
     schedule.ahead, connection.ready = [b"x"] * ahead, ready
     async with anyio.create_task_group() as tasks:

@@ -170,7 +170,7 @@ async def test_a_tag_of_the_caller_is_refused(cluster: Cluster) -> None:
 async def test_a_message_without_a_bucket_is_logged_and_taken_by_another_consumer(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+    monkeypatch.setattr(key_buckets, "POLL", 0.05)
     name = "blocked"
     cluster.create_topic(name, extend=True, channels=["ch"])
     buckets = Consumer(name, "ch", lookupd=cluster.lookupd, **TAGS, **QUICK)
@@ -238,7 +238,7 @@ async def test_the_same_consumer_keeps_the_order_at_both_kinds_of_servers(
 async def test_producers_that_write_no_tags_end_the_consumer(
     released: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_buckets, "_POLL", 0.05)
+    monkeypatch.setattr(key_buckets, "POLL", 0.05)
     released.create_topic("untagged", extend=True, channels=["ch"])
     async with Producer(released.lookupd) as producer:
         await producer.publish("untagged", b"x", key="a")

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, ExtFilter
+from nsqext.lookup.client import LookupClient
 from tests.support.consumers import QUICK, depth, eventually, opened, publish, quick, take, tape
 from tests.support.fake_nsqd import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nsqext.broker import Cluster
+    from nsqext.lookup.responses import LookupAnswer
 
 
 pytestmark = pytest.mark.anyio
@@ -63,19 +65,25 @@ async def test_a_node_that_is_killed_is_replaced(cluster: Cluster, topic: str) -
             cluster.restart(old)
 
 
-async def test_an_upgrade_of_one_of_many_silent_topics_is_noticed(cluster: Cluster, topic: str) -> None:
+async def test_an_upgrade_of_one_of_many_silent_topics_is_noticed(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By another tool: the server sends nothing more, and reports nothing."""
+    looked_up, look_up = set[str](), LookupClient.lookup
+
+    async def count(client: LookupClient, topic: str, access: str) -> tuple[LookupAnswer, ...]:
+        looked_up.add(topic)
+        return await look_up(client, topic, access)
+
     topics = [f"{topic}_{number}" for number in range(8)]
     for name in topics:
         cluster.create_topic(name, channels=["ch"])
     async with opened(topics, cluster, lookup_poll_interval=600.0) as consumer:
-        refreshers = consumer._metadata._refreshers
-        before = {key: one._rounds for key, one in refreshers.items()}
+        monkeypatch.setattr(LookupClient, "lookup", count)
         cluster.upgrade_topic(topics[5])
         publish(cluster, topics[5], b"after")
         assert await take(consumer, 1) == [b"after"]
-        lookups = {key: one._rounds - before[key] for key, one in refreshers.items()}
-    assert [topic for (topic, access), rounds in lookups.items() if rounds] == [topics[5]]
+    assert looked_up == {topics[5]}
 
 
 async def test_a_missing_heartbeat_makes_the_consumer_look_the_topic_up(

@@ -16,6 +16,7 @@ from nsqext.errors import (
     ConnectionLost,
     InvalidPartition,
     InvalidSetting,
+    InvalidState,
     LookupFailed,
     NegotiationFailed,
     NsqError,
@@ -26,7 +27,7 @@ from nsqext.types import TopicMeta
 from tests.support.clock import replace_clock
 from tests.support.consumers import eventually
 from tests.support.sleeps import recorded_sleeps, settled
-from tests.support.subscriber_scene import NODE, OTHER, Scene, running_subscriber, texts_with, view_of
+from tests.support.subscriber_scene import NODE, OTHER, Connection, Scene, running_subscriber, texts_with, view_of
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +59,7 @@ async def test_only_the_chosen_partitions_are_subscribed(monkeypatch: pytest.Mon
         assert {one.partition for one in scene.opened} == {1, 2}
         assert len(scene.opened) == 2
     for view, kind, text in (
-        (view_of(NODE), InvalidPartition, "partition 1 does not exist: the topic has 1"),
+        (view_of(NODE), InvalidPartition, "partition 1 does not exist: the last is 0"),
         (view_of(nodes=(NODE,), meta=TopicMeta()), InvalidSetting, "original"),
     ):
         scene = Scene(None, view, False, {"partitions": (0, 1)})
@@ -102,12 +103,11 @@ async def test_a_subscription_ends_when_its_topic_was_upgraded(
 
 async def test_a_partition_without_leader_is_given_up_until_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
-        assignment = scene.subject._assignments[0]
         scene.view = view_of()
         scene.opened[0].fail(ConnectionLost("x"))
         while not scene.subject.idle:  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.001)
-        assert (assignment.moved.is_set(), scene.refreshed) == (True, [None])
+        assert scene.refreshed == [None]
         scene.moved(view_of(OTHER))
         await scene.connections(2)
         assert (scene.opened[1].number, scene.subject.vanished) == (1, False)
@@ -132,7 +132,9 @@ async def test_a_node_of_the_original_that_lacks_the_topic_is_waited_for(
         scene.lacking = {NODE}
         scene.opened[3].fail(ConnectionLost("closed"))
         scene.moved(view_of(nodes=(OTHER,)))
-        await eventually(lambda: list(scene.subject._assignments) == [OTHER])
+        scene.lacking = set()
+        await anyio.sleep(0.02)
+        assert (len(scene.opened), scene.subject.idle) == (4, False)
 
 
 @pytest.mark.parametrize("discovered", [True, False])
@@ -156,7 +158,6 @@ async def test_errors_that_end_the_consumer(monkeypatch: pytest.MonkeyPatch) -> 
         scene.opened[0].fail(error)
         await settled()
         assert (scene.failed, len(scene.opened), scene.opened[0].ends) == ([error], 1, 1)
-        assert scene.subject._assignments[0].moved.is_set()
     async with running_subscriber(monkeypatch, view_of(NODE), AuthFailed("E_AUTH_FAILED")) as scene:
         assert [type(error) for error in scene.failed] == [AuthFailed]
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
@@ -249,28 +250,61 @@ async def test_failures_of_a_partition_are_logged_once_a_minute(
         await scene.connections(3)
         (text,) = texts_with(caplog, "subscription ended")
         assert text == "t/ch partition 0 at n:1: subscription ended: again (and 3 earlier failures)"
-        assignment = scene.subject._assignments[0]
-        for seconds, logged in ((0.0, 1), (0.0, 1), (59.9, 1), (0.2, 2)):
+
+        async def refuse(*_: object, **__: object) -> Connection:
+            while not late:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.001)
+            raise late.pop()
+
+        late: list[NsqError] = []
+        monkeypatch.setattr(scene, "open", refuse)
+        scene.opened[2].fail(ConnectionLost("lost"))
+        for seconds, logged in ((0.0, 0), (59.9, 0), (0.2, 1)):
             now[0] += seconds
-            scene.subject._warn(assignment, ConnectionFailed("late"), "n:1")
+            late.append(ConnectionFailed("late"))
+            await eventually(lambda: not late)
+            await settled()
             assert len(texts_with(caplog, "late")) == logged
-        assert texts_with(caplog, "late")[1].endswith("late (and 2 earlier failures)")
+        assert texts_with(caplog, "late")[0].endswith("late (and 2 earlier failures)")
 
 
 async def test_a_seek_subscribes_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
-        assignment, first = scene.subject._assignments[0], scene.opened[0]
         moves: list[object] = []
 
         async def move(*place: object) -> None:
             moves.append(place[-1])
 
-        scene.move = move  # type: ignore[attr-defined]
-        assignment.pending = Position.latest()
-        first.stopped = True
-        first.end()
+        monkeypatch.setattr(scene, "move", move, raising=False)
+        await scene.subject.seeker.seek(Position.latest(), None)
         await scene.connections(2)
         assert (moves, scene.refreshed) == ([str(Position.latest())], [])
+
+
+@pytest.mark.parametrize("end", ["partition", "error", "topic"])
+async def test_a_seek_ends_with_its_partition(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
+        moving = anyio.Event()
+
+        async def move(*_: object) -> None:
+            moving.set()
+            await anyio.sleep_forever()
+
+        monkeypatch.setattr(scene, "move", move, raising=False)
+        if end == "partition":
+            scene.view = view_of()
+        elif end == "error":
+            scene.refusals = [BadTopic("E_BAD_TOPIC")]
+        async with anyio.create_task_group() as tasks:
+            if end == "topic":
+                tasks.start_soon(_leave_after, scene, moving)
+            with pytest.raises(InvalidState, match="before the channel could be moved"):
+                await scene.subject.seeker.seek(Position.latest(), None)
+
+
+async def _leave_after(scene: Scene, moving: anyio.Event) -> None:
+    await moving.wait()
+    await scene.subject.leave()
 
 
 @pytest.mark.parametrize(("mode", "own"), [("connection", True), ("consumer", False)])
@@ -333,7 +367,6 @@ async def test_a_topic_that_is_left_waits_for_answers_and_then_closes(monkeypatc
             assert (scene.retired, ended, one.closes) == ([one, two], [], 0)
             two.in_flight = 0
         assert (one.closes, two.closes, scene.subject.closing) == (1, 1, True)
-        assert all(assignment.moved.is_set() for assignment in scene.subject._assignments.values())
         assert scene.refreshed == []
         scene.changed(view_of(OTHER, OTHER))
         await scene.subject.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from attrs import evolve
 
@@ -22,7 +23,7 @@ from nsqext.errors import (
 from nsqext.errors.server import TopicNotExist
 from nsqext.types import TopicMeta
 from tests.support.clock import replace_clock
-from tests.support.sleeps import recorded_sleeps
+from tests.support.sleeps import recorded_sleeps, settled
 from tests.support.subscriber_scene import NODE, Connection, Scene, running_subscriber, texts_with, view_of
 
 if TYPE_CHECKING:
@@ -63,15 +64,20 @@ async def test_the_first_partition_is_waited_for_unless_no_lookup_service_answer
         return 0.25
 
     monkeypatch.setattr(module, "pause_after", pause)
-    scene = Scene(None, _ONE, False, {"lookup_timeout": lookup_timeout, "max_reconnect_wait": 30.0})
-    scene.view, scene.answers = None, list(answers)
     last = answers[-1]
-    if isinstance(last, NsqError):
-        with pytest.raises(type(last)):
-            await scene.subject._first_view()
-    else:
-        assert await scene.subject._first_view() is last
-    assert (slept, attempts) == ([0.25] * pauses, [(1.0, number + 1) for number in range(pauses)])
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, _ONE, False, {"lookup_timeout": lookup_timeout, "max_reconnect_wait": 30.0})
+        scene.view, scene.answers = None, list(answers)
+        monkeypatch.setattr(module, "Subscription", scene)
+        if isinstance(last, NsqError):
+            with pytest.raises(type(last)):
+                await scene.subject.run()
+        else:
+            tasks.start_soon(scene.subject.run)
+            (connection,) = await scene.connections(1)
+            assert connection.request.meta == last.meta
+            tasks.cancel_scope.cancel()
+    assert (slept.count(0.25), attempts) == (pauses, [(1.0, number + 1) for number in range(pauses)])
     assert texts_with(caplog, "waiting for a partition") == (
         [] if reason is None else [f"waiting for a partition to subscribe to: {reason}"]
     )
@@ -79,9 +85,8 @@ async def test_the_first_partition_is_waited_for_unless_no_lookup_service_answer
 
 async def test_the_wait_for_the_first_partition_ends_with_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_sleeps(monkeypatch)
-    scene = Scene(None, _ONE, False, {})
-    assert await scene.subject._first_view() is _ONE, "what is known is not asked for"
-    scene.view, scene.answers = _NONE, [_NONE, _CLOSED]
+    scene = Scene(None, _NONE, False, {})
+    scene.answers = [_NONE, _CLOSED]
 
     async def resolve(topic: str, access: str) -> PartitionMap:
         scene.subject.closing = len(scene.answers) == 1
@@ -89,8 +94,8 @@ async def test_the_wait_for_the_first_partition_ends_with_the_topic(monkeypatch:
 
     ask = scene.resolve
     monkeypatch.setattr(scene, "resolve", resolve)
-    assert await scene.subject._first_view() is None
-    await scene.subject.run()
+    for _ in range(2):
+        await scene.subject.run()
     assert (scene.opened, scene.answers) == ([], [])
 
 
@@ -123,10 +128,18 @@ async def test_a_lookup_that_fails_is_logged_unless_the_consumer_closes(
         scene.opened[0].fail(ConnectionLost("lost"))
         await scene.connections(2)
         assert texts_with(caplog, "lookup failed") == ["lookup failed: wrong"]
-        scene.lookup_refusals = [_CLOSED]
-        scene.subject.closing = True
-        await scene.subject._refresh(scene.subject._assignments[0], _ONE, 0, None)
-        assert (scene.refreshed, len(texts_with(caplog, "lookup failed"))) == ([None], 1)
+
+        async def refresh(*_: object) -> None:
+            scene.subject.closing = True
+            raise _CLOSED
+
+        monkeypatch.setattr(scene, "refresh", refresh)
+        scene.opened[1].fail(ConnectionLost("lost"))
+        with anyio.fail_after(20):
+            while not scene.subject.closing:  # noqa: ASYNC110 - there is no event for it
+                await anyio.sleep(0.001)
+        await settled()
+        assert (len(scene.opened), len(texts_with(caplog, "lookup failed"))) == (2, 1)
 
 
 async def test_the_messages_of_a_partition_are_forgotten_when_its_keys_are_shared_in_another_way(
@@ -159,8 +172,9 @@ async def test_the_messages_of_a_partition_are_forgotten_when_its_keys_are_share
             (await scene.connections(count))[-1].fail(ConnectionLost("lost"))
         _, second, third, fourth = await scene.connections(4)
         assert scene.forgotten == [second, third], "the last one by the server; the bucket of an ended connection"
-        assert (shared, [*scene.subject._buckets]) == ([NODE, NODE], [0])
+        assert shared == [NODE, NODE]
         fourth.live = False
-        assert scene.subject._open() == []
+        await scene.subject.close()
+        assert fourth.closes == 0
     texts = texts_with(caplog, "consumers share the keys")
     assert [text.partition("keys ")[2] for text in texts] == ["by the server", "by the server"]

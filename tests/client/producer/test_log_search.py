@@ -35,7 +35,7 @@ _SIZE = 100
 
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("GRACE", 0.001), ("TICK", 0.005), ("STALL", 0.05)):
+    for name, seconds in (("GRACE", 0.001), ("TICK", 0.005), ("STALL", 25.0)):
         monkeypatch.setattr(module, name, seconds)
 
 
@@ -271,7 +271,8 @@ async def test_an_end_that_moves_back_ends_the_search() -> None:
         await log.search(2, 9)
 
 
-async def test_a_channel_that_stands_still_is_opened_again() -> None:
+async def test_a_channel_that_stands_still_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALL", 0.05)
     log = _log(4)
     log.numbers.remove(4)
 

@@ -341,7 +341,7 @@ INSIDE: dict[str, set[str]] = {
         *("client", "client.consumer.handlers", "client.consumer.subscriptions", "client.consumer.typed"),
         "client.producer",
     },
-    "client.consumer.typed": _CONSUMER_BASE,
+    "client.consumer.typed": _CONSUMER_BASE | {"client.producer.publishing"},
     "client.consumer.subscriptions": _CONSUMER_BASE | {"client"},
     "client.consumer.handlers": _CONSUMER_BASE | {"client", "client.consumer.subscriptions", "client.producer"},
     "cli": set(),

@@ -22,6 +22,7 @@ from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
 from nsqext.client.consumer.typed.body import encode_body
 from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
+from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.publishing import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
@@ -168,6 +169,11 @@ class App(Router, Runnable):
             return tuple(("nsqlookupd", str(address)) for address in shared.lookupd.addresses)
         given = [shared.nsqd] if isinstance(shared.nsqd, str) else shared.nsqd
         return tuple(("nsqd", address.strip()) for text in given for address in str(text).split(","))
+
+    @property
+    def publish_options(self) -> ProducerOptions:
+        """The settings of the app's producer."""
+        return build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._given.values))
 
     def options_of(self, spec: HandlerSpec) -> ConsumerOptions:
         """Return the settings of a handler's consumer."""

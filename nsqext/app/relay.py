@@ -82,13 +82,31 @@ class Relay:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
             yield
-            self.stop()
+            if not ended.is_set():  # another run would end at once
+                self.stop()
             with anyio.move_on_after(_LAST):
                 await ended.wait()
             tasks.cancel_scope.cancel()
 
     async def run(self, producer: Producer) -> None:
-        """Publish until `stop` is called, or until cancelled, with an open producer."""
+        """Publish until `stop` is called or until cancelled; then record what was published, and return leases.
+
+        When cancelled, messages that are being published may be published again. While the store cannot be used, the
+        relay logs a warning and tries again every second.
+
+        Args:
+            producer: an open producer, without middleware that drops messages.
+
+        Raises:
+            InvalidState: the store was closed.
+            Exception: an error of an outbox's database that is final; see `nsqext.transactions.outages`.
+        """
+        try:
+            await self._run(producer)
+        finally:
+            self._stopping = False
+
+    async def _run(self, producer: Producer) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:

@@ -18,11 +18,11 @@ from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed
-from nsqext.client.producer.options import ProducerOptions
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.client.producer.request import check_choice, key_bytes
+from nsqext.errors import InvalidBody, InvalidInput, InvalidState
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
-from nsqext.protocol.names import check_trace_id
+from nsqext.protocol.names import check_partition, check_trace_id
 from nsqext.types import Receipt
 from nsqext.waits import Waiters
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 
 T = TypeVar("T")
 
-_OPTIONS = ProducerOptions()
 # ids of all tests' messages; from the clock, because an inbox may remember an earlier process
 _numbers = count(time.time_ns())
+_MOST_ATTEMPTS = 2**16 - 1  # servers count no more
 _MESSAGE_SIZE = 1000  # bytes between two messages in a test's log
 _offsets = count(time.time_ns(), _MESSAGE_SIZE)
 
@@ -83,7 +84,8 @@ class Published:
 class _Recorder(Middleware):
     """Records publishes, as the innermost middleware."""
 
-    def __init__(self, *, send: bool) -> None:
+    def __init__(self, app: TestedApp, *, send: bool) -> None:
+        self._app = app
         self.published: list[Published] = []
         self.changed: Waiters = Waiters()
         self._send = send
@@ -94,7 +96,7 @@ class _Recorder(Middleware):
             receipts = await send_next(publishing)
         else:
             for message in publishing.messages:
-                delayed(_OPTIONS, publishing.topic, message, publishing.delay).check()
+                self._check(publishing, message)
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
         for message in publishing.messages:
             own = message if message.key is not None else evolve(message, key=publishing.key)
@@ -102,12 +104,24 @@ class _Recorder(Middleware):
         self.changed.wake()
         return receipts
 
+    def _check(self, publishing: Publishing, message: OutgoingMessage) -> None:
+        """Raise the error of a producer for a message that no topic accepts, by the app's settings."""
+        key = publishing.key if message.key is None else message.key
+        check_choice(publishing.key if publishing.batch else message.key, publishing.partition)
+        given = None if key is None else key_bytes(key)
+        options = self._app.publish_options
+        delayed(options, publishing.topic, message, publishing.delay, key=given).check()
+
 
 class TestedApp(Protocol):
     """An app's methods for tests."""
 
     specs: list[HandlerSpec]
     lifespans: list[LifespanManager]
+
+    @property
+    def publish_options(self) -> ProducerOptions:
+        """See `App.publish_options`."""
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
         """See `App.tested_handler_of`."""
@@ -143,7 +157,7 @@ class AppTest:
     """
 
     def __init__(self, app: TestedApp, lookupd: str | Sequence[str] = ()) -> None:
-        self.recorder: _Recorder = _Recorder(send=bool(lookupd))
+        self.recorder: _Recorder = _Recorder(app, send=bool(lookupd))
         self._app = app
         self._lookupd = lookupd
         self._stack = AsyncExitStack()
@@ -200,6 +214,7 @@ class AppTest:
         headers: Mapping[str, str] | None = None,
         tag: str | None = None,
         key: str | None = None,
+        partition: int = 0,
         trace_id: int = 0,
         attempts: int = 1,
         handled: bool = True,
@@ -207,12 +222,13 @@ class AppTest:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
         As on topics with extend support, the handlers of a channel with the message's tag are called, or without any
-        the handlers without a tag. Ids and offsets are unique in a process; a header ``nsqext_id`` stands for a message
-        that an inbox knows.
+        the handlers without a tag; those with ``partitions`` receive messages of these. Ids and offsets are unique in a
+        process; a header ``nsqext_id`` stands for a message that an inbox knows.
 
         Args:
             value: the body, see `nsqext.app.encode_body`.
             channel: call only this channel's handlers.
+            partition: number of the message's partition.
             attempts: number of deliveries of the message.
             handled: False if middleware must finish the message without a handler.
 
@@ -226,15 +242,19 @@ class AppTest:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
         if not self._entered:
             raise InvalidState("the test has not begun, or has ended", hint="use 'async with app.test() as test'")
-        check_number("attempts", attempts, 1)
+        check_number("attempts", attempts, 1, _MOST_ATTEMPTS)
+        check_partition(partition)
         check_trace_id(trace_id)
         if key is not None and not isinstance(key, str):
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
-        specs = self._receivers(topic, channel, tag)
+        specs = self._receivers(topic, channel, tag, partition)
+        body = encode_body(value)
+        if not body:
+            raise InvalidBody("a body cannot be empty: no server delivers such a message", topic=topic)
         results = []
         for spec in specs:
             number = next(_numbers)
-            message = Message(_TestOwner(topic))  # type: ignore[abstract]
+            message = Message(_TestOwner(topic, partition))  # type: ignore[abstract]
             message.id = pack(">QQ", number, trace_id)
             message.timestamp = time.time_ns()
             message.attempts = attempts
@@ -245,7 +265,7 @@ class AppTest:
             message.offset, message.size = -1, 0
             if self._app.gives_offsets(spec):
                 message.offset, message.size = next(_offsets), _MESSAGE_SIZE
-            message.body = encode_body(value)
+            message.body = body
             results.append(await self._call(spec, message, handled=handled))
         return results
 
@@ -268,12 +288,16 @@ class AppTest:
             f"the handler {name} of channel {spec.channel} was called, despite handled=False", topic=message.topic
         )
 
-    def _receivers(self, topic: str, channel: str | None, tag: str | None) -> list[HandlerSpec]:
-        """Return the handlers that receive messages with a tag, or None for no tag."""
+    def _receivers(self, topic: str, channel: str | None, tag: str | None, partition: int) -> list[HandlerSpec]:
+        """Return the handlers that receive messages of a partition with a tag, or None for no tag."""
         specs = [spec for spec in self._app.specs if spec.topics.matches(topic) and channel in (None, spec.channel)]
         if not specs:
             raise self._no_handler(topic, channel)
-        tagged = [(spec, self._app.options_of(spec).tag) for spec in specs]
+        options = [(spec, self._app.options_of(spec)) for spec in specs]
+        tagged = [(spec, own.tag) for spec, own in options if own.partitions is None or partition in own.partitions]
+        if not tagged:
+            hint = "give partition=, of the handlers' setting partitions"
+            raise InvalidInput(f"no handler receives messages of partition {partition}", topic=topic, hint=hint)
         with_tag = {spec.channel for spec, own in tagged if own == tag}
         found = [spec for spec, own in tagged if own == (tag if spec.channel in with_tag else None)]
         if not found:
@@ -319,8 +343,9 @@ class _TestOwner(Owner):
     taking_over = False
     key_sharing = KeySharing.NONE
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
+        self.partition = partition
 
     def expired(self, message: Message) -> bool:
         return False

@@ -111,18 +111,13 @@ class DelayRelay(Relay):
             register = app.batch_handler(self.topic, channel, max_wait=0.0, max_in_flight=_IN_FLIGHT)
             register(partial(self._add, kind=kind))
 
-    async def run(self, producer: Producer) -> None:
-        """Publish the messages of the store until `stop` is called or until cancelled; then record what was published.
-
-        When cancelled, messages that are being published may be published again.
-        """
+    async def _run(self, producer: Producer) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._forget_old)
                 await self._publish_due(producer)
                 tasks.cancel_scope.cancel()
         finally:
-            self._stopping = False
             published, self._published = self._published, []
             try:
                 self._store.take(published, 0, 0.0, 0.0)

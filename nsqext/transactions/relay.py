@@ -128,27 +128,13 @@ class OutboxRelay(Relay):
                 raise
             raise InvalidState(f"the outbox cannot be read: {self._store.shown(error)}") from None
 
-    async def run(self, producer: Producer) -> None:
-        """Publish until `stop` is called or until cancelled, then return the leases; within ``poll`` seconds.
-
-        When cancelled, messages that are being published may be published again.
-
-        While the database cannot be used, the relay logs a warning and tries again every second.
-
-        Args:
-            producer: an open producer, without middleware that drops messages.
-
-        Raises:
-            InvalidState: the store was closed.
-            Exception: an error of the database that is final; see `nsqext.transactions.outages`.
-        """
+    async def _run(self, producer: Producer) -> None:
         listener = OutboxListener(self._store)
         timeout = publish_timeout(producer)
         try:
             with without_active_span():
                 await self._publish_all(producer, listener, timeout)
         finally:
-            self._stopping = False
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._leave, listener)
 

@@ -16,6 +16,7 @@ from nsqext.delays import DelayRelay, DelayStore
 from nsqext.middleware import Middleware
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,3 +85,28 @@ async def test_a_message_of_an_outbox_that_is_being_published_is_deleted(
         connection.commit()
         await run_and_end(cluster, OutboxRelay(store, poll=0.05), released=released)
         assert store.summary(time.time()).waiting == (0 if released else 1)
+
+
+async def test_a_relay_that_was_stopped_runs_again_with_its_app(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    database = tmp_path / "outbox"
+    with OutboxStore(f"sqlite:///{database}", create=True) as store, closing(sqlite3.connect(database)) as connection:
+        outbox = OutboxRelay(store, poll=0.05)
+        ended = anyio.Event()
+        leave = store.leave
+
+        def left(owner: str) -> None:
+            leave(owner)
+            anyio.from_thread.run_sync(ended.set)
+
+        store.leave = left  # type: ignore[method-assign]
+        app = App(cluster.lookupd)
+        outbox.attach(app)
+        with anyio.fail_after(30):
+            async with app:
+                outbox.stop()
+                await ended.wait()
+                await anyio.wait_all_tasks_blocked()
+            Outbox().add(connection, topic, b"x")
+            connection.commit()
+            async with app:
+                await eventually(lambda: outbox.statistics().published == 1, 20)

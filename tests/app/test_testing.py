@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -117,16 +118,48 @@ async def test_a_publish_is_recorded_with_all_that_was_given() -> None:
     app = App(NOWHERE)
     headers = {"user": "42"}
     async with app.test() as test:
-        await app.producer.publish("orders", b"one", key="k", headers=headers, tag="blue", trace_id=7, partition=2)
-        await app.producer.publish("orders", b"later", delay=60.0)
+        await app.producer.publish("orders", b"one", key="k", headers=headers, tag="blue", trace_id=7)
+        await app.producer.publish("orders", b"later", delay=60.0, partition=2)
         with pytest.raises(InvalidBody):
             await app.producer.publish("orders", b"x" * (2 << 20))
         await app.producer.publish_many("orders", [b"two", OutgoingMessage(b"three", key="own")], key="all")
     first, later, two, three = test.published
     assert (first.topic, first.body, first.key, first.headers) == ("orders", b"one", "k", headers)
-    assert (first.tag, first.trace_id, first.partition, first.delay) == ("blue", 7, 2, None)
-    assert (later.delay, later.key, later.headers, later.partition) == (60.0, None, {}, None)
+    assert (first.tag, first.trace_id, first.partition, first.delay) == ("blue", 7, None, None)
+    assert (later.delay, later.key, later.headers, later.partition) == (60.0, None, {}, 2)
     assert (two.key, three.key) == ("all", "own")
+
+
+async def test_a_publish_that_the_producer_of_the_app_would_refuse_is_an_error() -> None:
+    app = App(NOWHERE, key_tags=16, max_message_size=100)
+    async with app.test() as test:
+        for wrong in ({"partition": -1}, {"key": "k", "partition": 1}, {"key": ""}, {"key": "k", "tag": "blue"}):
+            with pytest.raises(InvalidInput):
+                await app.publish("orders", b"one", **cast("Any", wrong))
+        for body in (b"x" * 101, OutgoingMessage(b"one"), [OutgoingMessage(b"one")]):
+            with pytest.raises(InvalidBody):
+                await app.publish("orders", body)
+        assert test.published == []
+
+
+async def test_a_handler_receives_the_partitions_of_its_setting() -> None:
+    app, received = App(NOWHERE), list[tuple[str, int | None]]()
+
+    def add(name: str, *partitions: int) -> None:
+        @app.handler("orders", "billing", partitions=partitions)
+        async def handle(message: Message) -> None:
+            received.append((name, message.partition))
+
+    add("first", 0, 1)
+    add("second", 2)
+    async with app.test() as test:
+        await test.deliver("orders", b"one")
+        await test.deliver("orders", b"two", partition=2)
+        assert received == [("first", 0), ("second", 2)]
+        with pytest.raises(InvalidInput, match="no handler receives messages of partition 3"):
+            await test.deliver("orders", b"three", partition=3)
+        with pytest.raises(InvalidBody, match="cannot be empty"):
+            await test.deliver("orders", b"")
 
 
 async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> None:

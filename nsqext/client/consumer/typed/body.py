@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 import orjson
 
+from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidBody, InvalidSetting
 
 T = TypeVar("T")
@@ -79,6 +80,12 @@ def encode_body(value: object) -> bytes:
         return value
     if isinstance(value, str):
         return value.encode()
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if parts and isinstance(parts[0], OutgoingMessage):
+        raise InvalidBody(
+            "an OutgoingMessage is not a body",
+            hint="publish its body with headers=, tag=, trace_id= and key=, or several by Producer.publish_many",
+        )
     kind: Any = type(value)
     try:
         if _is_pydantic(kind):

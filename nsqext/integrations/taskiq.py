@@ -14,7 +14,7 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
-from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
 from nsqext.integrations import QueueTopics, kept_delay, log_lost
 from nsqext.lookup.lookup import share_lookup
 from nsqext.protocol.messages import DUE_HEADER
@@ -67,6 +67,8 @@ class NsqBroker(AsyncBroker):
         **settings: Unpack[AppSettings],
     ) -> None:
         super().__init__()
+        if isinstance(queues, str):
+            raise InvalidSetting(f"queues={queues!r} is one text", hint=f"give queues=[{queues!r}]")
         self.queues: tuple[str, ...] = tuple(check_topic(queue) for queue in queues)
         self.channel: str = check_channel(channel)
         shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))

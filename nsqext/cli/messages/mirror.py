@@ -68,8 +68,8 @@ class Kept:
             raise InvalidSetting("--key-member sends keys, and --without-headers does not", hint="give one of them")
 
     def key(self, message: Message) -> str | None:
-        """Return the key of a message, from its header or body."""
-        found = message.header_value(KEY_HEADER)
+        """Return the key of a message, from its header or body; an empty key or null is no key."""
+        found = message.header_value(KEY_HEADER) or None
         if found is None and self.key_member is not None:
             import orjson
 
@@ -77,7 +77,8 @@ class Kept:
                 value = orjson.loads(message.body)
                 for name in self.key_member.split("."):
                     value = value[name]
-                return value if isinstance(value, str) else orjson.dumps(value).decode()
+                if value is not None and value != "":
+                    return value if isinstance(value, str) else orjson.dumps(value).decode()
         return found
 
 
@@ -235,11 +236,15 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
         InvalidSetting: the target cannot store what the source has.
         NsqError: the cluster of the source or target refuses.
     """
-    source = await _known(run.connection, lambda admin: _topic(admin, run.topic))
+    source = await _known(run.connection, lambda admin: admin.topic(run.topic), missing=True)
     origin = source.meta if source is not None and source.meta is not None else TopicMeta()
     run.sorts = origin.partition_num > 0 and not origin.ordered
     existing = await _known(target, lambda admin: _topic(admin, run.target))
     if existing is not None:
+        if source is not None and run.topic == run.target and {*source.nodes} & {*existing.nodes}:
+            raise InvalidSetting(
+                "the topic would be relayed to itself: both clusters have the same nodes", hint="give another topic"
+            )
         placement = Placement(origin, existing.meta or TopicMeta(), kept)
         placement.check(run.target)
         await _create_channel(run, source)
@@ -273,8 +278,12 @@ def _shape(origin: TopicMeta) -> TopicMeta:
     return origin if origin.partition_num else TopicMeta(partition_num=1, replica=1)
 
 
-async def _known(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]]) -> T | None:
-    """Return the answer of a cluster, for which it waits; None for a cluster that is known by its nodes alone."""
+async def _known(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]], *, missing: bool = False) -> T | None:
+    """Return the answer of a cluster, for which it waits; None for a cluster that is known by its nodes alone.
+
+    With ``missing``, it waits for a topic that does not exist yet.
+    """
+    warned = False
     if not access.load().lookupd:
         return None
     pauses = Doubling(_FIRST_LOOK, _LONGEST_LOOK)
@@ -283,9 +292,11 @@ async def _known(access: ServerAccess, ask: Callable[[Admin], Awaitable[T]]) -> 
             async with access.admin() as admin:
                 return await ask(admin)
         except NsqError as error:
-            if not error.retryable:
+            absent = missing and isinstance(error, TopicNotFound)
+            if not (absent or error.retryable):
                 raise
-            logger.info("%s", error)
+            logger.log(logging.WARNING if absent and not warned else logging.INFO, "waiting: %s", error)
+            warned = warned or absent
         await anyio.sleep(pauses.next())
 
 

@@ -142,8 +142,10 @@ async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: 
             try:
                 with anyio.fail_after(hook.timeout):  # httpx limits only the wait for each chunk
                     status = await post(message.body, headers)
-            except (httpx.HTTPError, TimeoutError) as error:
-                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s: {error!r}") from error
+            except (httpx.TimeoutException, TimeoutError) as error:
+                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s") from error
+            except httpx.HTTPError as error:
+                raise PublishFailed(f"{url} did not respond: {error!r}") from error
             if not 200 <= status < 300:
                 raise PublishFailed(f"{url} responded with status {status}")
             relay.relayed += 1

@@ -193,6 +193,39 @@ def test_a_message_that_the_target_can_never_store_ends_the_relay_and_stays(clus
     assert lines("lag", source, "relay", *where(cluster))[0]["lag"] == 1
 
 
+def test_messages_with_an_empty_key_are_relayed(cluster: Cluster) -> None:
+    source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    cluster.create_topic(source, extend=True, channels=["relay"])
+    cluster.create_topic(target, partitions=2, extend=True, channels=["ch"])
+    with sync.Producer(cluster.lookupd) as producer:
+        for member in (b'""', b"null", b"7"):
+            producer.publish(source, b'{"customer": {"id": %b}}' % member)
+        producer.publish(source, b"{}", header=b'{"##k": ""}')  # of another client
+    words = ("--key-member", "customer.id", "--until-end", *where(cluster))
+    assert lines("relay", source, "--to", target, *words)[-1] == {"topic": source, "relayed": 4}
+    found = lines("tail", target, "--start", "earliest", "--until-end", *where(cluster))
+    assert sorted(str(one["key"]) for one in found) == ["7", "None", "None", "None"]
+
+
+def test_a_topic_is_not_relayed_to_itself_by_another_address(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["relay"])
+    done = run("relay", topic, "--to", topic, *where(cluster), *to(cluster))
+    assert (done.returncode, b"both clusters have the same nodes" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_target_is_not_created_before_its_source_exists(cluster: Cluster) -> None:
+    source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
+    with relay(source, "--to", target, *where(cluster)) as process:
+        assert process.stderr is not None
+        assert source in process.stderr.readline().decode()
+        assert target not in cluster.topics
+        cluster.create_topic(source, partitions=2, extend=True, channels=["ch"])
+        assert process.stdout is not None
+        created = json.loads(process.stdout.readline())
+    assert (created["topic"], created["partitions"], created["extend"]) == (target, 2, True)
+
+
 def test_a_relay_shows_its_lag_and_serves_it(cluster: Cluster) -> None:
     source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
     cluster.create_topic(source, channels=["relay"])

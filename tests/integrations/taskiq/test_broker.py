@@ -256,6 +256,8 @@ async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:
 
 def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
     assert NsqBroker(cluster.lookupd, max_in_flight=7, timeout=3)._consumer.max_in_flight == 7
+    with pytest.raises(InvalidSetting, match="is one text"):
+        NsqBroker(cluster.lookupd, queues="mails")
     with pytest.raises(InvalidSetting, match="unknown setting"):
         NsqBroker(cluster.lookupd, max_inflight=7)  # type: ignore[call-arg]
 

@@ -41,8 +41,10 @@ logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 T = TypeVar("T")
 
-_RELIST_SOON = 5.0  # seconds to the next ``/listlookup`` after all lookup nodes failed
-_MAX_PARSED = 4096  # cached parsed responses, by their digest
+RELIST_SOON: float = 5.0
+"""Seconds to the next ``/listlookup`` after all lookup nodes failed."""
+MAX_PARSED: int = 4096
+"""Cached parsed responses, by their digest."""
 _AT_ONCE = 32  # lookup nodes queried concurrently; a failing connection costs milliseconds of CPU
 
 
@@ -150,7 +152,7 @@ class LookupClient:
         async with self.reading:
             answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self.mapped)
         if status == 200:
-            if len(self._parsed) >= _MAX_PARSED:
+            if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()
             self._parsed[key] = (digest, answer)
         return answer
@@ -194,7 +196,7 @@ class LookupClient:
         known_nodes = {*nodes, *self.addresses}
         self._failures = {address: failed for address, failed in self._failures.items() if address in known_nodes}
         interval = self.options.poll_interval
-        self._relist_at = anyio.current_time() + (interval if lists else min(interval, _RELIST_SOON))
+        self._relist_at = anyio.current_time() + (interval if lists else min(interval, RELIST_SOON))
 
     async def _list_one(self, address: Address) -> tuple[LookupNode, ...]:
         if isinstance(address, LookupUrl) and address.path:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.lookup")
 
 _MAX_FAILED = 1024  # nodes whose logged error is remembered
-_MANY = 1024  # topics above which topics that were never found are removed
+MANY: int = 1024
+"""Topics above which topics that were never found are removed."""
 
 _in_use: WeakSet[MetadataCache] = WeakSet()  # caches of this process with users
 _in_use_lock = threading.Lock()
@@ -390,7 +391,7 @@ class MetadataCache:
         refresher = self._refreshers.get(key)
         if refresher is None:
             check_topic(topic)
-            if len(self._refreshers) >= _MANY:
+            if len(self._refreshers) >= MANY:
                 self._forget_unknown()
             refresher = self._refreshers[key] = Refresher(
                 topic,

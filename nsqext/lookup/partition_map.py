@@ -17,7 +17,8 @@ from nsqext.types import Address, TopicMeta
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
 
-_MAX_SOURCES = 256  # lookup nodes whose last answers are kept
+MAX_SOURCES: int = 256
+"""Lookup nodes whose last answers are kept."""
 _REASONS = 5  # errors of lookup nodes that an error quotes
 
 
@@ -125,9 +126,9 @@ class PartitionMapMerger:
 
     def _forget_sources(self) -> None:
         """Bound the number of lookup nodes: remove the nodes that answered longest ago."""
-        if len(self._sources) > _MAX_SOURCES:
+        if len(self._sources) > MAX_SOURCES:
             oldest = sorted(self._sources, key=lambda address: self._sources[address].answered)
-            for address in oldest[: len(self._sources) - _MAX_SOURCES]:
+            for address in oldest[: len(self._sources) - MAX_SOURCES]:
                 del self._sources[address]
 
     def _update_leaders(self, answer: LookupAnswer) -> None:

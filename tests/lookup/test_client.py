@@ -101,7 +101,7 @@ async def test_an_equal_response_is_read_once(nodes: LookupNodes) -> None:
 
 
 async def test_responses_of_many_topics_are_not_all_kept(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.lookup.client._MAX_PARSED", 2)
+    monkeypatch.setattr("nsqext.lookup.client.MAX_PARSED", 2)
     nodes.lists("a:4161", "a:4161")
     nodes.finds("a:4161", FOUND)
     client = client_of(nodes)
@@ -143,7 +143,7 @@ async def test_answers_have_the_epoch_of_listlookup(nodes: LookupNodes) -> None:
 async def test_a_node_of_the_original_nsq_is_requested_directly(
     nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqext.lookup.client._RELIST_SOON", 0.0)  # after a list that failed
+    monkeypatch.setattr("nsqext.lookup.client.RELIST_SOON", 0.0)  # after a list that failed
     recordings = {answer["path"]: answer for answer in recorded("original.json")}
     asked: list[str] = []
 
@@ -509,3 +509,23 @@ async def test_responses_are_read_in_turns(nodes: LookupNodes, monkeypatch: pyte
         tasks.cancel_scope.cancel()
     assert len(turns) == 16
     assert max(Counter(turns).values()) <= 2  # one before and one after the other task, on trio
+
+
+async def test_what_is_known_of_a_failure_keeps_nothing_in_memory() -> None:
+    def lost(request: httpx.Request) -> httpx.Response:
+        try:
+            request.url.params["no such name"]
+        except KeyError:
+            raise httpx.ReadError("reset")  # noqa: B904 - as libraries do
+        raise AssertionError
+
+    client = LookupClient("a:4161", LookupOptions(), httpx.MockTransport(lost))
+    (answer,) = await client.lookup("orders", "r")
+    links: list[BaseException] = []
+    error: BaseException | None = answer.error
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    assert KeyError in map(type, links)
+    assert [link for link in links if link.__traceback__ is not None] == []
+    await client.aclose()

@@ -16,6 +16,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.lookup.lookup import share_lookup
 from nsqext.lookup.metadata import MetadataCache, metadata_cache
 from nsqext.lookup.options import LookupOptions
+from nsqext.lookup.poller import Poller
 from nsqext.settings import Given
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
@@ -224,7 +225,7 @@ async def test_switching_from_another_thread(nodes: LookupNodes, monkeypatch: py
     lookup = Lookup("a:4161")
     cache = lookup.metadata
     threads: list[int] = []
-    monkeypatch.setattr(cache._poller, "wake", lambda: threads.append(threading.get_ident()))
+    monkeypatch.setattr(Poller, "wake", lambda poller: threads.append(threading.get_ident()))
     cache.acquire()
     await anyio.to_thread.run_sync(lookup.switch, "b:4161")
     assert lookup.addresses == (Address("b", 4161),)

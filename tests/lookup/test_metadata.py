@@ -13,9 +13,9 @@ import nsqext.lookup.metadata as module
 from nsqext.errors import InvalidName, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
 from nsqext.lookup.metadata import MetadataCache
 from nsqext.lookup.options import LookupOptions
-from nsqext.lookup.poller import Refresher
 from nsqext.lookup.responses import NodeInfo
 from nsqext.types import Address, TopicMeta
+from tests.support.clock import run_in_virtual_time
 from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, lookup_json, not_found, serving
 
 if TYPE_CHECKING:
@@ -509,28 +509,39 @@ async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes
 
 @pytest.mark.anyio
 async def test_unknown_topics_are_forgotten(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MANY", 5)
+    monkeypatch.setattr(module, "MANY", 5)
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
     cache = cache_of(nodes)
-    cache.watch("watched", "r", lambda view: None)
-    for number in range(20):
+    cache.watch("watched", "w", lambda view: None)
+    topics = ["watched", *(f"missing{number}" for number in range(20))]
+    for topic in topics:
         with pytest.raises(TopicNotFound):
-            await cache.resolve(f"missing{number}")
-        assert len(cache._refreshers) <= 5
-    assert ("watched", "r") in cache._refreshers
+            await cache.resolve(topic)
+        assert sum(map(cache.is_unknown, topics)) <= 5
+    assert cache.is_unknown("watched")
 
 
-@pytest.mark.anyio
-async def test_an_unknown_topic_is_not_polled_after_its_last_watcher_left(nodes: LookupNodes) -> None:
-    nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
-    cache = cache_of(nodes)
-    one, other = (cache.watch("orders", "r", lambda view: None) for _ in range(2))
-    one()
-    assert [one.topic for one in cache._polled() if isinstance(one, Refresher)] == ["orders"]
-    other()
-    with pytest.raises(TopicNotFound):
-        await cache.resolve("orders", "r")
-    assert [one for one in cache._polled() if isinstance(one, Refresher)] == []
+def test_an_unknown_topic_is_not_polled_after_its_last_watcher_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch_and_leave() -> None:
+        nodes = LookupNodes()
+        nodes.lists("a:4161", "a:4161")
+        asked = nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
+        cache = cache_of(nodes, poll_interval=10.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cache.run)
+            one, other = (cache.watch("orders", "r", lambda view: None) for _ in range(2))
+            one()
+            await anyio.sleep(25.0)
+            assert asked.call_count > 2
+            other()
+            with pytest.raises(TopicNotFound):
+                await cache.resolve("orders", "r")
+            before = asked.call_count
+            await anyio.sleep(100.0)
+            assert asked.call_count == before
+            await cache.aclose()
+
+    run_in_virtual_time(monkeypatch, watch_and_leave)
 
 
 def test_a_topic_that_lookup_does_not_know_is_published_to_the_nodes_that_accept_it() -> None:

@@ -6,10 +6,12 @@ import pytest
 
 from nsqext import Admin, Producer
 from nsqext.errors import InvalidSetting
-from nsqext.lookup.metadata import NodeFilter, log_filtered
+from nsqext.lookup.metadata import MetadataCache, NodeFilter
+from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger
 from nsqext.lookup.responses import LookupAnswer, NodeInfo
 from nsqext.types import Address, TopicMeta
+from tests.support.fake_lookupd import LookupNodes, lookup_json
 
 
 def test_a_filter_is_a_function() -> None:
@@ -58,11 +60,22 @@ def test_nodes_without_partitions_are_filtered_too() -> None:
     assert (merger.current.nodes, merger.current.filtered) == ((A,), ((None, B), (None, C)))
 
 
-def test_the_log_names_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    log_filtered(PartitionMap("orders", "r", filtered=((0, B), (None, C))))
+@pytest.mark.anyio
+async def test_what_is_left_out_is_logged_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    nodes, kept = LookupNodes(), {"a:4150"}
+    nodes.lists("l:4161", "l:4161")
+    nodes.finds("l:4161", lookup_json({0: "b:4150"}, nodes=("a:4150", "c:4150"), num=1))
+    options = LookupOptions(node_filter=kept.__contains__, max_pause=0.0)
+    cache = MetadataCache("l:4161", options=options, transport=nodes.transport)
+    for _ in range(2):
+        await cache.refresh("orders", "r")
+    kept.add("c:4150")
+    await cache.refresh("orders", "r")
     assert [record.getMessage() for record in caplog.records] == [
-        "orders: not consumed from because of node_filter: partition 0 at b:4150, c:4150"
+        f"orders: not consumed from because of node_filter: partition 0 at b:4150{others}"
+        for others in (", c:4150", "")
     ]
+    await cache.aclose()
 
 
 def test_a_filtered_node_without_partitions_is_no_leader() -> None:

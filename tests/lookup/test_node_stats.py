@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nsqext.lookup.node_stats import read_stats
 from nsqext.types import Address
 
@@ -23,3 +25,19 @@ def test_numbers_of_a_channel_of_both_generations() -> None:
     assert (original.deferred, redesigned.deferred) == (7, 7)
     assert (original.requeued, original.timed_out) == (5, 6)
     assert [client.tag for client in original.clients] == [None, "canary"]
+
+
+def test_what_a_node_does_not_report_is_zero_or_empty() -> None:
+    topic: dict[str, Any] = {
+        "topic_name": "t",
+        "message_count": 1,
+        "channels": [{"channel_name": "ch", "clients": [{}]}],
+    }
+    (found,) = read_stats({"topics": [topic]}, Address("n", 4150))["t"]
+    channel = found.channels["ch"]
+    (client,) = channel.clients
+    assert (channel.messages, channel.requeued, channel.timed_out, channel.dispatch, channel.replay) == (0, 0, 0, "", 0)
+    assert (client.ready, client.in_flight, client.messages, client.finished, client.requeued) == (0, 0, 0, 0, 0)
+    topic["channels"] = [{"channel_name": "ch", "dispatch": "key_failover"}]
+    (found,) = read_stats({"topics": [topic]}, Address("n", 4150))["t"]
+    assert found.channels["ch"].dispatch == "key_failover"

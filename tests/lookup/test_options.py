@@ -43,6 +43,7 @@ def parse(text: str) -> Address:
         ("max_concurrent", 0),
         ("ca", True),
         ("ca", "no-such-file.pem"),
+        ("auth_over_http", "yes"),
     ],
 )
 def test_values_out_of_range_are_refused(name: str, value: Any) -> None:
@@ -155,9 +156,13 @@ def test_what_may_be_a_secret_without_a_host_is_not_shown() -> None:
     assert "swordfish" not in str(caught.value)
 
 
-def test_a_value_that_is_not_text_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="4161 is not an address"):
-        parse_addresses([4161], "nsqd")  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [([4161], "4161 is not an address"), *((given, "write text such as") for given in (4161, b"a:1", {"a:1": 1}))],
+)
+def test_a_value_that_is_not_text_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=text):
+        parse_addresses(given, "nsqd")
 
 
 def test_a_password_is_not_shown() -> None:

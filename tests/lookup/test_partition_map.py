@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from attrs import astuple, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import LookupFailed, LookupUnreachable, TopicNotFound
+from nsqext.errors import LookupFailed, LookupUnreachable, PartitionUnavailable, TopicNotFound
+from nsqext.lookup.leaders import Leader, leader_of
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
 from nsqext.types import Address, TopicMeta
 from tests.support.fake_lookupd import failed, listing, tcp, unknown
@@ -148,7 +149,7 @@ def test_the_same_answers_again_are_no_change() -> None:
 
 
 def test_only_the_lookup_nodes_that_answered_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.lookup.partition_map._MAX_SOURCES", 2)
+    monkeypatch.setattr("nsqext.lookup.partition_map.MAX_SOURCES", 2)
     table = PartitionMapMerger("orders", "w")
     for number in (1, 2, 3, 1):
         merged(table, [listing(f"l{number}", {0: "n1"}, num=1)])
@@ -162,9 +163,26 @@ def test_partitions_of_nodes_that_are_left_out_are_led() -> None:
 
 def test_lookup_nodes_that_list_the_same_nodes_share_the_list() -> None:
     table = table_of([listing(source, nodes=("n1", "n2")) for source in "abc"])
-    assert len(table._node_lists()) == 1
     table.merge([listing("a", nodes=("n1", "n3"))])
     assert table.current.nodes == (tcp("n1"), tcp("n3"))  # "a" removed n2, so b and c do not keep it
+
+
+@pytest.mark.parametrize(
+    ("leaders", "http", "text"),
+    [
+        ({}, {}, "no leader"),
+        ({0: tcp("n1")}, {}, "HTTP address"),
+        ({0: tcp("n1")}, {tcp("n1"): Address("n1", 4151)}, None),
+    ],
+)
+def test_a_leader_has_two_addresses(leaders: Any, http: Any, text: str | None) -> None:
+    view = PartitionMap("orders", meta=TopicMeta(1), leaders=leaders, http=http)
+    if text is None:
+        assert leader_of(view, 0) == Leader(tcp("n1"), Address("n1", 4151))
+        return
+    with pytest.raises(PartitionUnavailable, match=text) as caught:
+        leader_of(view, 0)
+    assert (caught.value.topic, caught.value.partition) == ("orders", 0)
 
 
 def test_the_higher_epoch_is_preferred() -> None:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _HEADERS = {"Accept": "application/vnd.nsq; version=1.0", "Content-Type": "application/octet-stream"}
 _HINTS = {"untrusted": "give the CA certificates of the node: tls=...", "invalid": "is its address right?"}
-_REQUESTS = 16  # concurrent requests to a node
+REQUESTS: int = 16
+"""Concurrent requests to a node."""
 _MOST_BYTES = 65536  # largest response
 _clock = time.monotonic
 
@@ -61,7 +62,7 @@ class HttpConnection:
         self._node = node  # for errors
         self._start_soon = start_soon
         self._client = HttpClient(options.request_timeout, most=_MOST_BYTES, tls=options.tls_context)
-        self._free = anyio.Semaphore(_REQUESTS)
+        self._free = anyio.Semaphore(REQUESTS)
         self._answered = Waiters()
 
     @property

@@ -15,7 +15,6 @@ from anyio.lowlevel import checkpoint
 from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
-from nsqext.http import client as http_client
 from nsqext.lookup.responses import LookupHttp
 from tests.support.consumers import PATIENT_LOOKUP, depth, eventually, publish, quick, quick_sharing, take
 
@@ -50,25 +49,25 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Start counting."""
     counted = Asked()
-    fetch, make, close = LookupHttp.fetch, http_client._make_transport, LookupHttp.aclose
+    fetch, close = LookupHttp.fetch, LookupHttp.aclose
+    used, closed = set[LookupHttp](), set[LookupHttp]()
 
     async def count(self: LookupHttp, address: Address, path: str, params: dict[str, Any], *rest: Any) -> Any:
         counted.questions[path, params.get("topic", ""), params.get("access", "")] += 1
+        used.add(self)
+        note()
         return await fetch(self, address, path, params, *rest)
 
-    def count_pool(*given: Any) -> Any:
-        counted.pools += 1
-        counted.open_pools += 1
-        return make(*given)
-
     async def count_close(self: LookupHttp) -> None:
-        if self._client._transport is not None and not self._client._closed:
-            counted.open_pools -= 1
         await close(self)
+        closed.add(self)
+        note()
+
+    def note() -> None:
+        counted.pools, counted.open_pools = len(used), len(used - closed)
 
     monkeypatch.setattr(LookupHttp, "fetch", count)
     monkeypatch.setattr(LookupHttp, "aclose", count_close)
-    monkeypatch.setattr(http_client, "_make_transport", count_pool)
     return counted
 
 

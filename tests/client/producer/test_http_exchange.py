@@ -22,7 +22,7 @@ from nsqext.errors import (
     ProtocolError,
     RequestTimeout,
 )
-from nsqext.http.client import HttpClient, HttpReply, HttpRequestFailed
+from nsqext.http.client import HttpReply, HttpRequestFailed
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.connections import pub
@@ -68,8 +68,9 @@ def _failure(reason: str, *, sent: bool = True, cause: BaseException | None = No
 async def _connected(client: Client) -> AsyncIterator[HttpConnection]:
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-            connection = HttpConnection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
-            connection._client = cast("HttpClient", client)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "HttpClient", lambda *_, **__: client)
+                connection = HttpConnection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
             yield connection
             tasks.cancel_scope.cancel()
 
@@ -119,7 +120,7 @@ async def test_a_publish_without_a_response_ends_the_connection(
 
 
 async def test_requests_wait_for_their_turn_and_are_not_sent_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REQUESTS", 2)
+    monkeypatch.setattr(module, "REQUESTS", 2)
     client = Client(*[_reply(b"OK")] * 9)
     client.hold = anyio.Event()
     async with _connected(client) as connection:

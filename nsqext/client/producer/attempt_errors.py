@@ -94,7 +94,7 @@ class AttemptErrors:
             ended = "" if in_doubt else f"no attempt succeeded {reason}; last error: "
             return self._unknown(f"{ended}{self.last.message}")
         if not self.count:
-            return PublishFailed(f"not stored {reason}: no connection was made")
+            return PublishFailed(f"not stored {reason}: it waited for lookup or a connection")
         last = self.last
         if isinstance(last, LookupFailed):
             return self.refusal()

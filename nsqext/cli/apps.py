@@ -16,6 +16,8 @@ from nsqext.errors import InvalidSetting
 def load_app(place: str) -> App:
     """Import an app from ``module:name``; the name may have dots, and is by default ``app``."""
     module, _, name = place.partition(":")
+    if not module or module.startswith("."):
+        raise InvalidSetting(f"{place!r} names no module", hint="write module:app")
     try:
         found: object = import_module(module)
     except ModuleNotFoundError as error:

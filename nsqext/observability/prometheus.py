@@ -22,7 +22,7 @@ except ModuleNotFoundError as _error:
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.producer.producer import Producer
 from nsqext.delays.relay import DelayRelay
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, NsqError
 from nsqext.observability import Observer, TopicRelay, failure, size_of
 from nsqext.transactions.relay import OutboxRelay
 
@@ -378,10 +378,18 @@ class _MeasuredPublish:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         bound, publishing = self._bound, self._publishing
+        given = publishing.given
         if error is not None:
             bound.failures.labels(publishing.topic, type(error).__qualname__).inc()
+            if isinstance(error, BatchFailed):
+                stored = [
+                    message
+                    for message, outcome in zip(given, error.outcomes, strict=True)
+                    if not isinstance(outcome, NsqError)
+                ]
+                bound.messages.inc(len(stored))
+                bound.size.inc(sum(map(size_of, stored)))
             return
-        given = publishing.given
         bound.messages.inc(len(given))
         bound.size.inc(size_of(given[0]) if len(given) == 1 else sum(map(size_of, given)))
         bound.seconds.observe(time.monotonic() - self._started)

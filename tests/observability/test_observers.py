@@ -35,7 +35,7 @@ from nsqext import (
     Producer,
     Requeue,
 )
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, NsqError
 from nsqext.middleware import Publishing
 from nsqext.observability import UNOBSERVED, LogObserver, Observer, TopicRelay, TopicRelayStatistics, otel
 from nsqext.observability.otel import OpenTelemetry
@@ -491,6 +491,20 @@ async def test_prometheus(cluster: Cluster, topic: str) -> None:
     assert value("handler_seconds_count", channel="ch") == 5
     assert value("handler_failures_total", channel="ch", error="RuntimeError") == 1
     assert value("running_handlers", channel="ch") == 0
+
+
+def test_what_a_failed_batch_has_stored_is_counted() -> None:
+    registry = CollectorRegistry()
+    publishing = Publishing(topic="orders", messages=[b"one", b"three", b"two"], batch=True)
+    receipt = Receipt("orders", 0, "n1:4150")
+    outcomes: list[Receipt | NsqError] = [receipt, InvalidInput("refused"), receipt]
+    with suppress(BatchFailed), Prometheus(registry).publishing(publishing):
+        raise BatchFailed(outcomes)
+    found = {
+        name: registry.get_sample_value(f"nsqext_{name}", {"topic": "orders"})
+        for name in ("published_messages_total", "published_bytes_total", "publish_seconds_count")
+    }
+    assert found == {"published_messages_total": 2, "published_bytes_total": 6, "publish_seconds_count": 0}
 
 
 def test_metrics_that_the_registry_refused_are_registered_later() -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import orjson
@@ -21,6 +21,7 @@ from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.status_page import StatusPage, WorkerStatus, listen_for_status
 from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
 from nsqext.client.signals import REPEATED
+from nsqext.errors import InvalidSetting
 from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Supervisor:
         The status is 1 if workers were killed. They restart when a Python file below the watched folder changes; the
         listener serves their health and metrics.
         """
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)  # of a supervisor that was killed
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._receive_signals)
@@ -249,8 +252,8 @@ def run(
     app: Annotated[str, Argument(help="MODULE:APP, found from the current folder.")],
     workers: Annotated[int, Option(min=1, help="Number of processes.")] = 1,
     reload: Annotated[bool, Option(help="Restart the workers when a Python file of this folder changes.")] = False,
-    backend: Annotated[str, Option(help="asyncio or trio.")] = "asyncio",
-    close_timeout: Annotated[float, Option(help="Seconds until workers that drain are killed.")] = 40.0,
+    backend: Annotated[Literal["asyncio", "trio"], Option(help="Event loop of the workers.")] = "asyncio",
+    close_timeout: Annotated[float, Option(min=0, help="Seconds until workers that drain are killed.")] = 40.0,
     ready_file: Annotated[Path | None, Option(help="A file that exists while all workers are ready.")] = None,
     http: Annotated[
         str | None, Option(help="HOST:PORT that serves /healthz, /readyz and /metrics of all workers.")
@@ -262,6 +265,8 @@ def run(
     of the first are ignored.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT.format("supervisor"))
+    if ready_file is not None and (ready_file.is_dir() or not ready_file.absolute().parent.is_dir()):
+        raise InvalidSetting(f"--ready-file {ready_file} cannot be created", hint="name a file in an existing folder")
     listener = None if http is None else listen_for_status(http)
     command = [sys.executable, "-m", "nsqext.cli.workers.worker", app, "{number}", "{ready}", backend, str(workers)]
     supervisor = Supervisor(command, workers, close_timeout=close_timeout, ready_file=ready_file)

@@ -25,7 +25,7 @@ from nsqext.cli.workers.run import Supervisor
 from nsqext.cli.workers.worker import CANNOT_START, check_order
 from nsqext.errors import InvalidSetting
 from tests.support.blocking_client import eventually
-from tests.support.command_line import started
+from tests.support.command_line import run, started
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -161,7 +161,11 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
 ) -> None:
     caplog.set_level(logging.INFO, "nsqext.run")
     file = tmp_path / "ready"
-    worker = "import os, sys; os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read()"
+    file.touch()  # of a supervisor that was killed
+    worker = (
+        f"import os, pathlib, sys; assert not pathlib.Path({str(file)!r}).exists(); "
+        "os.write({ready}, b'{{\"ready\": true}}\\n'); sys.stdin.read()"
+    )
     supervisor = Supervisor([sys.executable, "-I", "-c", worker], 1, ready_file=file)
     existed: list[bool] = []
 
@@ -266,6 +270,7 @@ async def wait(app):
         ("", "absent:app", 2, "no module 'absent'"),
         ("app = 1", "service:app", 1, "is not an nsqext.App"),
         ("import absent", "service:app", 1, "cannot be imported"),
+        ("", ":app", 1, "names no module"),
         ("import nsqext\napp = nsqext.App('127.0.0.1:1', tls_key=1)", "service:app", 1, "tls_key"),
         ("import nsqext\napp = nsqext.App('127.0.0.1:1')", "service:app", 1, "neither handlers nor lifespans"),
     ],
@@ -303,6 +308,14 @@ def test_several_workers_refuse_lanes_that_cannot_keep_the_order(
         return
     with pytest.raises(InvalidSetting, match=r"3 workers .* orders/billing .*: run one worker; or make"):
         check_order(app, 3)
+
+
+@pytest.mark.parametrize(
+    "words", [("--backend", "curio"), ("--close-timeout", "-1"), ("--ready-file", "/absent/ready")]
+)
+def test_options_that_cannot_take_effect_are_refused(words: tuple[str, ...]) -> None:
+    done = run("run", "service:app", *words)
+    assert (done.returncode, words[0].encode() in done.stderr) == (2, True), done.stderr
 
 
 def test_apps_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

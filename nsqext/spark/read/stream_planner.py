@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import evolve
 
-from nsqext.errors import DataLoss
+from nsqext.errors import DataLoss, InvalidSetting
 from nsqext.partitions import MessagePosition
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.offsets import Key, by_partition, by_topic, dump
@@ -178,6 +178,7 @@ class StreamPlanner:
         await anyio.sleep_until(self._next)
         began = anyio.current_time()
         options = self._options
+        self._check_topics(start)
         begin = self._only(start)
         last = last or {}
         await self._survey(begin, last)
@@ -280,6 +281,7 @@ class StreamPlanner:
     async def ranges(
         self, start: Offsets, end: Offsets, last_of_start: LastMessages | None = None, last: LastMessages | None = None
     ) -> list[Range]:
+        self._check_topics(end)
         if self._is_missing(start, end):
             await self._catch_up(start, end)
         states = dict(self._states)
@@ -302,6 +304,20 @@ class StreamPlanner:
             retained = before is not None and state.start <= before.count == firsts[key] - 1
             planned[key] = Planned(leader, meta, before if retained else None, state.start, state.start_offset)
         return planned
+
+    def _check_topics(self, offsets: Offsets) -> None:
+        """Refuse a checkpoint without any topic of the query, whose messages would all be read from the first."""
+        options = self._options
+        known = sorted({topic for topic, _ in offsets})
+        pattern = options.subscribe_pattern
+        if known and not any(
+            topic in options.topics if pattern is None else re.fullmatch(pattern, topic) for topic in known
+        ):
+            wanted = ", ".join(options.topics) if pattern is None else f"the pattern {pattern}"
+            raise InvalidSetting(
+                f"the checkpoint is of a query of {', '.join(known)}, and this one reads {wanted}",
+                hint="use a new checkpoint, or subscribe to a topic of the earlier query too",
+            )
 
     def _only(self, offsets: Offsets) -> Offsets:
         pattern = self._options.subscribe_pattern

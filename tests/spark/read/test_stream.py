@@ -25,9 +25,11 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+BASE = {"lookupd": "127.0.0.1:1", "channel": "spark", "startingOffsets": "earliest"}
+
+
 def options(**given: str) -> SourceOptions:
-    known = {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark", "startingOffsets": "earliest"}
-    return SourceOptions.parse({**known, **given}, streaming=True)
+    return SourceOptions.parse({**BASE, "subscribe": "orders", **given}, streaming=True)
 
 
 def two() -> FakeAdmin:
@@ -57,6 +59,20 @@ async def test_a_query_from_its_beginning_to_its_end() -> None:
     assert report["metrics"]["messagesBehind"] == 0
     await planner.aclose()
     assert servers.closed
+
+
+@anyio_only
+@pytest.mark.parametrize(
+    "given", [{"subscribe": "orders"}, {"subscribePattern": "ord.*"}, {"assign": '{"orders": [1]}'}]
+)
+async def test_a_checkpoint_of_other_topics_is_refused(given: dict[str, str]) -> None:
+    chosen = {**BASE, **given, "failOnDataLoss": "false"}
+    planner = StreamPlanner(SourceOptions.parse(chosen, streaming=True), two().admin)
+    with pytest.raises(InvalidSetting, match="the checkpoint is of a query of bills"):
+        await planner.latest({("bills", 0): 7}, None)
+    with pytest.raises(InvalidSetting, match="the checkpoint is of a query of bills"):
+        await planner.ranges({}, {("bills", 0): 7})
+    await planner.latest({("bills", 0): 7, ("orders", 0): 3}, None)
 
 
 @anyio_only

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nsqext.arguments import check_number, check_time
 from nsqext.broker.fault_injection import Direction, Rule
+from nsqext.broker.nsqd.server import dialect_of
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
 from nsqext.errors.server import SERVER_ERRORS
 from nsqext.protocol.server.request_error import RequestError
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from nsqext.broker.runtime import Runtime
     from nsqext.broker.runtimes import RuntimeRedesigned
 
+_CODE = re.compile("E_[A-Z_]+")
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
 
@@ -55,8 +59,8 @@ class ScriptedClock:
 class ClusterFaults:
     """Faults of a cluster; methods block until they are done.
 
-    They raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node or a count below 1,
-    and `InvalidSetting` for an unknown direction.
+    They raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node, and `InvalidSetting`
+    for an unknown direction, a count below 1, a time that is no number of seconds, or another fault without effect.
 
     Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from clients) or ``out`` (to
     clients). A peer, a client's ``host:port``, limits a fault to this client.
@@ -81,7 +85,9 @@ class ClusterFaults:
 
         Raises:
             TopicNotFound: no running node has the partition.
+            InvalidSetting: ``count`` is negative.
         """
+        check_number("count", count)
 
         def act(runtime: Runtime) -> None:
             copies = [
@@ -113,8 +119,6 @@ class ClusterFaults:
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
             raise InvalidSetting(f"direction={rule.direction!r} is unknown", hint='use "in" or "out"')
-        if rule.left is not None:
-            _check_count(rule.left)
         self._run(lambda runtime: runtime.node(name).member.node.faults.replace(rule))
 
     def drop(self, name: str, direction: Direction, *, size: int | None = None, peer: str | None = None) -> None:
@@ -123,10 +127,13 @@ class ClusterFaults:
         Args:
             size: number of bytes; None for all bytes until `heal`.
         """
+        if size is not None:
+            check_number("size", size, 1)
         self._add(name, Rule("drop", direction, peer, left=size))
 
     def delay(self, name: str, direction: Direction, seconds: float, *, peer: str | None = None) -> None:
         """Delay every read or write of a node's connections, until `heal`."""
+        check_time("seconds", seconds, zero=False)
         self._add(name, Rule("delay", direction, peer, seconds))
 
     def cut(self, name: str, direction: Direction = "out", *, connections: int = 1, peer: str | None = None) -> None:
@@ -135,6 +142,7 @@ class ClusterFaults:
         Args:
             connections: number of connections to cut.
         """
+        check_number("connections", connections, 1)
         self._add(name, Rule("cut", direction, peer, left=connections))
 
     def answer(
@@ -155,11 +163,24 @@ class ClusterFaults:
             command: limits the fault to commands of this name, for example ``PUB``.
             closes: close the connection then; None to do as the real server after this code.
         """
-        _check_count(times)
+        check_number("times", times, 1)
+        if _CODE.fullmatch(code) is None:
+            raise InvalidSetting(f"code={code!r} is not a code of an error", hint="E_ and capitals, as E_PUB_FAILED")
         known = SERVER_ERRORS.get(code)
         fatal = (known is None or known.closes_connection) if closes is None else closes
         fault = RequestError(code, text, fatal=fatal)
-        self._run(lambda runtime: runtime.node(name).member.node.faults.answer(fault, times, command))
+
+        def act(runtime: Runtime) -> None:
+            node = runtime.node(name).member.node
+            known_commands = [one.decode() for one in dialect_of(node).commands]
+            if command is not None and command not in known_commands:
+                raise InvalidSetting(
+                    f"command={command!r} is not a command of this generation",
+                    hint=f"it has {', '.join(known_commands)}",
+                )
+            node.faults.answer(fault, times, command)
+
+        self._run(act)
 
     # Lookup
 
@@ -184,6 +205,7 @@ class ClusterFaults:
 
     def slow_lookup(self, seconds: float, name: str | None = None) -> None:
         """Delay each response of lookup nodes."""
+        check_time("seconds", seconds)
 
         def slow_down(lookupd: LookupServer) -> None:
             lookupd.delay = seconds
@@ -207,8 +229,3 @@ class ClusterFaults:
     def heal(self) -> None:
         """Remove every fault except kills."""
         self._run(lambda runtime: runtime.heal())
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise InvalidInput(f"a fault cannot apply {count!r} times", hint="give 1 or more; heal() ends faults")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable
 
 import anyio
 import httpx
@@ -253,12 +255,24 @@ def test_invalid_faults() -> None:
             cluster.faults.empty_lookup("n1")
         with pytest.raises(InvalidSetting, match="direction"):
             cluster.faults.drop("n1", "up")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
-            cluster.faults.cut("n1", connections=0)
-        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
-            cluster.faults.drop("n1", "in", size=0)
-        with pytest.raises(InvalidInput, match="cannot apply 0 times"):
-            cluster.faults.answer("n1", "E_BAD_TOPIC", times=0)
+        faults = cluster.faults
+        without_effect: list[tuple[str, Callable[[], None]]] = [
+            ("connections=0", lambda: faults.cut("n1", connections=0)),
+            ("size=0", lambda: faults.drop("n1", "in", size=0)),
+            ("size='9'", lambda: faults.drop("n1", "in", size="9")),  # type: ignore[arg-type]
+            ("seconds=-1", lambda: faults.delay("n1", "in", -1)),
+            ("seconds=nan", lambda: faults.delay("n1", "out", float("nan"))),
+            ("seconds=nan", lambda: faults.slow_lookup(float("nan"))),
+            ("times=0", lambda: faults.answer("n1", "E_BAD_TOPIC", times=0)),
+            ("code='PUB_FAILED'", lambda: faults.answer("n1", "PUB_FAILED")),
+            ("command='pub'", lambda: faults.answer("n1", "E_PUB_FAILED", command="pub")),
+            ("command='DPUB'", lambda: faults.answer("n1", "E_PUB_FAILED", command="DPUB")),
+            ("count=-1", lambda: faults.truncate("t", 0, -1)),
+        ]
+        for text, fault in without_effect:
+            with pytest.raises(InvalidSetting, match=re.escape(text)):
+                fault()
+        assert faults.pending() == {}
         for seconds in (-1, float("nan")):
             with pytest.raises(InvalidInput, match="cannot advance the clock by"):
                 cluster.faults.clock.advance(seconds)

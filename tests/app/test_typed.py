@@ -190,6 +190,37 @@ async def test_parameters() -> None:
             await test.deliver("orders", Order(1), headers={"user": "ann", "count": "many"})
 
 
+async def test_a_dependency_that_catches_the_error_of_a_handler_does_not_finish_its_message() -> None:
+    app = App("127.0.0.1:1")
+    rolled_back: list[str] = []
+
+    async def session() -> AsyncIterator[str]:
+        try:
+            yield "session"
+        except RuntimeError:
+            rolled_back.append("session")
+
+    def connection() -> Iterator[str]:
+        try:
+            yield "connection"
+        except RuntimeError:
+            rolled_back.append("connection")
+
+    @app.handler("orders", "one")
+    async def asynchronous(message: Message, own: Annotated[str, Depends(session)]) -> None:
+        raise RuntimeError("the card was declined")
+
+    @app.handler("orders", "two")
+    def blocking(message: Message, own: Annotated[str, Depends(connection)]) -> None:
+        raise RuntimeError("the card was declined")
+
+    async with app.test() as test:
+        for channel in ("one", "two"):
+            with pytest.raises(RuntimeError, match="declined"):
+                await test.deliver("orders", b"x", channel=channel)
+    assert rolled_back == ["session", "connection"]
+
+
 async def test_dependencies_are_called_after_the_body_was_decoded_and_not_after_an_error() -> None:
     app = App("127.0.0.1:1", **DEAD | {"dead_letter": None})
     events: list[str] = []

@@ -59,6 +59,7 @@ class Depends:
 
     The function is called once per message, with the values that its own parameters select (all except the body). It
     may be a coroutine function, or a generator of either kind with one ``yield``, which is resumed after the handler.
+    An error of the handler is raised in the generator, and fails the message also if the generator catches it.
     """
 
     function: Callable[..., Any]
@@ -192,7 +193,12 @@ class CallPlan:
 
         async def managed(message: Message) -> object:
             async with AsyncExitStack() as stack:
-                return await _Call(message, stack).call(function, arguments)
+                try:
+                    return await _Call(message, stack).call(function, arguments)
+                except BaseException as error:
+                    failure = error
+                    raise
+            raise failure  # a dependency hid it, as after a rollback; a return would finish the message
 
         if any(dependency.managed for dependency in arguments.dependencies):
             return managed

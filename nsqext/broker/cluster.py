@@ -71,7 +71,10 @@ class Cluster(ProcessBound):
         options: ClusterOptions | None = None,
     ) -> None:
         self._shape = ClusterShape(nodes, lookupds, generation, Path(data_path) if data_path is not None else None)
+        if options is not None and not isinstance(options, ClusterOptions):
+            raise InvalidSetting(f"options={options!r} is not a ClusterOptions")
         self._options = options or ClusterOptions()
+        self._shape.check_addresses(self._options)
         self._runtime: Runtime | None = None
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None

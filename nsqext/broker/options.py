@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from nsqext.arguments import check_number, check_time
+from nsqext.arguments import check_kinds, check_number, check_time, is_whole
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from nsqext.protocol.server.negotiate import ServerLimits
 
 MIB = 1024 * 1024
+_LISTS = ("lookupd_http", "lookupd_tcp", "nsqd_tcp", "nsqd_http", "auth_addresses", "http_hosts")
 _TIMES = ("lease", "join_pause", "replace_after", "inactive_producer_timeout", "tombstone_lifetime", "lookup_ping")
 
 
@@ -70,10 +71,22 @@ class ClusterOptions:
     seed: int | None = None
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
+        for name in _LISTS:
+            _check_texts(name, getattr(self, name))
+        if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
+            raise InvalidSetting(f"tls={self.tls!r} is not an ssl.SSLContext")
+        if self.seed is not None and not is_whole(self.seed):
+            raise InvalidSetting(f"seed={self.seed!r} is not a whole number")
         for name in _TIMES:
             check_time(name, getattr(self, name))
         check_number("memory_bound", self.memory_bound, 1)
         check_number("node_memory_bound", self.node_memory_bound, 1)
+
+
+def _check_texts(name: str, texts: object) -> None:
+    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+        raise InvalidSetting(f"{name}={texts!r} is not a tuple of texts", hint=f"{name}=('first', 'second')")
 
 
 @frozen
@@ -90,3 +103,12 @@ class ClusterShape:
         check_number("lookupds", self.lookupds, 1, 16)
         if self.generation not in ("redesigned", "original"):
             raise InvalidSetting(f"generation={self.generation!r} is unknown", hint='use "redesigned" or "original"')
+
+    def check_addresses(self, options: ClusterOptions) -> None:
+        """Raise InvalidSetting for addresses of more servers than the cluster has, which would be ignored."""
+        for name in ("lookupd_http", "lookupd_tcp", "nsqd_tcp", "nsqd_http"):
+            count = self.nodes if name.startswith("nsqd") else self.lookupds
+            given = len(getattr(options, name))
+            if given > count:
+                kind = "nodes" if name.startswith("nsqd") else "lookupds"
+                raise InvalidSetting(f"{name} has {given} addresses, and {kind}={count}")

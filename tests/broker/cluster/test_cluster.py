@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from nsqext.broker import Cluster, ClusterOptions
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, TopicNotFound
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from nsqext.broker.runtime import Runtime
@@ -129,15 +132,36 @@ def test_registered_channels_are_the_only_ones() -> None:
             assert talker.subscribe("t", "known") == b"OK"
 
 
+@table(
+    ("make", "text"),
+    [
+        (lambda: Cluster(0), "nodes=0"),
+        (lambda: Cluster(lookupds=99), "lookupds=99"),
+        (lambda: Cluster(generation="new"), "generation='new'"),
+        (lambda: Cluster(options={"lease": 1}), "options={'lease': 1} is not a ClusterOptions"),  # type: ignore[arg-type]
+        (
+            lambda: Cluster(2, options=ClusterOptions(nsqd_http=(":1", ":2", ":3"))),
+            "nsqd_http has 3 addresses, and nod",
+        ),
+        (
+            lambda: Cluster(2, options=ClusterOptions(lookupd_tcp=(":1", ":2"))),
+            "lookupd_tcp has 2 addresses, and lo",
+        ),
+        (lambda: ClusterOptions(lease=-1), "lease=-1"),
+        (lambda: ClusterOptions(nsqd_tcp=":4150"), "nsqd_tcp=':4150' is not a tuple of texts"),  # type: ignore[arg-type]
+        (lambda: ClusterOptions(http_hosts=(4150,)), "http_hosts=(4150,) is not a tuple"),  # type: ignore[arg-type]
+        (lambda: ClusterOptions(http_guard="no"), "http_guard='no'"),  # type: ignore[arg-type]
+        (lambda: ClusterOptions(host=None), "host is a NoneType"),  # type: ignore[arg-type]
+        (lambda: ClusterOptions(tls="cert.pem"), "tls='cert.pem' is not an ssl.SSLContext"),  # type: ignore[arg-type]
+        (lambda: ClusterOptions(seed="7"), "seed='7' is not a whole number"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_bad_setting_is_named(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(InvalidSetting, match=re.escape(text)):
+        make()
+
+
 def test_bad_arguments_are_named() -> None:
-    with pytest.raises(InvalidSetting, match="nodes=0"):
-        Cluster(0)
-    with pytest.raises(InvalidSetting, match="lookupds=99"):
-        Cluster(lookupds=99)
-    with pytest.raises(InvalidSetting, match="generation='new'"):
-        Cluster(generation="new")
-    with pytest.raises(InvalidSetting, match="lease=-1"):
-        ClusterOptions(lease=-1)
     with Cluster(1) as cluster:
         with pytest.raises(InvalidName):
             cluster.create_topic("bad!")

@@ -169,6 +169,14 @@ def uncommitted_error() -> InvalidSetting:
     )
 
 
+def hidden_error() -> InvalidSetting:
+    """Return the error where the end of a transaction hides an error."""
+    return InvalidSetting(
+        "begin hides the error of its transaction: a message would be finished although its commit failed",
+        hint="raise the error again behind the rollback: except Exception: await session.rollback(); raise",
+    )
+
+
 def end_error(end: End, topic: str) -> InvalidState:
     """Return the error where a transaction cannot be committed behind its handler."""
     if end is End.FAILED:

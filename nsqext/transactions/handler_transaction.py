@@ -21,6 +21,7 @@ from nsqext.transactions.boundaries import (
     autocommit_error,
     check_outermost,
     end_error,
+    hidden_error,
     uncommitted_error,
 )
 from nsqext.transactions.outages import MISSING, outage_of
@@ -41,6 +42,11 @@ Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]
 
 class _RolledBack(Exception):
     """Ends the first transaction of a check."""
+
+
+def _not_hidden(error: BaseException) -> BaseException:
+    """Return what is raised where a transaction has hidden an error; a cancellation stays."""
+    return hidden_error() if isinstance(error, Exception) else error
 
 
 class HandlerTransaction(Middleware, Generic[S]):
@@ -101,8 +107,8 @@ class HandlerTransaction(Middleware, Generic[S]):
         Called at the start of an app or consumer. A row is written and removed in three transactions.
 
         Raises:
-            InvalidSetting: a table is missing, or ``begin`` does not commit or roll back, or opens a savepoint in a
-                longer transaction.
+            InvalidSetting: a table is missing, or ``begin`` does not commit or roll back, hides errors, or opens a
+                savepoint in a longer transaction.
             Exception: an error of the database.
         """
         await self._check_tables()
@@ -198,18 +204,31 @@ class HandlerTransaction(Middleware, Generic[S]):
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[S]:
-        """Open a transaction; a blocking connection begins and ends it in a thread."""
+        """Open a transaction; a blocking connection begins and ends it in a thread.
+
+        Raises:
+            InvalidSetting: ``begin`` hides an error of the block: it would hide a failed commit too.
+        """
         manager = self._begin()
         if isinstance(manager, AbstractAsyncContextManager):
+            hidden: BaseException | None = None
             async with manager as session:
-                yield session
+                try:
+                    yield session
+                except BaseException as error:
+                    hidden = error
+                    raise
+            if hidden is not None:
+                raise _not_hidden(hidden) from hidden
             return
         session = await to_thread.run_sync(manager.__enter__)
         try:
             yield session
         except BaseException as error:
             with CancelScope(shield=True):
-                await to_thread.run_sync(manager.__exit__, type(error), error, error.__traceback__)
+                hides = await to_thread.run_sync(manager.__exit__, type(error), error, error.__traceback__)
+            if hides:
+                raise _not_hidden(error) from error
             raise
         with CancelScope(shield=True):
             await to_thread.run_sync(manager.__exit__, None, None, None)

@@ -38,6 +38,7 @@ Once = type[Inbox[Any]] | type[Positions[Any]]
 
 NOT_AT_ONCE = "commits each statement at once"
 NO_COMMIT = "does not commit at its end"
+HIDDEN = "hides the error of its transaction"
 SAVEPOINT = "savepoint in a longer transaction"
 ENDED = "has committed or rolled back the transaction|begins another transaction|closed transaction"
 
@@ -326,6 +327,8 @@ def test_a_savepoint_that_the_handler_rolls_back_is_allowed(
         ("session in a longer transaction", SAVEPOINT),
         ("commits after errors too", NOT_AT_ONCE),
         ("session of a thread", "another session in each thread"),
+        ("hides errors", HIDDEN),
+        ("hides errors, asynchronous", HIDDEN),
     ],
 )
 def test_a_way_to_begin_that_does_not_commit_is_refused(database: str, once: Once, name: str, text: str) -> None:
@@ -368,12 +371,28 @@ def test_a_way_to_begin_that_does_not_commit_is_refused(database: str, once: Onc
             yield scoped
         scoped.remove()
 
-    begin = {
+    @contextmanager
+    def hiding() -> Iterator[Session]:
+        with Session(blocking) as session:
+            try:
+                yield session
+                session.commit()
+            except Exception:
+                session.rollback()
+
+    @asynccontextmanager
+    async def hiding_asynchronously() -> AsyncIterator[Session]:
+        with hiding() as session:
+            yield session
+
+    begin: Begin = {
         "commits nothing": without_commit,
         "savepoint of a session": nested,
         "session in a longer transaction": longer,
         "commits after errors too": swallowing,
         "session of a thread": of_a_thread,
+        "hides errors": hiding,
+        "hides errors, asynchronous": hiding_asynchronously,
     }[name]
     calls: list[Any] = []
 
@@ -383,7 +402,7 @@ def test_a_way_to_begin_that_does_not_commit_is_refused(database: str, once: Onc
     middleware = once(begin)
     with pytest.raises(InvalidSetting, match=text):
         anyio.run(handle, middleware, note)
-    middleware._checked = text not in (NO_COMMIT, NOT_AT_ONCE)  # each message looks for the others too
+    middleware._checked = text not in (NO_COMMIT, NOT_AT_ONCE, HIDDEN)  # each message looks for the others too
     with pytest.raises(InvalidSetting, match=text):
         anyio.run(handle, middleware, note)
     assert calls == []

@@ -105,6 +105,17 @@ def check_times(options: object, *names: str, zero: bool = True) -> None:
         check_time(name, getattr(options, name), zero=zero)
 
 
+def check_range(name: str, value: object, *, whole: bool = False) -> None:
+    """Check that a setting is a smallest and a largest number from 0, not infinite. Raises InvalidSetting."""
+    valid = is_whole if whole else is_number
+    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if not (len(pair) == 2 and all(valid(one) and one < math.inf for one in pair) and pair[0] <= pair[1]):
+        kind = "whole numbers" if whole else "numbers"
+        raise InvalidSetting(
+            f"{name}={value!r} is not a range", hint=f"give the smallest and the largest of its {kind}"
+        )
+
+
 def is_delay(value: object) -> bool:
     """Return whether a value is a delay of a message in seconds, up to 30 years."""
     return is_number(value) and value < 1e9

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import define, evolve, field, frozen
 
+from nsqext.arguments import check_range, check_time
 from nsqext.broker.fault_injection import Rule
 from nsqext.broker.lookupd.lookupd import ClusterSnapshot, ListedPartition
 from nsqext.errors import InvalidSetting
@@ -62,8 +63,20 @@ class FaultOptions:
 
     def __attrs_post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown:
-            raise InvalidSetting(f"unknown kinds of faults: {', '.join(unknown)}", hint=f"use {', '.join(KINDS)}")
+        if unknown or not self.kinds:
+            what = f"unknown kinds of faults: {', '.join(unknown)}" if unknown else "no kinds of faults"
+            raise InvalidSetting(what, hint=f"use {', '.join(KINDS)}")
+        check_range("count", self.count, whole=True)
+        check_time("duration", self.duration)
+        check_range("seconds", self.seconds)
+
+    def check_disk(self) -> None:
+        """Raise InvalidSetting if all kinds need a simulated disk, as the simulation has no disk."""
+        if {*self.kinds} <= _DISK_KINDS:
+            raise InvalidSetting(
+                f"faults of kinds {', '.join(self.kinds)} have no effect without a simulated disk",
+                hint="give disk=True",
+            )
 
 
 End = Callable[[], Awaitable[None] | None] | None
@@ -273,6 +286,7 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_slow": _lookup(lambda lookupd, fault: setattr(lookupd, "delay", fault.chance * 4)),
     "lookup_partition": _blocking("io"),
 }
+_DISK_KINDS = frozenset(("disk_full", "disk_failing", "disk_slow"))
 KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}
 """Kinds of faults, with a function that begins a fault and returns the function that ends it."""
 

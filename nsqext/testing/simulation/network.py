@@ -18,6 +18,8 @@ from typing import Any
 
 from attrs import frozen
 
+from nsqext.arguments import check_number, check_range, check_times, is_number
+from nsqext.errors import InvalidSetting
 from nsqext.testing.simulation.sockets import SimulatedSocket
 
 current_host: ContextVar[str] = ContextVar("nsqext_simulated_host", default="client")
@@ -54,6 +56,17 @@ class NetworkOptions:
     buffers: tuple[int, ...] = (4096, 65536, 262144)
     late: float = 0.05
     late_seconds: float = 0.005
+
+    def __attrs_post_init__(self) -> None:
+        check_range("latency", self.latency)
+        check_times(self, "spike_latency", "late_seconds")
+        for name in ("spike", "split", "partial", "late"):
+            if not is_number(getattr(self, name), 0, 1):
+                raise InvalidSetting(f"{name}={getattr(self, name)!r} is not a share", hint="give a number from 0 to 1")
+        if not isinstance(self.buffers, tuple) or not self.buffers:
+            raise InvalidSetting(f"buffers={self.buffers!r} is not a tuple of sizes")
+        for size in self.buffers:
+            check_number("a size in buffers", size, 1)
 
 
 class Network:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from attrs import frozen
 
+from nsqext.arguments import check_number, check_time
 from nsqext.broker.engine.storage.segments import DiskOptions
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, Injector, draw_faults
@@ -139,6 +140,7 @@ class Run:
         seconds: virtual duration.
         error: what the scenario raised; None when it returned.
         lines: the last events as text, if kept.
+        injected: whether the scenario has called `World.inject_faults`.
     """
 
     seed: int
@@ -148,6 +150,7 @@ class Run:
     turns: int
     error: BaseException | None = None
     lines: tuple[str, ...] = ()
+    injected: bool = False
 
 
 class SimulationFailed(AssertionError):
@@ -192,7 +195,7 @@ def simulate(
 
     Args:
         scenario: the scenario.
-        seeds: the seeds, or their number.
+        seeds: the seeds, or their number; at least one.
         nodes: number of nsqd.
         lookupds: number of nsqlookupd.
         faults: which faults are drawn.
@@ -202,11 +205,21 @@ def simulate(
 
     Raises:
         SimulationFailed: the scenario raised; with the necessary faults.
+        InvalidSetting: an argument is not valid, or would have no effect: ``faults`` of a scenario that never injects
+            them, no seed, faults of disks without ``disk``.
     """
+    numbers = range(1, check_number("seeds", seeds, 1) + 1) if isinstance(seeds, int) else [*seeds]
+    if not numbers:
+        raise InvalidSetting("seeds is empty, so that the scenario would not run")
+    check_number("nodes", nodes, 1)
+    check_number("lookupds", lookupds, 1)
+    check_time("time_limit", time_limit, zero=False)
     options = faults or FaultOptions()
+    if not disk:
+        options.check_disk()
     names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]
     found = []
-    for seed in range(1, seeds + 1) if isinstance(seeds, int) else seeds:
+    for seed in numbers:
         again = partial(
             run_seed, scenario, seed, nodes=nodes, lookupds=lookupds, network=network, time_limit=time_limit, disk=disk
         )
@@ -214,6 +227,11 @@ def simulate(
         if run.error is not None:
             raise SimulationFailed(shrink(run, again), getattr(scenario, "__name__", "scenario")) from run.error
         found.append(run)
+    if faults is not None and not any(run.injected for run in found):
+        raise InvalidSetting(
+            "the scenario injects no faults, so that faults= has no effect",
+            hint="async with world.inject_faults(): ...",
+        )
     return found
 
 
@@ -268,18 +286,33 @@ def run_seed(
     with simulated_machine(wires, clock, seed, disk=files):
         loop = SimulatedLoop(wires, most_turns)
         unhandled: list[BaseException] = []
+        worlds: list[World] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))
         try:
             how = disk if isinstance(disk, DiskOptions) else None
             cluster = SimulatedCluster(nodes, lookupds, seed, files, how)
-            main = _main(scenario, seed, tuple(faults), loop, clock, cluster, time_limit)
+
+            def build(tasks: TaskGroup) -> World:
+                worlds.append(World(seed, cluster, loop, clock, tuple(faults), tasks))
+                return worlds[0]
+
+            main = _main(scenario, build, cluster, loop, time_limit)
             loop.run_until_complete(main)
         except (Exception, SimulationStuck) as found:
             error = found
         finally:
             _close(loop)
         error = unhandled[0] if unhandled else error  # often the cause of the scenario's error
-    return Run(seed, tuple(faults), wires.trace, wires.now, loop.selector.turns, error, tuple(wires.lines or ()))
+    return Run(
+        seed=seed,
+        faults=tuple(faults),
+        trace=wires.trace,
+        seconds=wires.now,
+        turns=loop.selector.turns,
+        error=error,
+        lines=tuple(wires.lines or ()),
+        injected=any(world.injected for world in worlds),
+    )
 
 
 def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:
@@ -290,11 +323,9 @@ def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:
 
 async def _main(
     scenario: Scenario,
-    seed: int,
-    faults: tuple[Fault, ...],
-    loop: SimulatedLoop,
-    clock: SimulatedClock,
+    build: Callable[[TaskGroup], World],
     cluster: SimulatedCluster,
+    loop: SimulatedLoop,
     time_limit: float,
 ) -> None:
     async def serve(*, task_status: TaskStatus[None]) -> None:
@@ -307,8 +338,7 @@ async def _main(
         try:
             with anyio.fail_after(time_limit):
                 async with anyio.create_task_group() as tasks:
-                    world = World(seed, cluster, loop, clock, faults, tasks)
-                    await scenario(world)
+                    await scenario(build(tasks))
         finally:
             cluster.runtime.stop()
 

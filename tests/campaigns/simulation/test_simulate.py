@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,15 +17,16 @@ import pytest
 
 from nsqext import Consumer, Message, Producer
 from nsqext.errors import InvalidSetting, NsqError
-from nsqext.testing import FaultOptions, SimulationFailed, World, simulate
+from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
 from nsqext.testing.simulation.cluster import COORDINATOR
 from nsqext.testing.simulation.faults import draw_faults
 from nsqext.waits import chance
 from tests.campaigns.simulation.__main__ import run_one
+from tests.support.tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
 
@@ -140,14 +143,38 @@ def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
 def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
     target = "l1" if kind.startswith("lookup") else "n1"
     run = run_seed(
-        orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], disk=kind in ("power", "disk_full"), keep_trace=True
+        orders, 1, [Fault(kind, 0.5, 1.0, target, 0.4)], disk=kind.startswith(("power", "disk")), keep_trace=True
     )
     assert run.error is None
 
 
-def test_an_unknown_kind_of_fault_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="unknown kinds of faults: fire"):
-        FaultOptions(kinds=("fire",))
+@table(
+    ("make", "text"),
+    [
+        (lambda: FaultOptions(kinds=("fire",)), "unknown kinds of faults: fire"),
+        (lambda: FaultOptions(kinds=()), "no kinds of faults"),
+        (lambda: FaultOptions(count=(3, 1)), "count=(3, 1)"),
+        (lambda: FaultOptions(count=2), "count=2"),  # type: ignore[arg-type]
+        (lambda: FaultOptions(count=(1.5, 2)), "count=(1.5, 2)"),  # type: ignore[arg-type]
+        (lambda: FaultOptions(seconds=(0.1, math.inf)), "seconds=(0.1, inf)"),
+        (lambda: FaultOptions(duration=-1.0), "duration=-1.0"),
+        (lambda: NetworkOptions(latency=(-1.0, 1.0)), "latency=(-1.0, 1.0)"),
+        (lambda: NetworkOptions(split=1.1), "split=1.1"),
+        (lambda: NetworkOptions(late_seconds=math.nan), "late_seconds=nan"),
+        (lambda: NetworkOptions(buffers=()), "buffers=()"),
+        (lambda: NetworkOptions(buffers=(0,)), "a size in buffers=0"),
+        (lambda: simulate(no_faults, seeds=0), "seeds=0"),
+        (lambda: simulate(no_faults, seeds=[]), "seeds is empty"),
+        (lambda: simulate(no_faults, nodes=0), "nodes=0"),
+        (lambda: simulate(no_faults, lookupds=0), "lookupds=0"),
+        (lambda: simulate(no_faults, time_limit=0), "time_limit=0"),
+        (lambda: simulate(no_faults, faults=FaultOptions(kinds=["disk_full"])), "disk_full have no effect without a"),
+        (lambda: simulate(no_faults, 1, faults=FaultOptions(), time_limit=4000), "injects no faults"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(InvalidSetting, match=re.escape(text)):
+        make()
 
 
 async def kills_its_producer(world: World) -> None:

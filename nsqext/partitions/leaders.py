@@ -191,7 +191,8 @@ class LeaderLocator:
             self._absences.end(topic)
         if view.nodes and not view.partition_num:
             raise InvalidSetting(
-                "the original NSQ has no partitions that can be read again", hint="use readMode=channel"
+                "the original NSQ has no partitions that can be read again",
+                hint="consume a channel: readMode=channel of Spark, or nsqext record",
             ).at(topic=topic)
         return view
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, TypeVar
 from zlib import crc32
@@ -28,6 +28,7 @@ from nsqext.errors import (
     ServerError,
     TopicNotFound,
 )
+from nsqext.lookup.options import parse_addresses
 from nsqext.protocol.messages import KEY_HEADER
 from nsqext.protocol.names import DEFAULT_CHANNEL, is_ephemeral
 from nsqext.types import TopicMeta
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from nsqext import Message, MessageBatch, Producer
     from nsqext.admin import Admin, TopicInfo
     from nsqext.cli.messages.relay_run import RelayRun
-    from nsqext.types import Receipt
+    from nsqext.types import Address, Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.relay")
 
@@ -241,15 +242,15 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
     run.sorts = origin.partition_num > 0 and not origin.ordered
     existing = await _known(target, lambda admin: _topic(admin, run.target))
     if existing is not None:
-        if source is not None and run.topic == run.target and {*source.nodes} & {*existing.nodes}:
-            raise InvalidSetting(
-                "the topic would be relayed to itself: both clusters have the same nodes", hint="give another topic"
-            )
+        if source is not None and run.topic == run.target:
+            _check_apart(source, existing.nodes)
         placement = Placement(origin, existing.meta or TopicMeta(), kept)
         placement.check(run.target)
         await _create_channel(run, source)
         return placement
     if not target.load().lookupd:
+        if source is not None and run.topic == run.target:
+            _check_apart(source, parse_addresses(target.load().nsqd, "nsqd"))
         return Placement(origin, TopicMeta(), kept)
     redesigned = await _known(target, _is_redesigned)
     placement = Placement(origin, _shape(origin) if redesigned else TopicMeta(), kept)
@@ -265,6 +266,14 @@ async def prepare(run: RelayRun, target: ServerAccess, kept: Kept) -> Placement:
     }
     run.connection.show(record, f"{run.target} is created, with channels {', '.join(channels) or 'of its consumers'}")
     return placement
+
+
+def _check_apart(source: TopicInfo, target: Iterable[Address]) -> None:
+    """Refuse to relay a topic to the nodes that it is received from."""
+    if {*source.nodes} & {*target}:
+        raise InvalidSetting(
+            "the topic would be relayed to itself: both clusters have the same nodes", hint="give another topic"
+        )
 
 
 async def _create_channel(run: RelayRun, source: TopicInfo | None) -> None:

@@ -212,6 +212,10 @@ def test_a_topic_is_not_relayed_to_itself_by_another_address(cluster: Cluster) -
     cluster.create_topic(topic, channels=["relay"])
     done = run("relay", topic, "--to", topic, *where(cluster), *to(cluster))
     assert (done.returncode, b"both clusters have the same nodes" in done.stderr) == (2, True), done.stderr
+    with Cluster(nodes=1, generation="original") as original:
+        original.create_topic(topic, channels=["relay"])
+        done = run("relay", topic, "--to", topic, *where(original), "--to-nsqd", str(original.nodes["n1"].tcp))
+    assert (done.returncode, b"both clusters have the same nodes" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_target_is_not_created_before_its_source_exists(cluster: Cluster) -> None:

@@ -116,6 +116,12 @@ def check_range(name: str, value: object, *, whole: bool = False) -> None:
         )
 
 
+def check_texts(name: str, value: object) -> None:
+    """Check that a setting is a tuple of texts, not a text, whose letters would count. Raises InvalidSetting."""
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
+        raise InvalidSetting(f"{name}={value!r} is not a tuple of texts", hint=f"{name}=('first', 'second')")
+
+
 def is_delay(value: object) -> bool:
     """Return whether a value is a delay of a message in seconds, up to 30 years."""
     return is_number(value) and value < 1e9

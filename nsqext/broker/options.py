@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from nsqext.arguments import check_kinds, check_number, check_time, is_whole
+from nsqext.arguments import check_kinds, check_number, check_texts, check_time, is_whole
 from nsqext.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ClusterOptions:
     def __attrs_post_init__(self) -> None:
         check_kinds(self)
         for name in _LISTS:
-            _check_texts(name, getattr(self, name))
+            check_texts(name, getattr(self, name))
         if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
             raise InvalidSetting(f"tls={self.tls!r} is not an ssl.SSLContext")
         if self.seed is not None and not is_whole(self.seed):
@@ -82,11 +82,6 @@ class ClusterOptions:
             check_time(name, getattr(self, name))
         check_number("memory_bound", self.memory_bound, 1)
         check_number("node_memory_bound", self.node_memory_bound, 1)
-
-
-def _check_texts(name: str, texts: object) -> None:
-    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-        raise InvalidSetting(f"{name}={texts!r} is not a tuple of texts", hint=f"{name}=('first', 'second')")
 
 
 @frozen

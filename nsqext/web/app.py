@@ -23,11 +23,12 @@ from nsqext._version import __version__
 from nsqext.admin import Admin
 from nsqext.admin.options import admin_settings
 from nsqext.client.producer.producer import Producer
-from nsqext.client.settings import producer_settings, settings_for
-from nsqext.errors import InvalidInput, NsqError, TopicNotFound
+from nsqext.client.settings import app_schema, producer_settings, settings_for
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError, TopicNotFound
 from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.protocol.headers import header_json
+from nsqext.settings import unknown_setting
 from nsqext.types import Address
 from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
@@ -104,13 +105,19 @@ class WebPage:
         cluster: an embedded cluster with these addresses; the page can kill, freeze and restart its nodes.
 
     Raises:
-        InvalidSetting: no address, or an invalid address.
+        InvalidSetting: no address, or an invalid address or setting.
     """
 
     def __init__(
         self, lookupd: str | Sequence[str], options: WebOptions | None = None, *, cluster: Cluster | None = None
     ) -> None:
+        if options is not None and not isinstance(options, WebOptions):
+            raise InvalidSetting(f"options={options!r} is not a WebOptions")
         self._options = options or WebOptions()
+        known = {**app_schema().own, **admin_settings()}
+        for name in self._options.settings:
+            if name not in known:
+                raise unknown_setting("settings of the page", name, known)
         self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
         self._security = Security(self._options)
         settings = {**self._options.settings, "lookup_request_timeout": _ADMIN_TIMEOUT}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from nsqext.arguments import check_kinds, check_texts, is_number
 from nsqext.errors import InvalidSetting
 from nsqext.http.uvicorn_server import HttpGuard
 
@@ -59,7 +60,9 @@ class WebOptions:
     settings: Mapping[str, Any] = field(factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        if not 0.1 <= self.interval <= 3600:
+        check_kinds(self)
+        check_texts("http_hosts", self.http_hosts)
+        if not is_number(self.interval, 0.1, 3600):
             raise InvalidSetting(f"interval={self.interval!r} is not within 0.1..3600 seconds")
         if self.basic_auth is not None:
             user, colon, password = self.basic_auth.partition(":")

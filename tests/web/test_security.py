@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, UnknownSetting
 from nsqext.web import WebOptions, WebPage
 from tests.support.consumers import eventually
 from tests.support.web_pages import browsing, press, token_of
@@ -109,11 +109,33 @@ async def test_a_proxy_names_the_user(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"basic_auth": "nocolon"}, {"basic_auth": ":x"}, {"basic_auth": "x:"}, {"interval": 0}, {"proxy_header": "X: y"}],
+    [
+        *(
+            {"basic_auth": "nocolon"},
+            {"basic_auth": ":x"},
+            {"basic_auth": "x:"},
+            {"interval": 0},
+            {"proxy_header": "X: y"},
+        ),
+        *(
+            {"basic_auth": 5},
+            {"interval": "1"},
+            {"proxy_header": True},
+            {"write": "no"},
+            {"http_hosts": "page.internal"},
+        ),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         WebOptions(**options)  # type: ignore[arg-type]
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(UnknownSetting, match="did you mean tls_ca_file"):
+        WebPage("127.0.0.1:1", WebOptions(settings={"tls_ca_flie": "ca.pem"}))
+    with pytest.raises(InvalidSetting, match="is not a WebOptions"):
+        WebPage("127.0.0.1:1", {"write": True})  # type: ignore[arg-type]
 
 
 def test_the_password_is_not_shown() -> None:

@@ -132,8 +132,8 @@ def test_bad_options_are_refused(options: dict[str, object]) -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(UnknownSetting, match="did you mean tls_ca_file"):
-        WebPage("127.0.0.1:1", WebOptions(settings={"tls_ca_flie": "ca.pem"}))
+    with pytest.raises(UnknownSetting, match="did you mean lookup_timeout"):
+        WebPage("127.0.0.1:1", WebOptions(settings={"lookup_tiemout": 3.0}))
     with pytest.raises(InvalidSetting, match="is not a WebOptions"):
         WebPage("127.0.0.1:1", {"write": True})  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
 """Kombu's messages as NSQ messages, without loss; exchanges, queues and bindings in NSQ.
 
-On topics with extend support the body is stored unchanged, and an extend header has the rest; otherwise the body is a
-JSON envelope with both. Bodies of other publishers, with neither, are received as binary data.
+On topics with extend support the body is stored unchanged, and an extend header has the rest; otherwise, and where that
+is too long for a header, the body is a JSON envelope with both. Bodies of other publishers, with neither, are received
+as binary data.
 
 A queue is a channel. Its topics depend on the exchange:
 
@@ -28,6 +29,7 @@ from attrs import define, field, frozen
 _HEADER = "kombu"
 _MARK = "kombu"  # member of envelopes only; its value is the version
 _VERSION = 1
+_LONGEST_HEADER = 25_000  # bytes; a header of JSON text doubles at most, and servers accept 60,000
 # AMQP's properties, and where a message goes; other members stay with the publisher, as with AMQP brokers
 _PROPERTIES = frozenset(
     {
@@ -55,8 +57,9 @@ def encode_message(message: Mapping[str, Any], *, extend: bool) -> tuple[bytes, 
     rest = {name: value for name, value in message.items() if name != "body"}
     rest["properties"] = {name: value for name, value in message["properties"].items() if name in _PROPERTIES}
     rest["text"] = isinstance(given, str)
-    if extend and body:
-        return body, {_HEADER: orjson.dumps(rest).decode()}
+    header = orjson.dumps(rest)
+    if extend and body and len(header) <= _LONGEST_HEADER:
+        return body, {_HEADER: header.decode()}
     return orjson.dumps({_MARK: _VERSION, "body": base64.b64encode(body).decode(), **rest}), None
 
 

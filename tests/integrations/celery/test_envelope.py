@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext.integrations.celery.envelope import decode_message, due_time, encode_message, expires_after, foreign_message
+from nsqext.protocol.headers import encode_headers
 from tests.support.tables import table
 
 JSON = st.recursive(
@@ -45,6 +46,16 @@ def test_body_headers_and_properties_are_kept(body: str | bytes, headers: dict[s
     assert type(received["body"]) is type(body)
     if extend and body:
         assert stored == (body.encode() if isinstance(body, str) else body)  # other clients read it
+
+
+@pytest.mark.parametrize("text", ["x" * 70_000, '"' * 29_000, "é" * 29_000, "\x01" * 9_000])
+def test_headers_that_are_too_long_for_an_extend_header_are_sent_in_the_body(text: str) -> None:
+    sent = message("body", {"stamps": text})
+    stored, extended = encode_message(sent, extend=True)
+    encode_headers(extended)  # raises for what servers refuse
+    received = decode_message(stored, extended or {})
+    assert received is not None
+    assert (received["body"], received["headers"]) == ("body", {"stamps": text})
 
 
 @table(

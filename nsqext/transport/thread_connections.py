@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     """A connection, and the response to a command on it, to be set later."""
 
 _TICK = 0.25  # seconds after which the timeouts are enforced
-_NAP = 1.0  # seconds that a thread sleeps at most
+NAP: float = 1.0
+"""Seconds that a thread sleeps at most."""
 _CLOSE_POLL = 0.005
 
 _clock = time.monotonic
@@ -316,9 +317,9 @@ class ThreadConnections:
         try:
             # otherwise it may have been settled, or the reader may have looked for its successor, just before
             reader = self._reader.get("")
-            if reader is None or request.done or request.sleep.acquire(timeout=_NAP):
+            if reader is None or request.done or request.sleep.acquire(timeout=NAP):
                 return
-            if _clock() - self._ticked > _NAP:
+            if _clock() - self._ticked > NAP:
                 self._reads_no_more(reader)  # signals interrupted it before it did
         finally:
             self._sleeping.pop(request, None)

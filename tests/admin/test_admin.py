@@ -21,6 +21,7 @@ from nsqext.errors import (
     PartitionUnavailable,
     TopicNotFound,
 )
+from tests.support import plain_http
 
 pytestmark = pytest.mark.anyio
 
@@ -271,7 +272,7 @@ async def test_a_topic_of_the_original_nsq_without_nodes_keeps_its_generation(or
     topic = fresh()
     async with Admin(original.lookupd) as admin:
         # lookup's entry of a topic whose nodes are all down
-        await admin._requests.change_lookup("/channel/create", {"topic": topic, "channel": "ch"})
+        plain_http.post(f"http://{original.lookupd[0]}/channel/create?topic={topic}&channel=ch")
         info = await admin.topic(topic)
         assert (info.generation, info.meta, info.nodes, info.channels) == ("original", None, (), ("ch",))
         with pytest.raises(OperationNotSupported, match="extend headers"):

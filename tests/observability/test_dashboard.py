@@ -11,18 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from nsqext import Consumer, Producer
-from nsqext.observability.prometheus import (
-    _CONSUMER,
-    _DELAY_RELAY,
-    _DELAYS,
-    _MIRROR,
-    _OUTBOX,
-    _PRODUCER,
-    _RELAY,
-    Prometheus,
-)
-from tests.support.series import all_series
+from nsqext import Consumer, ConsumerStatistics, Producer, ProducerStatistics
+from nsqext.observability.prometheus import Prometheus
+from tests.support.series import all_series, exported
 
 _FOLDER = files("nsqext.observability")
 _DASHBOARD: dict[str, Any] = json.loads((_FOLDER / "grafana_dashboard.json").read_text(encoding="utf-8"))
@@ -82,10 +73,7 @@ async def test_every_expression_names_exported_series_and_labels() -> None:
         matched = set(re.findall(r"[{,] ?(\w+)=~?\"", expression)) - {"__name__"}
         assert grouped | matched <= labels, expression
         named |= set(series)
-    statistics = {
-        f"nsqext_{one.name}" + ("_total" if one.kind == "counter" else "")
-        for one in (*_PRODUCER, *_CONSUMER, *_RELAY, *_OUTBOX, *_DELAY_RELAY, *_DELAYS, *_MIRROR)
-    }
+    statistics = {name for name in exported() if re.match("nsqext_(producer|consumer|relay|outbox|delay)_", name)}
     assert statistics <= named, "the dashboard shows all statistics of clients and relays"
 
 
@@ -113,20 +101,26 @@ def test_legends_name_labels_of_their_series() -> None:
             assert named == set(re.findall(r"\w+", kept)) - {"le"}, target
 
 
-def test_the_statistics_of_clients_are_all_exported() -> None:
+def test_the_statistics_of_clients_are_all_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attribute of the statistics is read by a series."""
     read = set[str]()
 
     class Statistics:
+        def __init__(self, lists: tuple[str, ...]) -> None:
+            self._lists = lists
+
         def __getattr__(self, name: str) -> Any:
             read.add(name)
-            return () if name in ("connections", "blocked") and reading is _CONSUMER else 0
+            return () if name in self._lists else 0
 
-    for reading in (_PRODUCER, _CONSUMER):
-        for series in reading:
-            series.read(Statistics())
-    from nsqext import ConsumerStatistics, ProducerStatistics
-
+    registry = CollectorRegistry()
+    prometheus = Prometheus(registry)
+    producer, consumer = Producer(nsqd="n:1"), Consumer("t", "ch", nsqd="n:1")
+    monkeypatch.setattr(producer, "statistics", lambda: Statistics(()))
+    monkeypatch.setattr(consumer, "statistics", lambda: Statistics(("connections", "blocked")))
+    prometheus.attach(producer)
+    prometheus.attach(consumer)
+    assert list(registry.collect())
     assert read >= {*ProducerStatistics.__annotations__, *ConsumerStatistics.__annotations__}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Never
 
 import anyio
 import pytest
+from attrs import evolve
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -35,6 +36,7 @@ from nsqext import (
     Producer,
     Requeue,
 )
+from nsqext.client.events import ClientEvent
 from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, NsqError
 from nsqext.middleware import Publishing
 from nsqext.observability import UNOBSERVED, LogObserver, Observer, TopicRelay, TopicRelayStatistics, otel
@@ -562,14 +564,17 @@ class Unreadable(OutboxRelay):
         raise InvalidState("no database")
 
 
-def test_the_statistics_of_a_client_are_counted_once() -> None:
+def test_the_statistics_of_a_client_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = CollectorRegistry()
     prometheus, producer, relay = Prometheus(registry), Producer("127.0.0.1:1"), Unreadable()
+    statistics, callbacks = evolve(producer.statistics(), failed=2, unknown=3), list[Callable[[ClientEvent], object]]()
+    monkeypatch.setattr(producer, "statistics", lambda: statistics)
+    monkeypatch.setattr(producer, "on_event", callbacks.append)
     for _ in range(2):
         prometheus.attach(producer)
         prometheus.attach(relay)
-    producer._counters.failed, producer._counters.unknown = 2, 3
-    producer._events.emit("connected", None, None, "n:1")
+    for callback in callbacks:
+        callback(ClientEvent("connected", None, None, "n:1", ""))
     names = ("producer_messages", "producer_messages", "producer_events", "outbox_published_messages")
     labels: tuple[dict[str, str], ...] = ({"outcome": "failed"}, {"outcome": "unknown"}, {"kind": "connected"}, {})
     found = [registry.get_sample_value(f"nsqext_{name}_total", one) for name, one in zip(names, labels, strict=True)]

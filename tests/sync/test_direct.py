@@ -800,7 +800,7 @@ def test_an_interrupted_thread_takes_no_request_of_another_from_the_queue(monkey
 
 def test_a_reader_that_was_interrupted_before_it_left_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a thread had the right to read, and did not read."""
-    monkeypatch.setattr(thread_connections, "_NAP", 0.05)
+    monkeypatch.setattr(thread_connections, "NAP", 0.05)
     stuck, over = threading.Event(), threading.Event()
 
     class Poll:

@@ -203,14 +203,17 @@ def test_another_value_is_no_due_time(value: str) -> None:
 
 
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
-    early = EarlyMessages()
+    early, servers = EarlyMessages(), [Server(600.0, longest=60.0) for _ in range(5)]
     with patch.object(early_messages, "MOST_KNOWN", 2):
-        for number in range(1, 6):
-            server = Server(600.0, longest=60.0)
+        for number, server in enumerate(servers):
             server.number = number
             for _ in range(3):
-                server.deliver_to(early)
-    assert len(early._uncounted) == 2
+                assert server.deliver_to(early) is None
+        found: list[int] = []
+        for server in servers:
+            server.now = START + 600.0
+            found += [message.attempts for message in (server.deliver_to(early),) if message is not None]
+    assert found == [2, 2, 2, 1, 1], "the third delivery of the last two is known to be early"
 
 
 def test_kept_messages_are_requeued_in_the_order_of_their_times_and_not_if_answered_before() -> None:

@@ -20,6 +20,8 @@ from nsqext.errors.server import (
 )
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from nsqext import Producer
     from nsqext.app.app import App
 
@@ -112,6 +114,14 @@ class Relay:
     def stop(self) -> None:
         """Publish nothing more: `run` returns as soon as the outcome of what is being published is recorded."""
         self._stopping = True
+
+
+def check_on_disk(database: sqlite3.Connection, name: str) -> None:
+    """Raise InvalidSetting for a SQLite database in memory, or in a temporary file: it ends with its connection."""
+    if not database.execute("PRAGMA database_list").fetchone()[2]:
+        raise InvalidSetting(
+            f"the SQLite database {name!r} is not a file: its messages would be lost", hint="name a file"
+        )
 
 
 def publish_timeout(producer: Producer) -> float:

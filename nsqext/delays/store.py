@@ -13,7 +13,7 @@ from typing import Self
 
 from attrs import frozen
 
-from nsqext.app.relay import Cancellation
+from nsqext.app.relay import Cancellation, check_on_disk
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayRecord, encode_delay
 
@@ -114,7 +114,8 @@ class DelayStore:
         clock: monotonic seconds, the same for all processes of the machine.
 
     Raises:
-        InvalidSetting: the file does not exist, cannot be opened, or is no store of delayed messages.
+        InvalidSetting: the file does not exist, cannot be opened, or is no store of delayed messages; ``:memory:`` and
+            other names of databases that are no files.
 
     Attributes:
         name: name of this store among the stores of other machines.
@@ -129,6 +130,7 @@ class DelayStore:
             self._database = sqlite3.connect(
                 path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32
             )
+            check_on_disk(self._database, str(path))
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import orjson
 from attrs import frozen
 
-from nsqext.app.relay import Cancellation
+from nsqext.app.relay import Cancellation, check_on_disk
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
@@ -95,7 +95,7 @@ class OutboxStore:
         create: create missing tables.
 
     Raises:
-        InvalidSetting: the database cannot be opened, or is of another kind.
+        InvalidSetting: the database cannot be opened, is of another kind, or is not a file: SQLite's ``:memory:``.
     """
 
     def __init__(self, database: str, *, create: bool = False) -> None:
@@ -112,11 +112,16 @@ class OutboxStore:
                 f"the database of the outbox cannot be reached: {shown}", hint="check host, port, user and password"
             ) from None  # the driver's error may contain the password
         try:
+            if self.dialect == "sqlite":
+                check_on_disk(self._connection, self._address.target)
             if create:
                 self._create()
             with self._transaction():
                 for table in _TABLES:
                     self._run(f"SELECT {', '.join(columns_of(table))} FROM {table} WHERE 1 = 0", {})  # noqa: S608
+        except InvalidSetting:
+            self._connection.close()
+            raise
         except Exception as error:
             self._connection.close()
             raise InvalidSetting(f"the outbox cannot be opened: {self.shown(error)}", hint=_hint(error)) from error

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -280,6 +281,12 @@ def test_a_store_that_has_to_exist_is_not_created(tmp_path: Path) -> None:
             DelayRelay(store, keep=-1.0)
 
 
+@pytest.mark.parametrize("name", ["", ":memory:"])
+def test_a_store_that_would_be_lost_with_its_process_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match="is not a file"):
+        DelayStore(name)
+
+
 def test_another_file_and_a_closed_store_are_errors(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to look like one: " * 50)
     with pytest.raises(InvalidSetting, match="cannot be used"):
@@ -299,7 +306,8 @@ class Stores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = opened(":memory:")
+        self._folder = TemporaryDirectory()
+        self.store = opened(Path(self._folder.name) / "store")
         self.now = 0.0
         self.waiting: dict[str, float] = {}
         self.ended: set[str] = set()
@@ -375,6 +383,7 @@ class Stores(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store.close()
+        self._folder.cleanup()
 
 
 TestStores = Stores.TestCase

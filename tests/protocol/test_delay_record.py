@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -71,7 +73,7 @@ _ANY = _NUMBER | st.text(max_size=300) | st.none() | st.booleans() | st.dictiona
 def test_a_store_keeps_and_lists_every_record_that_is_not_refused(record: dict[str, object], body: bytes) -> None:
     """Records that other programs publish to the topic."""
     data = json.dumps(record).encode() + b"\n" + body
-    with DelayStore(":memory:") as store:
+    with TemporaryDirectory() as folder, DelayStore(Path(folder) / "store") as store:
         try:
             found = decode_delay(data)
         except ProtocolError as error:

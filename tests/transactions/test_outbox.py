@@ -274,6 +274,11 @@ def test_tables_that_exist_are_kept(database: str) -> None:
         assert store.summary(0.0).waiting == 1
 
 
+def test_an_outbox_in_memory_which_no_program_shares_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="':memory:' is not a file"):
+        OutboxStore("sqlite:///:memory:", create=True)
+
+
 def test_a_database_without_the_tables_says_how_to_create_them(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="nsqext outbox sql"):
         OutboxStore(f"sqlite:///{tmp_path / 'empty.db'}")

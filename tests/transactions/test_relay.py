@@ -1021,16 +1021,17 @@ async def test_what_was_stored_is_deleted_although_the_relay_is_cancelled(databa
         assert store.summary(0.0).relays == 0
 
 
-@one_database
-def test_a_store_that_cannot_be_opened_closes_its_connection(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_opened_closes_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connections: list[Any] = []
 
-    def connect(store: OutboxStore) -> Any:
-        connections.append(sqlite3.connect(":memory:", isolation_level=None))
-        return connections[-1]
+    for file, text in ((tmp_path / "empty", "outbox sql"), (":memory:", "is not a file")):
 
-    monkeypatch.setattr(OutboxStore, "connect", connect)
-    with pytest.raises(InvalidSetting, match="outbox sql"):
-        OutboxStore(database)
-    with pytest.raises(sqlite3.ProgrammingError):
-        connections[0].execute("SELECT 1")
+        def connect(store: OutboxStore, file: Path | str = file) -> Any:
+            connections.append(sqlite3.connect(file, isolation_level=None))
+            return connections[-1]
+
+        monkeypatch.setattr(OutboxStore, "connect", connect)
+        with pytest.raises(InvalidSetting, match=text):
+            OutboxStore("sqlite:///given")
+        with pytest.raises(sqlite3.ProgrammingError):
+            connections[-1].execute("SELECT 1")

@@ -6,6 +6,8 @@ With LONGEST = 3 * DAY, `test_attempts_are_those_of_the_handler_whatever_the_del
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import anyio
@@ -106,7 +108,7 @@ def test_attempts_are_those_of_the_handler_whatever_the_delay() -> None:
 async def relayed_with_faults(world: World) -> None:
     """Delay messages by a relay while connections are cut, leaders move, and nodes are killed."""
     handled = Handled()
-    with DelayStore(":memory:") as store:
+    with TemporaryDirectory() as folder, DelayStore(Path(folder) / "store") as store:
         relay = DelayRelay(store)
         await world.cluster.create_topic("orders", replicas=2, channels=["billing"])
         await world.cluster.create_topic(relay.topic, replicas=2, channels=relay.channels)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.campaigns.soak.clusters import SoakCluster
 
-__all__ = ("Sample", "ServiceSoak", "growth", "run")
+__all__ = ("Sample", "ServiceSoak", "growth", "run", "watch_all")
 
 _DRAIN = 240.0
 """Seconds after the last fault within which everything is handled."""
@@ -197,6 +197,22 @@ def _add_parts(soaks: list[ServiceSoak], names: list[str], pause: float) -> None
             part.begin(pause)
 
 
+def watch_all(soaks: list[ServiceSoak], disturbing: list[threading.Thread], seconds: float) -> None:
+    """Take samples for a time, a dozen or one each minute, and wait until threads end.
+
+    On a busy machine the last fault ends late. Samples of this time would be enough to judge the growth of a program
+    that has just started.
+    """
+    between = min(60.0, seconds / 12)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(thread.is_alive() for thread in disturbing):
+        time.sleep(between)
+        for number, soak in enumerate(soaks):
+            soak.watch({} if number else {"producers and consumers of all clusters": os.getpid()})
+    for thread in disturbing:
+        thread.join()
+
+
 def _drain(soaks: list[ServiceSoak]) -> None:
     parts = [part for soak in soaks for part in soak.parts]
     deadline = time.monotonic() + _DRAIN + max(soak.cluster.settle for soak in soaks)
@@ -237,11 +253,7 @@ def run(
         ]
         for thread in threads:
             thread.start()
-        between = min(60.0, seconds / 12)
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(between)
-            for number, soak in enumerate(soaks):
-                soak.watch({} if number else {"producers and consumers of all clusters": os.getpid()})
+        watch_all(soaks, threads, seconds)
         for soak in soaks:
             for part in soak.parts:
                 part.end_publishing()

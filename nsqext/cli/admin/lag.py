@@ -16,7 +16,6 @@ from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,13 +66,11 @@ def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
 
 
 async def _look(admin: Admin, topic: str | None, channel: str | None) -> list[dict[str, Any]]:
-    """Return the records of one topic or of all; raises InvalidInput if the topic has no such channel."""
+    """Return the records of one topic or of all; see `look`."""
     found = await look(admin, topic, channel)
     if topic is None:  # without the partitions that no node reports
         infos = await admin.topics()
         found = {name: _with_missing(stats, infos.get(name)) for name, stats in found.items()}
-    elif channel is not None and found[topic].complete and channel not in found[topic].channels:
-        raise InvalidInput(f"the topic has no channel {channel}", topic=topic)
     return lag_records(found, channel)
 
 

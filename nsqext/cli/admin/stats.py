@@ -20,7 +20,7 @@ from nsqext.cli.command import command, examples
 from nsqext.cli.connection import ServerAccess, make_table
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
-from nsqext.errors import InvalidSetting, NsqError, escaped
+from nsqext.errors import InvalidInput, InvalidSetting, NsqError, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,8 +69,13 @@ class Rates:
 
 
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
-    """Return the statistics of one topic or of all."""
-    return await admin.all_stats() if topic is None else {topic: await admin.stats(topic, channel)}
+    """Return the statistics of one topic or of all; raises InvalidInput if the topic has no such channel."""
+    if topic is None:
+        return await admin.all_stats()
+    found = await admin.stats(topic, channel)
+    if channel is not None and found.complete and channel not in found.channels:
+        raise InvalidInput(f"the topic has no channel {channel}", topic=topic)
+    return {topic: found}
 
 
 @examples(

@@ -70,9 +70,10 @@ def test_a_lag_that_is_not_known_is_above_a_limit() -> None:
 
 def test_a_channel_that_the_topic_lacks_has_no_lag_to_check(address: str, topic: str) -> None:
     publish(address, topic, 1)
-    found = run("lag", topic, "slwo", "--max", "0", "--lookupd", address)
-    assert (found.returncode, found.stdout) == (2, b"")
-    assert found.stderr.decode() == f"nsqext: the topic has no channel slwo (topic {topic})\n"
+    for words in (("lag", topic, "slwo", "--max", "0"), ("stats", topic, "slwo")):
+        found = run(*words, "--lookupd", address)
+        assert (found.returncode, found.stdout) == (2, b"")
+        assert found.stderr.decode() == f"nsqext: the topic has no channel slwo (topic {topic})\n"
 
 
 def test_partitions_without_a_leader_make_a_lag_unknown() -> None:

@@ -177,21 +177,6 @@ def test_messages_that_wait_for_unseen_ones_are_requeued_at_the_end() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_first_messages_are_sorted_even_when_their_connection_is_lost_meanwhile() -> None:
-    bench = Bench(1)
-    bench.put_at(3, 1)
-    assert bench.rows() == {}
-    bench.owner.horizon = float("inf")
-    bench.wait(0.3)
-    cut(bench)
-    bench.put_at(4, 3)
-    bench.wait(0.3)
-    assert bench.rows() == {}
-    bench.put_at(2, 1)
-    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
-
-
-@pytest.mark.anyio
 async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     bench = Bench(1)
     (first,) = bench.put("a1")

@@ -15,7 +15,7 @@ from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
 from nsqext.types import Address, TopicMeta
-from tests.support.consumers import eventually, quick, tape
+from tests.support.consumers import quick, tape
 from tests.support.fake_nsqd import (
     PLAIN,
     REDESIGNED,
@@ -27,7 +27,6 @@ from tests.support.fake_nsqd import (
     scripted_node,
 )
 from tests.support.machine_pauses import unless_paused
-from tests.support.sleeps import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -117,25 +116,6 @@ async def test_a_connection_stays_open_whose_touch_was_refused() -> None:
         await anext(subject)
         await anyio.sleep(0.6)  # two ticks
         assert len(subject.connections) == 1
-        await peer.close()
-
-
-async def test_a_message_that_timed_out_is_not_answered() -> None:
-    granted = {**PLAIN, "msg_timeout": 300}
-    async with scripted_node(granted=granted) as node, consumer(node, auto_touch=False) as subject:
-        peer = await serve(node)
-        await peer.raw(message(1) + message(2))
-        mine = await subject.__anext__()
-        await eventually(lambda: mine.expired)
-        async with anyio.create_task_group() as tasks:
-
-            async def take_next() -> None:
-                assert (await anext(subject)).internal_id == 3, "number 2 timed out in the consumer"
-
-            tasks.start_soon(take_next)
-            await settled()
-            await peer.raw(message(3))
-        assert mine.expired
         await peer.close()
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -40,7 +41,6 @@ _TABLES = (
     "CREATE TABLE account (number INTEGER PRIMARY KEY, balance INTEGER NOT NULL)",
     "CREATE TABLE transfer (number INTEGER PRIMARY KEY, amount INTEGER NOT NULL, times INTEGER NOT NULL)",
 )
-_names = count(1)
 
 
 class BankViolated(AssertionError):
@@ -112,10 +112,11 @@ class _Store(OutboxStore):
 
 
 class _Database:
-    """A database in memory, which ends with the schedule."""
+    """A database that ends with the schedule."""
 
     def __init__(self, opening: int) -> None:
-        self.name: str = f"sqlite:///file:bank{next(_names)}?mode=memory&cache=shared"
+        self._folder = TemporaryDirectory()
+        self.name: str = f"sqlite:///{self._folder.name}/bank.db"
         self._turn = anyio.Lock()  # a lock of SQLite would stop the only thread
         self._store = _Store(self.name)
         connection = self._store.connect()
@@ -151,6 +152,7 @@ class _Database:
     def close(self) -> None:
         """End it."""
         self._store.close()
+        self._folder.cleanup()
 
 
 async def _change(session: _Session, account: int, amount: int) -> None:

@@ -12,14 +12,25 @@ from nsqext.client.consumer.handlers.dead_letter import DEAD_LETTER_PREFIX, FIRS
 from nsqext.client.consumer.handlers.republish import republish
 from nsqext.client.consumer.position import Position
 from nsqext.client.producer.producer import Producer
-from nsqext.errors import InvalidInput, OperationNotSupported, PartitionUnavailable, TopicNotReady
+from nsqext.errors import (
+    InvalidInput,
+    NsqError,
+    OperationNotSupported,
+    PartitionUnavailable,
+    ServerError,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.lookup.lookup import Lookup
 from nsqext.protocol.header_members import without_members
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nsqext.client.consumer.message import Message
     from nsqext.transport.settings import ConnectionSettings
+
+_MOST_REFUSED = 100  # dead letters that cannot be published, after which a replay ends
 
 
 async def replay_dead_letters(
@@ -34,7 +45,8 @@ async def replay_dead_letters(
 
     Body, extend header and trace id are published as stored originally, without the headers of the dead letter. All
     channels of the topic receive the message, not only the channel where it failed. A dead letter is finished after its
-    message was stored; an interrupted replay continues where it ended, and may publish a message twice.
+    message was stored; an interrupted replay continues where it ended, and may publish a message twice. A dead letter
+    that can never be published stays in the topic; the replay continues, and raises its error at the end.
 
     Args:
         topic: the dead letter topic; on the redesigned NSQ, with extend support.
@@ -47,8 +59,8 @@ async def replay_dead_letters(
         The number of replayed messages.
 
     Raises:
-        InvalidInput: a message has no dead letter headers; it is not finished.
-        TopicNotFound: lookup does not know the topic.
+        InvalidInput: messages without headers of a dead letter, or that are not valid; they stay in the topic.
+        TopicNotFound: lookup does not know the topic, or the original topic of dead letters, which stay in the topic.
         OperationNotSupported: the topic is on the original NSQ, where dead letters have no headers.
         PartitionUnavailable: not all partitions are connected: dead letters may remain.
         NsqError: a message was not published, or the topic cannot be consumed.
@@ -76,21 +88,39 @@ async def _check_topic(producer: Producer, topic: str) -> None:
 async def _replay(lookup: Lookup, producer: Producer, consumer: Consumer, topic: str, idle: float) -> int:
     """Publish dead letters until no message arrives for ``idle`` seconds; return their number."""
     count = 0
-    while True:
+    refused: dict[bytes, NsqError] = {}  # dead letters that stay in flight, by id
+    while len(refused) < _MOST_REFUSED:
         with anyio.move_on_after(idle) as scope:
             message = await anext(consumer)
         if scope.cancelled_caught:
-            check_complete(lookup, consumer, topic, count)
-            return count
-        origin = message.header_value(DEAD_LETTER_PREFIX + "topic")
-        if origin is None:
-            raise InvalidInput(
-                f"{message!r} is not a dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=topic
-            )
-        header = without_members(message.header, FIRST_ADDED, DEAD_LETTER_PREFIX, original=HEADER_OF_ORIGINAL)
-        await republish(producer, origin, message, header)
-        await message.finish()
-        count += 1
+            break
+        try:
+            await _publish(producer, message)
+        except (InvalidInput, TopicNotFound, ServerError) as error:
+            if error.retryable and not isinstance(error, TopicNotFound):
+                raise
+            refused[message.id] = error
+            consumer.max_in_flight = len(refused) + 1  # for the dead letters behind it
+        else:
+            await message.finish()
+            count += 1
+    if refused:
+        first = next(iter(refused.values()))
+        first.message = f"{len(refused)} of {count + len(refused)} dead letters were not replayed; {first.message}"
+        raise first
+    check_complete(lookup, consumer, topic, count)
+    return count
+
+
+async def _publish(producer: Producer, message: Message) -> None:
+    """Publish a dead letter to the topic where it failed."""
+    origin = message.header_value(DEAD_LETTER_PREFIX + "topic")
+    if origin is None:
+        raise InvalidInput(
+            f"{message!r} is not a dead letter: it has no header {DEAD_LETTER_PREFIX}topic", topic=message.topic
+        )
+    header = without_members(message.header, FIRST_ADDED, DEAD_LETTER_PREFIX, original=HEADER_OF_ORIGINAL)
+    await republish(producer, origin, message, header)
 
 
 def check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -> None:
@@ -102,5 +132,5 @@ def check_complete(lookup: Lookup, consumer: Consumer, topic: str, count: int) -
         raise PartitionUnavailable(
             f"dead letters of partitions {sorted(missing)} may remain: the consumer is not connected to their leaders",
             topic=topic,
-            hint=f"{count} dead letters were replayed; replay the rest when the partitions have leaders",
+            hint=f"replayed: {count}; replay the rest when the partitions have leaders",
         )

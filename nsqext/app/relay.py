@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqext.app.app import App
 
 _LAST = 5.0  # seconds for what is being published when an app ends
-_MARGIN = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
+MARGIN: float = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
 
 
 _ABOUT_RELAY = (InvalidSetting, OperationNotSupported)
@@ -131,7 +131,7 @@ def publish_timeout(producer: Producer) -> float:
 
 def lease_time(timeout: float) -> float:
     """Return the seconds for which a relay leases messages."""
-    return timeout + _MARGIN
+    return timeout + MARGIN
 
 
 def refuses_message(error: NsqError) -> bool:

@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("nsqext.delays")
 
-_AT_ONCE = 200  # messages taken from the store and published together
+AT_ONCE: int = 200  # messages taken from the store and published together
 _IN_FLIGHT = 2000
-_RETRY = 15.0  # seconds until another attempt to publish a message
-_POLL = 1.0  # seconds between two checks of a store to which another process adds messages
-_REOPEN = 1.0  # seconds until another attempt to use a store that failed
-_FORGET = 600.0  # seconds between two removals of old identities
+RETRY: float = 15.0  # seconds until another attempt to publish a message
+POLL: float = 1.0  # seconds between two checks of a store to which another process adds messages
+REOPEN: float = 1.0  # seconds until another attempt to use a store that failed
+FORGET: float = 600.0  # seconds between two removals of old identities
 
 
 @frozen
@@ -136,7 +136,7 @@ class DelayRelay(Relay):
                 return await to_thread.run_sync(partial(call, *arguments))
             except sqlite3.OperationalError as error:
                 logger.warning("the store of delayed messages cannot be used: %s", error)
-                await anyio.sleep(_REOPEN)
+                await anyio.sleep(REOPEN)
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []
@@ -165,7 +165,7 @@ class DelayRelay(Relay):
         async with anyio.create_task_group() as tasks:
             while not self._stopping:
                 count = len(published)
-                free = _AT_ONCE - self._publishing
+                free = AT_ONCE - self._publishing
                 taken = await self._in_store(store.take, published[:count], free, time.time(), lease)
                 del published[:count]
                 self._publishing += len(taken)
@@ -176,9 +176,9 @@ class DelayRelay(Relay):
 
     async def _wait(self, due: float | None) -> None:
         """Wait for a change, or until the next message is due."""
-        pause = _POLL
-        if due is not None and self._publishing < _AT_ONCE:
-            pause = min(_POLL, max(0.0, due - time.time()))
+        pause = POLL
+        if due is not None and self._publishing < AT_ONCE:
+            pause = min(POLL, max(0.0, due - time.time()))
         with anyio.move_on_after(pause):
             await self._changed.wait()
 
@@ -188,10 +188,10 @@ class DelayRelay(Relay):
             self._published.append(identity)
             self._stored += 1
         except NsqError as error:
-            logger.warning("a delayed message cannot be published, next attempt in %g s: %s", _RETRY, error)
+            logger.warning("a delayed message cannot be published, next attempt in %g s: %s", RETRY, error)
             self._failed += 1
             failed = partial(self._store.failed, alone=refuses_message(error))
-            await self._in_store(failed, identity, str(error), time.time(), _RETRY)
+            await self._in_store(failed, identity, str(error), time.time(), RETRY)
         finally:
             self._publishing -= 1
             self._changed.wake()
@@ -199,7 +199,7 @@ class DelayRelay(Relay):
     async def _forget_old(self) -> None:
         while True:
             await self._in_store(self._store.forget, time.time() - self._keep)
-            await anyio.sleep(_FORGET)
+            await anyio.sleep(FORGET)
 
 
 async def publish_record(producer: Producer, data: bytes) -> None:

@@ -13,8 +13,8 @@ from urllib.parse import quote, urlsplit
 import anyio
 import httpcore
 
-_KEPT_ALIVE = 16  # idle connections
-_IDLE = 5.0  # seconds for which an idle connection is kept
+KEPT_ALIVE: int = 16  # idle connections
+IDLE: float = 5.0  # seconds for which an idle connection is kept
 _PORTS = {"http": 80, "https": 443}
 _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"  # besides letters and digits
 _WITH_BODY = ("POST", "PUT", "PATCH")
@@ -72,10 +72,10 @@ class Connections:
             await connection.aclose()
 
     async def _close_unneeded(self) -> None:
-        until = anyio.current_time() - _IDLE
+        until = anyio.current_time() - IDLE
         while self._idle:
             connection, since = next(iter(self._idle.items()))
-            if since > until and len(self._idle) <= _KEPT_ALIVE:
+            if since > until and len(self._idle) <= KEPT_ALIVE:
                 break
             del self._idle[connection]
             await _close(connection)

@@ -37,11 +37,11 @@ KnownLeaders = Mapping[tuple[str, int], "tuple[Leader, TopicMeta]"]
 FIRST_CONTACT = 5.0
 """Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
 # seconds of absence after which a topic counts as deleted: a restarted nsqlookupd lacks topics until nodes register
-_DELETED_AFTER = 20.0
+DELETED_AFTER: float = 20.0
 _UNOBSERVED = 10.0  # seconds between two observations after which an absence may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
-_QUIET = 3.0  # seconds without logs of retried errors: most leader changes take less time
+QUIET: float = 3.0  # seconds without logs of retried errors: most leader changes take less time
 _LOG_INTERVAL = 10.0  # seconds between log records about retried errors
 
 
@@ -66,7 +66,7 @@ class _Absences:
     def is_deletion(self, topic: str) -> bool:
         """Return whether a topic counts as deleted after its absence."""
         since, last = self._observed.get(topic, (0.0, 0.0))
-        return last - since > _DELETED_AFTER
+        return last - since > DELETED_AFTER
 
 
 class LeaderLocator:
@@ -238,6 +238,6 @@ class LeaderLocator:
     def log_retry(self, waited: float, limit: float, error: NsqError) -> None:
         """Log an error before a repeated request: first after some seconds, then at intervals."""
         now = anyio.current_time()
-        if waited >= _QUIET and now - self._logged_at >= _LOG_INTERVAL:
+        if waited >= QUIET and now - self._logged_at >= _LOG_INTERVAL:
             self._logged_at = now
             logger.warning("no success for %.0f s, trying again until %.0f s are over: %s", waited, limit, error)

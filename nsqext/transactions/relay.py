@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _FIRST = 1 << 17  # bytes of the first publish
-_MARGIN = 1.0  # seconds before the end of a lease that could not be renewed at which publishes end
-_RETRY = 5.0  # seconds until another publish to a topic that failed
+MARGIN: float = 1.0  # seconds before the end of a lease that could not be renewed at which publishes end
+RETRY: float = 5.0  # seconds until another publish to a topic that failed
 _RECONNECT = 1.0  # seconds until another attempt to reach the database
 
 
@@ -172,7 +172,7 @@ class OutboxRelay(Relay):
             by_topic.setdefault(row.topic, []).append(row)
         errors: list[Exception] = []
         until = began + timeout
-        with anyio.CancelScope(deadline=began + lease - _MARGIN) as leased:
+        with anyio.CancelScope(deadline=began + lease - MARGIN) as leased:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._renew, shards, lease, leased, errors)
                 async with anyio.create_task_group() as publishes:
@@ -196,7 +196,7 @@ class OutboxRelay(Relay):
             try:
                 if not await to_thread.run_sync(self._store.renew, self._owner, shards, lease):
                     leased.cancel()
-                leased.deadline = began + lease - _MARGIN
+                leased.deadline = began + lease - MARGIN
                 pause = lease / 3
             except Exception as error:
                 if outage_of(error) is None:
@@ -278,11 +278,11 @@ class OutboxRelay(Relay):
 
     def _rest(self, topic: str, error: NsqError, count: int) -> None:
         self._failed += 1
-        self._resting[topic] = anyio.current_time() + _RETRY
+        self._resting[topic] = anyio.current_time() + RETRY
         logger.warning(
             "%d messages of the outbox are not published, %g s until the next try: %s",
             count,
-            _RETRY,
+            RETRY,
             error,
             extra={"topic": topic},
         )

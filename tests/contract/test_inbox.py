@@ -57,7 +57,7 @@ def _worker(
 async def test_a_channel_that_is_read_again_has_no_effect_twice(
     cluster_under_test: ClusterUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 20)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 20)
     channel, topic = f"i_{token_hex(4)}", cluster_under_test.plain
     OutboxStore(f"sqlite:///{tmp_path}/o.db", create=True).close()
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/o.db", connect_args={"timeout": 30})

@@ -99,7 +99,7 @@ def main(lookupd: str, path: str, delayed: str, topic: str, each: str) -> None:
     for number, place in enumerate(places):
         child = os.fork()
         if not child:
-            skeleton._MARGIN = -29.8  # with the default timeout of 30 seconds
+            skeleton.MARGIN = -29.8  # with the default timeout of 30 seconds
             if place is not None:
                 kill_at(place)
             anyio.run(serve, lookupd, path, delayed, topic, number)

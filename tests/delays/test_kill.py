@@ -35,7 +35,7 @@ async def test_a_kill_at_any_line_loses_no_message(
         killed, processes = map(int, (await anyio.run_process(command, stderr=subprocess.STDOUT)).stdout.split())
         assert killed > least
         missing = {b"%d-%d" % (number, one) for number in range(processes) for one in range(MESSAGES)}
-        monkeypatch.setattr("nsqext.app.relay._MARGIN", -29.5)
+        monkeypatch.setattr("nsqext.app.relay.MARGIN", -29.5)
         app = App(cluster.lookupd)
         relays.attach(app)
         await app.start()

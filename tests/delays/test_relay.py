@@ -178,7 +178,7 @@ def knows(store: DelayStore, identity: str) -> bool:
 async def test_a_message_that_cannot_be_published_waits_and_others_do_not(
     redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_RETRY", 0.2)
+    monkeypatch.setattr(relay, "RETRY", 0.2)
     cluster = redesigned
 
     async def attempt(number: int) -> None:
@@ -285,7 +285,7 @@ async def test_a_message_that_is_cancelled_while_its_publish_fails_is_never_deli
     redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while the leader of its topic is down."""
-    monkeypatch.setattr(relay, "_RETRY", 0.05)
+    monkeypatch.setattr(relay, "RETRY", 0.05)
     topic = make_topic(redesigned)
     trying, go = anyio.Event(), anyio.Event()
     publish = relay.publish_record
@@ -319,7 +319,7 @@ async def test_a_message_that_is_cancelled_while_its_leader_is_down_is_never_del
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The relay has tried to publish it: the cancellation answers that it is too late, and ends the attempts."""
-    monkeypatch.setattr(relay, "_RETRY", 0.2)
+    monkeypatch.setattr(relay, "RETRY", 0.2)
     taken, killed, publish = anyio.Event(), anyio.Event(), relay.publish_record
 
     async def wait_and_publish(producer: Producer, data: bytes) -> None:
@@ -408,8 +408,8 @@ async def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0
 async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_AT_ONCE", 2)
-    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    monkeypatch.setattr(relay, "AT_ONCE", 2)
+    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
     looks, recorded, forgets = 0, list[str](), list[float]()
     take = DelayStore.take
 
@@ -436,7 +436,7 @@ async def test_a_number_of_messages_is_published_at_once_and_the_end_of_one_make
 
 
 async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_FORGET", 0.01)
+    monkeypatch.setattr(relay, "FORGET", 0.01)
     now = time.time()
     with DelayStore(tmp_path / "store") as store:
         for name, age in (("old", 120.0), ("new", 60.0), ("ended", 120.0)):
@@ -508,7 +508,7 @@ async def test_a_lease_is_longer_than_a_publish_may_take(tmp_path: Path, monkeyp
 
 
 async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
     producer, handlers = Scripted(), dict[str, Any]()
     producer.may_end.set()
     looks = 0
@@ -541,8 +541,8 @@ async def test_a_message_that_is_refused_does_not_delay_its_topic(
     refused: NsqError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server refused delayed the topic by 15 seconds, again and again."""
-    monkeypatch.setattr(relay, "_RETRY", 2 * DEADLINE)
-    monkeypatch.setattr(relay, "_AT_ONCE", 1)
+    monkeypatch.setattr(relay, "RETRY", 2 * DEADLINE)
+    monkeypatch.setattr(relay, "AT_ONCE", 1)
     producer, publish = Scripted(), relay.publish_record
     producer.may_end.set()
 
@@ -562,7 +562,7 @@ async def test_a_message_that_is_refused_does_not_delay_its_topic(
 
 
 async def test_a_relay_looks_when_the_next_message_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_POLL", 2 * DEADLINE)
+    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
     producer = Scripted()
     producer.may_end.set()
     with DelayStore(tmp_path / "store") as store:
@@ -576,7 +576,7 @@ async def test_a_relay_looks_when_the_next_message_is_due(tmp_path: Path, monkey
 async def test_a_message_that_another_process_adds_is_published_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_POLL", 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.05)
     producer = Scripted()
     producer.may_end.set()
     with DelayStore(tmp_path / "store") as store, DelayStore(tmp_path / "store") as other:
@@ -591,7 +591,7 @@ async def test_a_full_disk_ends_no_relay_and_loses_no_message(
     redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is received is requeued, and what is published is recorded later."""
-    monkeypatch.setattr(relay, "_REOPEN", 0.01)
+    monkeypatch.setattr(relay, "REOPEN", 0.01)
     topic = make_topic(redesigned)
     with DelayStore(tmp_path / "store") as store:
         run = store._database.execute
@@ -612,7 +612,7 @@ async def test_a_full_disk_ends_no_relay_and_loses_no_message(
 async def test_a_store_that_fails_while_it_is_read_is_used_again(
     redesigned: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "_REOPEN", 0.1)
+    monkeypatch.setattr(relay, "REOPEN", 0.1)
     topic = make_topic(redesigned)
     with DelayStore(tmp_path / "store") as store:
         take, failures, attempts = store.take, iter([sqlite3.OperationalError("disk I/O error")] * 3), list[float]()

@@ -169,11 +169,11 @@ async def test_an_idle_connection_that_the_server_closed_is_not_used() -> None:
 
 async def test_only_so_many_connections_are_kept_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async with server_and_client() as (server, client, url):
-        await ask_held(server, client, url, connections._KEPT_ALIVE + 4)
+        await ask_held(server, client, url, connections.KEPT_ALIVE + 4)
         await ask(client, url("/"))
-        await eventually(lambda: len(server.open) == connections._KEPT_ALIVE)
-        monkeypatch.setattr(connections, "_IDLE", 0.0)
-        assert await ask(client, url("/")) == server.accepted == connections._KEPT_ALIVE + 5
+        await eventually(lambda: len(server.open) == connections.KEPT_ALIVE)
+        monkeypatch.setattr(connections, "IDLE", 0.0)
+        assert await ask(client, url("/")) == server.accepted == connections.KEPT_ALIVE + 5
         await eventually(lambda: len(server.open) == 1)
 
 

@@ -207,7 +207,7 @@ def test_each_message_is_either_read_or_cancelled(database: str) -> None:
 async def test_a_message_that_is_cancelled_while_its_publish_fails_is_not_published_again(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_RETRY", 0.05)
+    monkeypatch.setattr(relay, "RETRY", 0.05)
     add(database, "never", "kept")
     trying, go = anyio.Event(), anyio.Event()
     attempts: list[list[bytes]] = []
@@ -256,7 +256,7 @@ async def test_a_message_that_is_cancelled_while_its_topic_rests_is_not_publishe
 async def test_a_message_that_is_cancelled_while_its_leader_is_down_is_never_delivered(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_RETRY", 0.05)
+    monkeypatch.setattr(relay, "RETRY", 0.05)
     topic = f"t_{token_hex(4)}"
     with Cluster(nodes=1) as cluster, OutboxStore(database) as store:
         cluster.create_topic(topic, extend=True, channels=["ch"])

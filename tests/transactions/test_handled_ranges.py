@@ -150,7 +150,7 @@ async def publish(cluster: Cluster, topic: str, count: int, prefix: str = "") ->
 async def test_the_table_is_bounded_by_what_is_in_flight(
     cluster: Cluster, topic: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 8)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 8)
     bodies = await publish(cluster, topic, 100)
     workers = [Worker(cluster, topic, sessions) for _ in range(3)]
     for worker in workers:
@@ -176,7 +176,7 @@ async def test_the_table_is_bounded_by_what_is_in_flight(
 async def test_a_log_that_begins_again_is_noticed(
     cluster: Cluster, topic: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 10)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 10)
     expected: list[str] = []
     for prefix in ("a", "b", "c"):
         expected += await publish(cluster, topic, 30, prefix)
@@ -204,7 +204,7 @@ async def test_messages_are_handled_once_while_ranges_are_merged(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several processes handle the same deliveries at the same time."""
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 3)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 3)
     count, chance, calls = 30, random.Random(5), Counter[int]()
 
     async def handle(handling: Handling) -> None:
@@ -228,7 +228,7 @@ async def test_messages_are_handled_once_while_ranges_are_merged(
 async def test_a_message_of_an_older_log_is_not_mistaken_for_one_that_was_handled(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 4)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 4)
     calls: list[tuple[int, int]] = []
     one = Inbox(sessions.begin)
 
@@ -334,7 +334,7 @@ async def test_a_merge_that_fails_is_logged_and_its_message_is_handled(
     async def handle(_: Handling) -> str:
         return "handled"
 
-    monkeypatch.setattr(inbox, "_MERGE_EVERY", 1)
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 1)
     monkeypatch.setattr(HandledRanges, "merge", fail)
     assert await Inbox(sessions.begin).handle(Handling([message_of(0)], "ch"), handle) == "handled"
     assert "what was handled is not merged: no merge" in caplog.text

@@ -187,7 +187,7 @@ async def test_an_error_about_the_relay_or_the_cluster_is_tried_again(
     error: NsqError, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay with ``on_unknown="settle"`` on the original NSQ set all messages aside."""
-    monkeypatch.setattr("nsqext.transactions.relay._RETRY", 0.01)
+    monkeypatch.setattr("nsqext.transactions.relay.RETRY", 0.01)
     producer = Scripted(raising(error))
     add(database, "t", {"key": "k"})
     with OutboxStore(database) as store:

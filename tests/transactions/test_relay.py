@@ -82,8 +82,8 @@ async def test_two_relays_on_a_slow_link_publish_each_message_once(
     cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease ended while 500 rows were published, and the second relay published them too."""
-    monkeypatch.setattr("nsqext.app.relay._MARGIN", 0.5)
-    monkeypatch.setattr("nsqext.transactions.relay._MARGIN", 0.1)
+    monkeypatch.setattr("nsqext.app.relay.MARGIN", 0.5)
+    monkeypatch.setattr("nsqext.transactions.relay.MARGIN", 0.1)
     bodies = fill(database, topic, 60, 20_000)
     node = str(next(iter(cluster.nodes.values())).tcp)
     async with relaying(node, rate=300_000) as slow:
@@ -147,7 +147,7 @@ async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("nsqext.app.relay._MARGIN", -7.0)  # with a timeout of ten seconds
+    monkeypatch.setattr("nsqext.app.relay.MARGIN", -7.0)  # with a timeout of ten seconds
     fill(database, topic, 1, 10)
     publishing, cancelled = anyio.Event(), anyio.Event()
 
@@ -173,8 +173,8 @@ async def test_a_relay_stops_when_its_lease_cannot_be_renewed(
 
 @one_database
 async def test_a_final_error_of_a_renewal_ends_the_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.app.relay._MARGIN", -1.1)  # with a timeout of two seconds
-    monkeypatch.setattr("nsqext.transactions.relay._MARGIN", 0.1)
+    monkeypatch.setattr("nsqext.app.relay.MARGIN", -1.1)  # with a timeout of two seconds
+    monkeypatch.setattr("nsqext.transactions.relay.MARGIN", 0.1)
 
     async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
         await anyio.sleep_forever()
@@ -470,7 +470,7 @@ async def test_messages_of_a_failed_batch_stay_and_stored_ones_are_deleted(
             raise BatchFailed([*receipts, *[PublishFailed("no leader")] * (len(messages) - half)])
 
         monkeypatch.setattr(producer, "publish_many", fail)
-        monkeypatch.setattr("nsqext.transactions.relay._RETRY", 0.05)
+        monkeypatch.setattr("nsqext.transactions.relay.RETRY", 0.05)
         with OutboxStore(database) as store:
             relay = OutboxRelay(store, poll=0.02)
             async with anyio.create_task_group() as tasks:
@@ -951,7 +951,7 @@ async def test_a_topic_that_failed_rests_and_its_messages_are_not_refused(databa
 async def test_a_batch_that_took_too_long_is_tried_again_at_once_in_smaller_parts(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsqext.transactions.relay._RETRY", 2.0 * _SECONDS)
+    monkeypatch.setattr("nsqext.transactions.relay.RETRY", 2.0 * _SECONDS)
 
     async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
         if len(messages) == 4:

@@ -76,12 +76,12 @@ async def open_ephemeral(
         raise
 
 
-_MOVE = 2.0  # seconds until a missing move is requested again
+MOVE: float = 2.0  # seconds until a missing move is requested again
 # seconds until written messages are readable. The real server shows messages to channels when it flushes its write
 # buffer; a last message larger than the buffer waits for a timer, up to 6.0 s with bodies of 200,000 bytes (measured)
 _SETTLE = 8.0
 _MANY_TOPICS = 4  # topics of a query at a node from which on one request gets all topics of the node
-_LED = 1.0  # seconds for which a node's first retained messages are not requested again
+LED: float = 1.0  # seconds for which a node's first retained messages are not requested again
 _MISSING = 5.0  # seconds for which a channel that did not exist is not looked for again before it is created
 _SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the server flush its write buffer
 
@@ -236,7 +236,7 @@ class SourceAdmin:
         """Return the number of a leader's first retained message, at most a second old."""
         async with self._led_lock:
             since, led = self._led.get((leader, topic), (float("-inf"), {}))
-            if anyio.current_time() - since > _LED or (topic, partition) not in led:
+            if anyio.current_time() - since > LED or (topic, partition) not in led:
                 now = anyio.current_time()
                 led = await self.leaders.nodes.led(leader, topic)
                 self._led[leader, topic] = now, led
@@ -362,7 +362,7 @@ class SourceAdmin:
         left = await elsewhere(counts)
         await gather(left, lambda key: self.leaders.ask(*key, nodes.move, channel, counts[key]))
         pauses = Doubling(0.001, 0.1)
-        until = anyio.current_time() + _MOVE
+        until = anyio.current_time() + MOVE
         while True:
             left = await elsewhere(left)
             if not left or anyio.current_time() >= until:
@@ -406,7 +406,7 @@ class SourceAdmin:
         await self.leaders.ask(topic, partition, move)
 
     async def wait_for_move(
-        self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = _MOVE
+        self, leader: Leader, topic: str, partition: int, channel: str, count: int, timeout: float = MOVE
     ) -> ChannelPosition:
         """Wait until a leader has moved a channel behind ``count`` messages; return its position."""
         position, pauses = None, Doubling(0.001, 0.1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.frames import MessageColumns
 
-_BATCH_BYTES = 64 << 20  # bytes of bodies in one batch: Arrow's limit is 2 GiB, and decompressed bodies grow
+BATCH_BYTES: int = 64 << 20  # bytes of bodies in one batch: Arrow's limit is 2 GiB, and decompressed bodies grow
 _NO_HEADERS: dict[str, Any] = {}
 _HEADER_START = 3  # bytes of version and length before a header
 _TAG = TAG_HEADER.encode()
@@ -150,8 +150,8 @@ class _Batch:
         )
         ends = np.cumsum(sizes)
         start, before = 0, 0
-        while count and int(ends[-1]) - before > _BATCH_BYTES:
-            start = max(start + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
+        while count and int(ends[-1]) - before > BATCH_BYTES:
+            start = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
             before = int(ends[start - 1])
             yield start
         yield count

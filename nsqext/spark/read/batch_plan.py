@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Key
     from nsqext.spark.read.planning import Planned
 
-_SKEW_MS = 5000  # milliseconds, largest expected clock difference of a partition's successive leaders
+SKEW_MS: int = 5000  # milliseconds, largest expected clock difference of a partition's successive leaders
 
 
 @define
@@ -83,9 +83,9 @@ async def _plan_one(options: SourceOptions, pruning: Pruning, admin: SourceAdmin
     since = max((time for time in (first, pruning.since) if time is not None), default=None)
     until = min((time for time in (last, pruning.until) if time is not None), default=None)
     if since is not None and start < end:
-        start = max(start, await admin.count_at(topic, partition, since - _SKEW_MS))
+        start = max(start, await admin.count_at(topic, partition, since - SKEW_MS))
     if until is not None and start < end:
-        end = min(end, await admin.count_at(topic, partition, until + _SKEW_MS))
+        end = min(end, await admin.count_at(topic, partition, until + SKEW_MS))
     end = max(end, 0)
     return Range(topic, partition, min(start, end), end)
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-_WAIT = 0.2  # seconds of waiting for a batch's first message
-_SETTLED = 0.5  # seconds without a message until the channel's depth is requested
+WAIT: float = 0.2  # seconds of waiting for a batch's first message
+SETTLED: float = 0.5  # seconds without a message until the channel's depth is requested
 
 
 class ChannelBatches:
@@ -86,7 +86,7 @@ class ChannelBatches:
         await self.finish(start)
         if not self._held:
             self._number = start
-            self._held += await (self._next(_WAIT) if self._frozen_at is None else self._next_frozen(self._frozen_at))
+            self._held += await (self._next(WAIT) if self._frozen_at is None else self._next_frozen(self._frozen_at))
         return list(self._held)
 
     async def _next(self, seconds: float) -> list[Message]:
@@ -103,7 +103,7 @@ class ChannelBatches:
         """
         until = anyio.current_time() + self._options.read_timeout
         while len(self._later) < 2 * self._limit:
-            found = await self._next(_SETTLED)
+            found = await self._next(SETTLED)
             self._later += [message for message in found if message.timestamp > frozen_at]
             if wanted := [message for message in found if message.timestamp <= frozen_at]:
                 return wanted

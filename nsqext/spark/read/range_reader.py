@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
-_TICK = 0.25
-_STALL = 5.0  # seconds without a message until the connection is closed; all messages of a range are stored
+TICK: float = 0.25
+STALL: float = 5.0  # seconds without a message until the connection is closed; all messages of a range are stored
 _MOVE = 2.0  # seconds for the server to move the channel
 _ID_SIZE = 8  # bytes of a message id before the trace id
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES: int = 4 << 20
 _READ_AHEAD = 1  # blocks received while the caller processes one
-_OPEN_RANGES = 6  # ranges of a task read concurrently, because opening a range takes several round trips
+OPEN_RANGES: int = 6  # ranges of a task read concurrently, because opening a range takes several round trips
 _FIRST_PAUSE = 0.02
-_LAST_PAUSE = 0.5
+LAST_PAUSE: float = 0.5
 
 
 class RangeReader:
@@ -81,7 +81,7 @@ class RangeReader:
         self._options = options
         self._timeout = options.read_timeout
         self._reassembler = self._reassembler_from(found.start)
-        self._blocks = Blocks(found.start, options.arrow_batch_rows, _BLOCK_BYTES, _READ_AHEAD)
+        self._blocks = Blocks(found.start, options.arrow_batch_rows, BLOCK_BYTES, _READ_AHEAD)
         self._reader: PartitionReader | None = None
         self._paused = False  # waiting blocks hold back further messages
         self._failure: NsqError | None = None
@@ -117,7 +117,7 @@ class RangeReader:
                     errors = [*errors, error] if self._reassembler.count == before else [error]
                     self._raise_if_final(errors)
                     self._admin.leaders.log_retry(_clock() - self._progress, self._timeout, error)
-                    await anyio.sleep(min(_FIRST_PAUSE * len(errors), _LAST_PAUSE))
+                    await anyio.sleep(min(_FIRST_PAUSE * len(errors), LAST_PAUSE))
         except NsqError as error:
             self._failure = error
             self._blocks.close()  # without failOnDataLoss, the messages before the lost messages are read
@@ -249,8 +249,8 @@ class RangeReader:
     async def _watch(self, reader: PartitionReader) -> None:
         since = _clock()
         while True:
-            stall = min(_MOVE if self._unproved else _STALL, self._timeout / 2)
-            await anyio.sleep(min(_TICK, stall))
+            stall = min(_MOVE if self._unproved else STALL, self._timeout / 2)
+            await anyio.sleep(min(TICK, stall))
             reader.tick()
             now = _clock()
             if self._paused:
@@ -311,7 +311,7 @@ class TaskReader:
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
-        for _ in range(_OPEN_RANGES):
+        for _ in range(OPEN_RANGES):
             self._open_next()
         return self
 
@@ -381,5 +381,5 @@ class TaskReader:
             logger.warning("the topic of %s does not exist any more: skipped", found)
             self._close_first()
             return
-        await anyio.sleep(_LAST_PAUSE)
+        await anyio.sleep(LAST_PAUSE)
         self._open[0] = self._start(Range(found.topic, found.partition, max(self._next, found.start), found.end))

@@ -44,7 +44,7 @@ Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | O
 """Makes the message that describes a bad row from its number, the error and the row by column."""
 
 _partition_of = attrgetter("partition")
-_LOG_INTERVAL = 5.0  # seconds without an acknowledgement between log records
+LOG_INTERVAL: float = 5.0  # seconds without an acknowledgement between log records
 
 
 class RowPublisher:
@@ -153,7 +153,7 @@ def _place(task: int | None) -> str:
 def wait_logging(pending: Future[None], task: int | None) -> None:
     """Wait until a chunk is published; log a long wait, because the producer's retries are silent."""
     began = time.monotonic()
-    while not wait([pending], timeout=_LOG_INTERVAL).done:
+    while not wait([pending], timeout=LOG_INTERVAL).done:
         logger.warning(
             "%s: messages were not acknowledged for %.0f s; the producer tries again",
             _place(task),

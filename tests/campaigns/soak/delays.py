@@ -113,7 +113,7 @@ async def _serve(role: _Role) -> None:
 
     relay.time = SimpleNamespace(time=now, monotonic=time.monotonic)  # type: ignore[assignment,attr-defined]
     relay.publish_record = checked
-    skeleton._MARGIN = role.margin
+    skeleton.MARGIN = role.margin
     with DelayStore(folder / "store") as store:
         app = App(role.lookupd, timeout=2.0, msg_timeout=3.0, address_map=role.address_map or None)
         DelayRelay(store, topic=_DELAYED).attach(app)

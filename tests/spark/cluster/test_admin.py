@@ -299,7 +299,7 @@ async def test_the_first_retained_messages_of_a_node_are_requested_once(
                 bounds = await admin.bounds(topic, partition)
                 assert await admin.first_retained(leader, topic, partition) == bounds.start
         assert set(asked.values()) == {1}
-        monkeypatch.setattr(admin_module, "_LED", -1.0)
+        monkeypatch.setattr(admin_module, "LED", -1.0)
         await admin.first_retained(leader, topic, 1)
         assert asked[leader] == 2
 
@@ -319,7 +319,7 @@ async def test_an_anchor_behind_the_end_is_refused(
     servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers take a place behind the end for the end, and say nothing."""
-    monkeypatch.setattr(admin_module, "_MOVE", 0.2)
+    monkeypatch.setattr(admin_module, "MOVE", 0.2)
     topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
     async with SourceAdmin(access(servers.lookupd, timeout=0.5)) as admin:
         end = (await admin.bounds(topic, 0)).end
@@ -583,7 +583,7 @@ async def test_lookup_that_has_answered_before_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A record says so, one for all requests."""
-    monkeypatch.setattr(leaders, "_QUIET", 0.0)
+    monkeypatch.setattr(leaders, "QUIET", 0.0)
     async with scripted_lookup() as node, SourceAdmin(access([node], timeout=0.8), first_contact=0.1) as admin:
         node.set_leaders({0: node.address}, num=2)  # the second partition has no leader
         began = anyio.current_time()

@@ -174,7 +174,7 @@ def test_headers_that_servers_store_although_they_are_not_quite_json() -> None:
 
 
 def test_large_bodies_are_read_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(rows, "BATCH_BYTES", 100)
     bodies = [b"a" * 60, b"b" * 40, b"c", b"d" * 500, b"e", b"f"]
     batches = to_batches(from_messages(message(body) for body in bodies), 2, "t", 0, RowFormat(ALL_COLUMNS))
     assert [batch.num_rows for batch in batches] == [2, 1, 1, 2]
@@ -184,6 +184,6 @@ def test_large_bodies_are_read_in_several_batches(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("sizes", "expected"), [([101, 1], [1, 1]), ([60, 41], [1, 1]), ([60, 40], [2]), ([0], [1])])
 def test_where_the_first_batch_ends(monkeypatch: pytest.MonkeyPatch, sizes: list[int], expected: list[int]) -> None:
-    monkeypatch.setattr(rows, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(rows, "BATCH_BYTES", 100)
     batches = to_batches(from_messages(message(b"a" * size) for size in sizes), 0, "t", 0, RowFormat())
     assert [batch.num_rows for batch in batches] == expected

@@ -262,7 +262,7 @@ def test_rows_of_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> No
             edges.append(int(time.time() * 1000))
             time.sleep(0.03)
     for skew in (5000, 5, 0):
-        monkeypatch.setattr(batch_plan, "_SKEW_MS", skew)
+        monkeypatch.setattr(batch_plan, "SKEW_MS", skew)
         for given, expected in (
             ({"startingTimestamp": edges[0]}, range(10, 30)),
             ({"endingTimestamp": edges[1]}, range(20)),
@@ -337,8 +337,8 @@ def test_a_topic_that_is_deleted_before_it_is_read(
     gone = Range("deleted_topic", 0, 0, 10)
     with pytest.raises(TopicNotFound, match="deleted_topic"):
         list(read_ranges(options(cluster, topic), [gone]))
-    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.1)
-    monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
+    monkeypatch.setattr(leaders, "DELETED_AFTER", 0.1)
+    monkeypatch.setattr(range_reader, "LAST_PAUSE", 0.05)
     lenient = options(cluster, topic, failOnDataLoss="false")
     assert numbers(read_ranges(lenient, [gone, Range(topic, 0, 0, COUNT)])) == list(range(COUNT))
     assert f"the topic of {gone} does not exist any more: skipped" in caplog.text
@@ -358,7 +358,7 @@ def test_a_range_that_was_refused_long_ago_is_looked_up_again(
 ) -> None:
     """All open ranges were refused when the task began; the second one is needed after the first one was read."""
     refuse_first_look(monkeypatch)
-    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.01)
+    monkeypatch.setattr(leaders, "DELETED_AFTER", 0.01)
     lenient = options(cluster, topic, failOnDataLoss="false")
     found = numbers(read_ranges(lenient, [Range(topic, 0, 0, COUNT), Range(topic, 1, 0, COUNT // 2)]))
     assert found == [*range(COUNT), *range(COUNT // 2)]
@@ -376,7 +376,7 @@ def refuse_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
         return await resolve(locator, topic, partition)
 
     monkeypatch.setattr(LeaderLocator, "leader", leader)
-    monkeypatch.setattr(range_reader, "_LAST_PAUSE", 0.05)
+    monkeypatch.setattr(range_reader, "LAST_PAUSE", 0.05)
 
 
 def test_a_range_behind_the_end_is_never_short(cluster: Cluster, topic: str) -> None:

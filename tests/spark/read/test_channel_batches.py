@@ -123,8 +123,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         monkeypatch.setattr(channel_batches, "unfinished_count", channel.count)
         return channel, ChannelBatches(options())
 
-    monkeypatch.setattr(channel_batches, "_WAIT", 0.0)
-    monkeypatch.setattr(channel_batches, "_SETTLED", 0.0)
+    monkeypatch.setattr(channel_batches, "WAIT", 0.0)
+    monkeypatch.setattr(channel_batches, "SETTLED", 0.0)
     return open_channel
 
 

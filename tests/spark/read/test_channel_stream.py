@@ -128,7 +128,7 @@ def test_a_completed_batch_is_finished_when_the_query_ends(original: Cluster, to
 def test_a_batch_is_read_as_soon_as_there_is_a_message(
     original: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_batches, "_WAIT", 3600.0)
+    monkeypatch.setattr(channel_batches, "WAIT", 3600.0)
     source = reader(original, topic)
     try:
         start = source.initialOffset()
@@ -248,7 +248,7 @@ def test_available_now_does_not_end_while_the_depth_is_unknown(
         return found
 
     monkeypatch.setattr(channel_batches, "unfinished_count", count)
-    monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
+    monkeypatch.setattr(channel_batches, "SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="200")
     try:
         source.prepareForTriggerAvailableNow()
@@ -270,7 +270,7 @@ def test_available_now_warns_of_messages_that_it_does_not_receive(
         return left
 
     monkeypatch.setattr(channel_batches, "unfinished_count", count)
-    monkeypatch.setattr(channel_batches, "_SETTLED", 0.02)
+    monkeypatch.setattr(channel_batches, "SETTLED", 0.02)
     source = reader(original, topic, readTimeoutMs="100")
     try:
         source.prepareForTriggerAvailableNow()

@@ -126,7 +126,7 @@ async def test_blocks_are_bounded_by_rows_and_bytes(cluster: Cluster, monkeypatc
     topic = await made(cluster)
     async with SingleReader(access(cluster), Range(topic, 0, 10, 110), block_rows=30) as reader:
         assert [len(block) async for block in reader] == [30, 30, 30, 10]
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 1500)
+    monkeypatch.setattr(ranges, "BLOCK_BYTES", 1500)
     async with SingleReader(access(cluster), Range(topic, 0, 10, 110)) as reader:
         sizes = [int(block.columns.heads["size"].sum()) async for block in reader]
     assert len(sizes) > 5
@@ -215,7 +215,7 @@ async def test_the_leader_moves(cluster: Cluster) -> None:
 
 async def test_the_leader_falls_silent(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection stays open without messages: the reader does not wait for missed heartbeats."""
-    monkeypatch.setattr(ranges, "_STALL", 0.5)
+    monkeypatch.setattr(ranges, "STALL", 0.5)
     topic = await made(cluster, replicas=3)
     leader = cluster.leader(topic)
     async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
@@ -233,7 +233,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_message(cluster: Clus
 
 async def test_bytes_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The byte stream is corrupt after that; no wrong message is returned."""
-    monkeypatch.setattr(ranges, "_STALL", 0.5)
+    monkeypatch.setattr(ranges, "STALL", 0.5)
     topic = await made(cluster)
     async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(lambda: cluster.faults.drop(cluster.leader(topic), "out", size=1000))
@@ -242,7 +242,7 @@ async def test_bytes_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyP
 
 async def test_a_topic_that_is_upgraded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that did not expect extend headers get nothing more, and no word of it (captured: upgrade_ext)."""
-    monkeypatch.setattr(ranges, "_STALL", 0.5)
+    monkeypatch.setattr(ranges, "STALL", 0.5)
     topic = await made(cluster)
     async with halfway(SingleReader(access(cluster), Range(topic, 0, 0, 2 * COUNT), rdy=20, block_rows=25)) as numbers:
         await anyio.to_thread.run_sync(cluster.upgrade_topic, topic)
@@ -292,7 +292,7 @@ async def test_a_partition_without_a_leader(cluster: Cluster, monkeypatch: pytes
         reader = SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=1.0)
         await _until_error(reader, RangeIncomplete)
         logged = anyio.Event()
-        monkeypatch.setattr(leaders, "_QUIET", 0.0)
+        monkeypatch.setattr(leaders, "QUIET", 0.0)
         monkeypatch.setattr(leaders.logger, "warning", lambda *_: logged.set())
         async with SingleReader(access(cluster), Range(topic, 0, 0, COUNT), timeout=60.0):
             await logged.wait()

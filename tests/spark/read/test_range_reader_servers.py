@@ -112,7 +112,7 @@ async def test_a_range_behind_the_end(servers: Servers, topics: dict[str, str], 
 
 async def test_a_topic_that_is_upgraded(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a read; older messages are read as before (captured: upgrade_ext, upgrade_old_records)."""
-    monkeypatch.setattr(ranges, "_STALL", 1.0)
+    monkeypatch.setattr(ranges, "STALL", 1.0)
     topic = await anyio.to_thread.run_sync(servers.make_topic, "upgraded")
     bodies = [body(0, number) for number in range(2 * COUNT)]
     await anyio.to_thread.run_sync(servers.publish, topic, bodies[:COUNT], 0)

@@ -52,7 +52,7 @@ def anyio_backend() -> str:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(range_reader, "_clock", lambda: clock.now)
-    monkeypatch.setattr(range_reader, "_TICK", 0.25)
+    monkeypatch.setattr(range_reader, "TICK", 0.25)
     replace_sleep(monkeypatch, clock.sleep)
     return clock
 
@@ -395,7 +395,7 @@ async def read_all(reader: TaskReader) -> list[tuple[int, int]]:
 
 
 async def test_the_next_ranges_of_a_task_are_opened_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 2)
+    monkeypatch.setattr(range_reader, "OPEN_RANGES", 2)
     servers = Servers(*(Connection(frames(0)) for _ in range(4)))
     reader = tasks_of(monkeypatch, servers, *(Range("t", partition, 0, 1) for partition in range(4)))
     async with reader:
@@ -447,7 +447,7 @@ async def test_messages_that_are_not_retained_are_skipped(
     servers = Servers(Connection(frames(0)), *connections, Connection(), Connection(frames(*expected)))
     servers.retained[1] = [0, retained] if received else [retained]
     lost = Range("t", 1, 0, 5)
-    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 1)
+    monkeypatch.setattr(range_reader, "OPEN_RANGES", 1)
     found = await read_all(tasks_of(monkeypatch, servers, Range("t", 0, 0, 1), lost, fail_on_data_loss=False))
     assert found == [(0, 0), *((1, number) for number in expected)]
     assert f"messages {len(received)}..{retained} of {lost} are not retained any more: skipped" in caplog.text
@@ -471,7 +471,7 @@ async def test_deleted_topics_are_skipped(
     monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without failOnDataLoss, once it is certain; otherwise the range is requested again after a pause."""
-    monkeypatch.setattr(range_reader, "_OPEN_RANGES", 1)
+    monkeypatch.setattr(range_reader, "OPEN_RANGES", 1)
     unknown, found = TopicNotFound("lookup does not know it"), Range("t", 0, 3, 5)
     with pytest.raises(TopicNotFound, match="lookup does not know it"):
         await read_all(tasks_of(monkeypatch, Servers(unknown), found))

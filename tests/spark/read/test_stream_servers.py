@@ -200,7 +200,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 async def test_a_topic_that_is_deleted_while_queries_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaders, "_DELETED_AFTER", 0.1)
+    monkeypatch.setattr(leaders, "DELETED_AFTER", 0.1)
     monkeypatch.setattr("nsqext.spark.read.anchor._FRESH", -1.0)
     lookupd = cluster.lookupd
     for name in ("bills", "orders"):

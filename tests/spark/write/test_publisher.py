@@ -107,7 +107,7 @@ def test_a_task_that_waits_for_the_servers_says_so(monkeypatch: pytest.MonkeyPat
         records.append(text % values)
         pending.set_result(None)
 
-    monkeypatch.setattr(publisher, "_LOG_INTERVAL", 0.01)
+    monkeypatch.setattr(publisher, "LOG_INTERVAL", 0.01)
     monkeypatch.setattr(publisher.logger, "warning", log)
     wait_logging(pending, 5)
     (record,) = records

@@ -60,6 +60,11 @@ ONLY_READ: Columns = tuple(name for name in ALL_COLUMNS if name not in WRITABLE)
 
 
 @cache
+def written_type(name: str) -> str:
+    """Return the type to which a column that is written is cast, if it has another type."""
+    return _CAST_TO.get(name, _WRITABLE[name][0])
+
+
 def arrow_schema(columns: Columns = BASE_COLUMNS, headers_as_array: bool = False) -> pa.Schema:
     """Return the schema of read rows; Spark requires exactly these types and this order."""
     array = {"headers": _HEADER_ARRAY} if headers_as_array else {}
@@ -107,6 +112,6 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
     for found in schema:
         kind, allowed = found.dataType.simpleString(), _WRITABLE.get(found.name)
         if allowed is not None and _COLLATION.sub("", kind) not in allowed:
-            hint = f"cast it to {_CAST_TO.get(found.name, allowed[0])}"
+            hint = f"cast it to {written_type(found.name)}"
             raise InvalidSetting(f"column {found.name} is {kind}", hint=hint)
     check_written([found.name for found in schema], topic)

@@ -62,7 +62,9 @@ _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
 @frozen
-class _Option:
+class Option:
+    """An option of the source or the sink."""
+
     read: Callable[[str], Any]
     only: Literal["batch", "stream"] | None = None  #: kind of query with this option; None for both
     of_ranges: bool = False  #: not in `readMode=channel`
@@ -73,11 +75,11 @@ class _Option:
 def _option(
     default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
 ) -> Any:
-    return attrs.field(default=default, metadata={_Option: _Option(read, only, **more)})
+    return attrs.field(default=default, metadata={Option: Option(read, only, **more)})
 
 
-def _options_of(kind: type, **others: _Option) -> tuple[_Option, ...]:
-    declared = {field.name: field.metadata[_Option] for field in attrs.fields(kind) if _Option in field.metadata}
+def _options_of(kind: type, **others: Option) -> tuple[Option, ...]:
+    declared = {field.name: field.metadata[Option] for field in attrs.fields(kind) if Option in field.metadata}
     return tuple(
         attrs.evolve(
             option, member=member, name=option.name or re.sub("_([a-z])", lambda found: found[1].upper(), member)
@@ -158,7 +160,7 @@ def columns_of(given: Mapping[str, str]) -> tuple[Columns, bool]:
 def check_load(given: Mapping[str, str]) -> None:
     """Check a query's options at its load, when batch or stream is unknown."""
     names = {name.lower() for name in given}
-    SourceOptions.load(given, streaming=any(name.lower() in names for name in _STREAM_ONLY))
+    SourceOptions.load(given, streaming=any(name.lower() in names for name in STREAM_ONLY))
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[Columns, bool]:
@@ -229,7 +231,7 @@ class SourceOptions:
     def load(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
         """Return a query's options while it may still become a stream."""
         values, settings = _read_all(given, "read")
-        present = {option.name for option in _SOURCE if option.member in values}
+        present = {option.name for option in SOURCE_OPTIONS if option.member in values}
         _check_source(present, values, streaming)
         client = _client_config(values, settings, "read")
         values["columns"], as_array = _columns(values)
@@ -252,7 +254,7 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
             raise InvalidSetting(f"options {one} and {others[0]} contradict each other", hint="use one of them")
     if not present & {"subscribe", "subscribePattern", "assign"}:
         raise InvalidSetting("no topic is given", hint="use one of the options subscribe, subscribePattern and assign")
-    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+    for name in BATCH_ONLY if streaming else STREAM_ONLY:
         if name in present:
             kind = "batch" if streaming else "streaming"
             raise InvalidSetting(f"option {name} is for {kind} reads only", hint="remove it")
@@ -262,7 +264,7 @@ def _check_source(present: set[str], values: Mapping[str, Any], streaming: bool)
             hint="a streaming read needs the name of a channel of its own, which retains messages until they are read",
         )
     if values.get("read_mode") == "channel":
-        for name in _OFFSET_ONLY:
+        for name in OFFSET_ONLY:
             if name in present:
                 raise InvalidSetting(f"option {name} contradicts readMode=channel", hint="remove one of them")
     elif streaming and values["channel"].endswith(MARK):
@@ -332,24 +334,26 @@ _STARTS = {
     "starting_offsets_by_timestamp": parse_times,
 }
 _ENDS = {"ending_offsets": parse_ending, "ending_timestamp": parse_time, "ending_offsets_by_timestamp": parse_times}
-_LOOKUPD = _Option(lambda value: parse_lookup_addresses(read_text(value)))
-_SOURCE = _options_of(
+_LOOKUPD = Option(lambda value: parse_lookup_addresses(read_text(value)))
+SOURCE_OPTIONS: tuple[Option, ...] = _options_of(
     SourceOptions,
     lookupd=_LOOKUPD,
-    subscribe=_Option(read_topics),
-    assign=_Option(read_assignment, of_ranges=True),
-    include_headers=_Option(read_bool),
-    headers_format=_Option(read_choice("map", "array")),
-    **{member: _Option(read, of_ranges=True) for member, read in _STARTS.items()},
-    **{member: _Option(read, "batch") for member, read in _ENDS.items()},
+    subscribe=Option(read_topics),
+    assign=Option(read_assignment, of_ranges=True),
+    include_headers=Option(read_bool),
+    headers_format=Option(read_choice("map", "array")),
+    **{member: Option(read, of_ranges=True) for member, read in _STARTS.items()},
+    **{member: Option(read, "batch") for member, read in _ENDS.items()},
 )
-_SINK = _options_of(SinkOptions, lookupd=_LOOKUPD, bad_rows=_Option(read_choice("fail", "topic")))
-_NAMES = {"read": _SOURCE, "write": _SINK}
+SINK_OPTIONS: tuple[Option, ...] = _options_of(
+    SinkOptions, lookupd=_LOOKUPD, bad_rows=Option(read_choice("fail", "topic"))
+)
+_NAMES = {"read": SOURCE_OPTIONS, "write": SINK_OPTIONS}
 _OTHER = {"read": "write", "write": "read"}
 
-_BATCH_ONLY = tuple(option.name for option in _SOURCE if option.only == "batch")
-_STREAM_ONLY = tuple(option.name for option in _SOURCE if option.only == "stream")
-_OFFSET_ONLY = tuple(option.name for option in _SOURCE if option.of_ranges)
+BATCH_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.only == "batch")
+STREAM_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.only == "stream")
+OFFSET_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.of_ranges)
 _EXCLUDING = (
     ("subscribe", "subscribePattern", "assign"),
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),

@@ -25,30 +25,33 @@ def rows(section: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in lines}
 
 
-def names(found: Iterable[options._Option]) -> set[str]:
+def names(found: Iterable[options.Option]) -> set[str]:
     """Return the options' names."""
     return {option.name for option in found}
 
 
 def test_options_to_read() -> None:
     page = rows("Options to read")
-    assert page.keys() == names(options._SOURCE)
-    assert {name for name, cells in page.items() if cells[0] == "no"} == set(options._STREAM_ONLY)
-    assert {name for name, cells in page.items() if cells[1] == "no"} == set(options._BATCH_ONLY)
+    assert page.keys() == names(options.SOURCE_OPTIONS)
+    assert {name for name, cells in page.items() if cells[0] == "no"} == set(options.STREAM_ONLY)
+    assert {name for name, cells in page.items() if cells[1] == "no"} == set(options.BATCH_ONLY)
 
 
 def test_options_to_write() -> None:
-    assert rows("Options to write").keys() == names(options._SINK)
+    assert rows("Options to write").keys() == names(options.SINK_OPTIONS)
 
 
 def test_defaults() -> None:
     given = {**rows("Options to read"), **rows("Options to write")}
     shown = {name: cells[-2].strip("`") for name, cells in given.items()}
-    found = {**_defaults(options.SourceOptions, options._SOURCE), **_defaults(options.SinkOptions, options._SINK)}
+    found = {
+        **_defaults(options.SourceOptions, options.SOURCE_OPTIONS),
+        **_defaults(options.SinkOptions, options.SINK_OPTIONS),
+    }
     assert {name: shown[name] for name in found} == found
 
 
-def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options._Option]) -> dict[str, str]:
+def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options.Option]) -> dict[str, str]:
     """Return the defaults of options that have one, as they are written."""
     defaults = {member.name: member.default for member in attrs.fields(kind)}
     found = {option.name: defaults.get(option.member, attrs.NOTHING) for option in known}
@@ -62,7 +65,7 @@ def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options._Option])
 def test_options_that_a_mode_ignores_are_listed() -> None:
     sentence = re.search(r"`readMode=channel` cannot be combined with (.*?)\.", _SECTIONS["Options to read"], re.DOTALL)
     assert sentence is not None
-    assert set(re.findall(r"`(\w+)`", sentence[1])) == set(options._OFFSET_ONLY)
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == set(options.OFFSET_ONLY)
 
 
 def test_columns_that_are_read() -> None:
@@ -72,7 +75,7 @@ def test_columns_that_are_read() -> None:
 
 def test_columns_that_are_written() -> None:
     kinds = {name: cells[0] for name, cells in rows("Columns that are written").items()}
-    assert kinds == {name: columns._CAST_TO.get(name, allowed[0]) for name, allowed in columns._WRITABLE.items()}
+    assert kinds == {name: columns.written_type(name) for name in columns.WRITABLE}
 
 
 _TESTS = {

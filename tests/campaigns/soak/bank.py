@@ -43,7 +43,7 @@ _Cluster = EmbeddedProcess | OriginalProcesses | RealCluster
 _NAMES = ("embedded", "original", "real")
 _PARTITIONS = 2
 _REPLICAS = 3
-_DOWN = (1.0, 6.0)
+DOWN = (1.0, 6.0)
 """Seconds for which a leader is down, beyond the shortest time of its cluster."""
 _OUTAGE = (0.5, 3.0)
 """Seconds for which PostgreSQL only reads, or accepts no connection."""
@@ -83,7 +83,7 @@ class BankResult:
     faults: list[str] = field(factory=list)
 
 
-class _Disaster:
+class Disaster:
     """Kills what a bank consists of, until `over`.
 
     Args:
@@ -117,7 +117,7 @@ class _Disaster:
             for kind, kill in kinds.items():
                 tasks.start_soon(self._repeat, kind, kill)
             if isinstance(self._cluster, OriginalProcesses):
-                tasks.start_soon(self._stop_nodes, self._cluster)
+                tasks.start_soon(self.stop_nodes, self._cluster)
             else:
                 kills = "kill" in self._cluster.kinds
                 tasks.start_soon(self._kill_leaders if kills else self._move_leaders, self._cluster)
@@ -168,7 +168,7 @@ class _Disaster:
                     await connection.close()
         return 1
 
-    async def _stop_nodes(self, cluster: OriginalProcesses) -> None:
+    async def stop_nodes(self, cluster: OriginalProcesses) -> None:
         """Kill, end or freeze nodes that have a part of each topic."""
         kinds = sorted({"kill", "terminate", "freeze"} - ({"kill"} if cluster.forgets else set()))
         while not self.over:
@@ -176,7 +176,7 @@ class _Disaster:
             kind, node = self._chance.choice(kinds), self._chance.choice(("n1", "n2", "n3"))
             end = await run_sync(cluster.begin, Fault(kind, 0.0, 0.0, node, 0.0), ())
             self.kills[f"node ({kind})"] += 1
-            await anyio.sleep(self._chance.uniform(*_DOWN))
+            await anyio.sleep(self._chance.uniform(*DOWN))
             await run_sync(end)
 
     async def _move_leaders(self, cluster: EmbeddedProcess | RealCluster) -> None:
@@ -194,9 +194,9 @@ class _Disaster:
         async with Admin(bank.lookupd) as admin:
             while not self.over:
                 await self._rest()
-                await _until_in_sync(admin, topics)
+                await until_in_sync(admin, topics)
                 topic, partition = self._chance.choice(topics), self._chance.randrange(_PARTITIONS)
-                seconds = cluster.shortest + self._chance.uniform(*_DOWN)
+                seconds = cluster.shortest + self._chance.uniform(*DOWN)
                 leader = await run_sync(cluster.leader, topic, partition)
                 end = await run_sync(cluster.begin, Fault("kill", 0.0, seconds, leader, 0.0), topics)
                 self.kills["leader"] += 1
@@ -204,7 +204,7 @@ class _Disaster:
                 await run_sync(end)
 
 
-async def _until_in_sync(admin: Admin, topics: tuple[str, ...]) -> None:
+async def until_in_sync(admin: Admin, topics: tuple[str, ...]) -> None:
     """Wait until every replica has every message: one that leads too early would lose some."""
     for topic in topics:
         while True:
@@ -264,7 +264,7 @@ async def _run_processes(
     chance: random.Random,
 ) -> BankResult:
     run = BankRun(bank, folder)
-    disaster = _Disaster(run, cluster, postgres, every, chance)
+    disaster = Disaster(run, cluster, postgres, every, chance)
     result = BankResult(0, disaster.kills, 0, 0, 0.0)
     async with anyio.create_task_group() as tasks:
         await tasks.start(run.keep_all)

@@ -62,17 +62,17 @@ class _Run:
 async def test_every_kind_of_kill_happens_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader is killed when all replicas have everything, and the node runs again at the end."""
 
-    async def terminate(disaster: bank._Disaster) -> int:
+    async def terminate(disaster: bank.Disaster) -> int:
         return 2
 
     for kind in ("_backend", "_only_reads", "_use_up"):
-        monkeypatch.setattr(bank._Disaster, kind, terminate)
-    monkeypatch.setattr(bank, "_DOWN", (0.0, 0.1))
+        monkeypatch.setattr(bank.Disaster, kind, terminate)
+    monkeypatch.setattr(bank, "DOWN", (0.0, 0.1))
     with Cluster(nodes=3) as cluster:
         for topic in _TOPICS:
             cluster.create_topic(topic, partitions=2, replicas=3, extend=True, channels=["bank"])
         servers, run = _Servers(cluster), _Run(cluster.lookupd)
-        disaster = bank._Disaster(cast("Any", run), cast("Any", servers), "", 0.01, random.Random(3))
+        disaster = bank.Disaster(cast("Any", run), cast("Any", servers), "", 0.01, random.Random(3))
         kinds = ("worker", "relay", "backend", "leader")
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
@@ -86,7 +86,7 @@ async def test_every_kind_of_kill_happens_until_it_is_over(monkeypatch: pytest.M
         assert (disaster.kills["worker"], disaster.kills["relay"]) == (run.killed["work"], run.killed["relay"])
         with anyio.fail_after(60):
             async with Admin(cluster.lookupd) as admin:
-                await bank._until_in_sync(admin, _TOPICS)
+                await bank.until_in_sync(admin, _TOPICS)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -105,14 +105,14 @@ async def test_nodes_of_the_original_nsq_are_stopped_in_each_way_that_loses_noth
         return stopped.clear
 
     monkeypatch.setattr(OriginalProcesses, "begin", begin)
-    monkeypatch.setattr(bank, "_DOWN", (0.0, 0.01))
+    monkeypatch.setattr(bank, "DOWN", (0.0, 0.01))
     servers, run = OriginalProcesses(tmp_path), _Run([])
     servers.forgets = forgets
-    disaster = bank._Disaster(cast("Any", run), servers, "", 0.001, random.Random(3))
+    disaster = bank.Disaster(cast("Any", run), servers, "", 0.001, random.Random(3))
     kinds = {"terminate", "freeze", *([] if forgets else ["kill"])}
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(disaster._stop_nodes, servers)
+            tasks.start_soon(disaster.stop_nodes, servers)
             while any(begun[kind] < 3 for kind in kinds):  # noqa: ASYNC110 - the disaster changes it
                 await anyio.sleep(0.001)
             disaster.over = True

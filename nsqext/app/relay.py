@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from nsqext.app.app import App
 
 _LAST = 5.0  # seconds for what is being published when an app ends
-MARGIN: float = 5.0  # seconds beyond the timeout of a publish after which another relay takes over leased messages
+MARGIN: float = 5.0
+"""Seconds beyond the timeout of a publish after which another relay takes over leased messages."""
 
 
 _ABOUT_RELAY = (InvalidSetting, OperationNotSupported)

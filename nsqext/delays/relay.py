@@ -31,12 +31,17 @@ T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("nsqext.delays")
 
-AT_ONCE: int = 200  # messages taken from the store and published together
+AT_ONCE: int = 200
+"""Messages taken from the store and published together."""
 _IN_FLIGHT = 2000
-RETRY: float = 15.0  # seconds until another attempt to publish a message
-POLL: float = 1.0  # seconds between two checks of a store to which another process adds messages
-REOPEN: float = 1.0  # seconds until another attempt to use a store that failed
-FORGET: float = 600.0  # seconds between two removals of old identities
+RETRY: float = 15.0
+"""Seconds until another attempt to publish a message."""
+POLL: float = 1.0
+"""Seconds between two checks of a store to which another process adds messages."""
+REOPEN: float = 1.0
+"""Seconds until another attempt to use a store that failed."""
+FORGET: float = 600.0
+"""Seconds between two removals of old identities."""
 
 
 @frozen

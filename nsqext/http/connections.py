@@ -13,8 +13,10 @@ from urllib.parse import quote, urlsplit
 import anyio
 import httpcore
 
-KEPT_ALIVE: int = 16  # idle connections
-IDLE: float = 5.0  # seconds for which an idle connection is kept
+KEPT_ALIVE: int = 16
+"""Idle connections that are kept."""
+IDLE: float = 5.0
+"""Seconds for which an idle connection is kept."""
 _PORTS = {"http": 80, "https": 443}
 _UNQUOTED = "!#$%&'()*+,/:;=?@[]~"  # besides letters and digits
 _WITH_BODY = ("POST", "PUT", "PATCH")

@@ -36,12 +36,13 @@ KnownLeaders = Mapping[tuple[str, int], "tuple[Leader, TopicMeta]"]
 
 FIRST_CONTACT = 5.0
 """Seconds until a query fails whose lookup nodes have never answered, probably for wrong addresses."""
-# seconds of absence after which a topic counts as deleted: a restarted nsqlookupd lacks topics until nodes register
 DELETED_AFTER: float = 20.0
+"""Seconds of absence after which a topic is deleted, as a restarted nsqlookupd lacks topics until nodes register."""
 _UNOBSERVED = 10.0  # seconds between two observations after which an absence may have ended in between
 _FIRST_PAUSE = 0.02
 _LAST_PAUSE = 0.5
-QUIET: float = 3.0  # seconds without logs of retried errors: most leader changes take less time
+QUIET: float = 3.0
+"""Seconds without logs of retried errors, because most leader changes take less time."""
 _LOG_INTERVAL = 10.0  # seconds between log records about retried errors
 
 

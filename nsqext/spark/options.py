@@ -345,15 +345,20 @@ SOURCE_OPTIONS: tuple[Option, ...] = _options_of(
     **{member: Option(read, of_ranges=True) for member, read in _STARTS.items()},
     **{member: Option(read, "batch") for member, read in _ENDS.items()},
 )
+"""Options of the source."""
 SINK_OPTIONS: tuple[Option, ...] = _options_of(
     SinkOptions, lookupd=_LOOKUPD, bad_rows=Option(read_choice("fail", "topic"))
 )
+"""Options of the sink."""
 _NAMES = {"read": SOURCE_OPTIONS, "write": SINK_OPTIONS}
 _OTHER = {"read": "write", "write": "read"}
 
 BATCH_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.only == "batch")
+"""Options of batches that streams refuse."""
 STREAM_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.only == "stream")
+"""Options of streams that batches refuse."""
 OFFSET_ONLY: tuple[str, ...] = tuple(option.name for option in SOURCE_OPTIONS if option.of_ranges)
+"""Options that ``readMode=channel`` refuses."""
 _EXCLUDING = (
     ("subscribe", "subscribePattern", "assign"),
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),

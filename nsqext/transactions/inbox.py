@@ -35,7 +35,8 @@ _PROBE = "#probe"  # in place of a channel: no channel has this name
 _REMOVE_PROBE = "DELETE FROM nsqext_inbox WHERE channel = :channel AND identity = :identity"
 _KEEP_PROBE = 3600.0  # seconds for which other processes keep it
 _FORGET_EVERY = 600.0  # seconds between two removals of old identities
-MERGE_EVERY: int = 200  # messages of a partition between two merges of its ranges, in one process
+MERGE_EVERY: int = 200
+"""Messages of a partition between two merges of its ranges, in one process."""
 
 
 class Inbox(HandlerTransaction[S]):

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
 _FIRST = 1 << 17  # bytes of the first publish
-MARGIN: float = 1.0  # seconds before the end of a lease that could not be renewed at which publishes end
-RETRY: float = 5.0  # seconds until another publish to a topic that failed
+MARGIN: float = 1.0
+"""Seconds before the end of a lease that could not be renewed at which publishes end."""
+RETRY: float = 5.0
+"""Seconds until another publish to a topic that failed."""
 _RECONNECT = 1.0  # seconds until another attempt to reach the database
 
 

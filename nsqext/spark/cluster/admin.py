@@ -76,12 +76,14 @@ async def open_ephemeral(
         raise
 
 
-MOVE: float = 2.0  # seconds until a missing move is requested again
+MOVE: float = 2.0
+"""Seconds until a missing move is requested again."""
 # seconds until written messages are readable. The real server shows messages to channels when it flushes its write
 # buffer; a last message larger than the buffer waits for a timer, up to 6.0 s with bodies of 200,000 bytes (measured)
 _SETTLE = 8.0
 _MANY_TOPICS = 4  # topics of a query at a node from which on one request gets all topics of the node
-LED: float = 1.0  # seconds for which a node's first retained messages are not requested again
+LED: float = 1.0
+"""Seconds for which a node's first retained messages are not requested again."""
 _MISSING = 5.0  # seconds for which a channel that did not exist is not looked for again before it is created
 _SOON = 0.005  # seconds until an ephemeral channel is opened, which makes the server flush its write buffer
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nsqext.spark.options import SourceOptions
     from nsqext.spark.read.frames import MessageColumns
 
-BATCH_BYTES: int = 64 << 20  # bytes of bodies in one batch: Arrow's limit is 2 GiB, and decompressed bodies grow
+BATCH_BYTES: int = 64 << 20
+"""Bytes of bodies in one batch, because Arrow's limit is 2 GiB, and decompressed bodies grow."""
 _NO_HEADERS: dict[str, Any] = {}
 _HEADER_START = 3  # bytes of version and length before a header
 _TAG = TAG_HEADER.encode()

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nsqext.spark.read.offsets import Key
     from nsqext.spark.read.planning import Planned
 
-SKEW_MS: int = 5000  # milliseconds, largest expected clock difference of a partition's successive leaders
+SKEW_MS: int = 5000
+"""Largest expected clock difference of a partition's successive leaders, in milliseconds."""
 
 
 @define

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("nsqext.spark")
 
-WAIT: float = 0.2  # seconds of waiting for a batch's first message
-SETTLED: float = 0.5  # seconds without a message until the channel's depth is requested
+WAIT: float = 0.2
+"""Seconds of waiting for a batch's first message."""
+SETTLED: float = 0.5
+"""Seconds without a message until the channel's depth is requested."""
 
 
 class ChannelBatches:

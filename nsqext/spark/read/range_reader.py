@@ -49,14 +49,19 @@ logger: logging.Logger = logging.getLogger("nsqext.spark")
 
 _clock = time.monotonic
 TICK: float = 0.25
-STALL: float = 5.0  # seconds without a message until the connection is closed; all messages of a range are stored
+"""Seconds between two checks of the timeouts."""
+STALL: float = 5.0
+"""Seconds without a message until the connection is closed; all messages of a range are stored."""
 _MOVE = 2.0  # seconds for the server to move the channel
 _ID_SIZE = 8  # bytes of a message id before the trace id
 BLOCK_BYTES: int = 4 << 20
+"""Bytes of a block of messages, which is passed on at once."""
 _READ_AHEAD = 1  # blocks received while the caller processes one
-OPEN_RANGES: int = 6  # ranges of a task read concurrently, because opening a range takes several round trips
+OPEN_RANGES: int = 6
+"""Ranges of a task read concurrently, because opening a range takes several round trips."""
 _FIRST_PAUSE = 0.02
 LAST_PAUSE: float = 0.5
+"""Longest pause before another attempt to open a range, in seconds."""
 
 
 class RangeReader:

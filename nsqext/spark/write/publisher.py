@@ -44,7 +44,8 @@ Describe = Callable[[int, NsqError, Mapping[str, Any]], "tuple[Target, bytes | O
 """Makes the message that describes a bad row from its number, the error and the row by column."""
 
 _partition_of = attrgetter("partition")
-LOG_INTERVAL: float = 5.0  # seconds without an acknowledgement between log records
+LOG_INTERVAL: float = 5.0
+"""Seconds without an acknowledgement between log records."""
 
 
 class RowPublisher:

@@ -110,6 +110,8 @@ def _place_and_id(message: Message) -> object:
 class Deduplicate(Middleware):
     """Finishes a message that this process has handled already, without calling the handler.
 
+    Of messages of a batch with the same key, the handler receives the first; the others are answered as the batch.
+
     Handlers must still be idempotent: a message redelivered to another process, or after a restart, is handled again.
 
     Args:
@@ -132,22 +134,22 @@ class Deduplicate(Middleware):
         """Call the handler for messages not handled yet."""
         oldest = _clock() - self._seconds
         fresh: list[Message] = []
-        entries: list[tuple[Message, _Entry]] = []
+        entries: dict[_Entry, Message] = {}
         for message in handling.messages:
             key = self._key(message)
             entry = (handling.channel, key)
             if key is None:
                 fresh.append(message)
-            elif self._handled.get(entry, float("-inf")) < oldest:
-                fresh.append(message)
-                entries.append((message, entry))
-            else:
+            elif self._handled.get(entry, float("-inf")) >= oldest:
                 message.finish_now()  # it must not be requeued with the others of its batch
+            elif entry not in entries:  # a second message is finished, or requeued, with the batch
+                fresh.append(message)
+                entries[entry] = message
         if not fresh:
             return None
         handling.messages = fresh
         result = await call_next(handling)
-        for message, entry in entries:
+        for entry, message in entries.items():
             if not (message.answered or message.requeue_called):  # the handler may have requeued it
                 self._remember(entry)
         return result

@@ -390,6 +390,16 @@ async def test_a_batch_is_deduplicated_and_its_duplicates_finished(monkeypatch: 
     assert handled == [[1, 2], [3], [4], [4]], "a batch of duplicates does not call the handler"
 
 
+async def test_a_second_message_of_a_batch_has_the_outcome_of_the_batch() -> None:
+    """It may be the redelivery of the first, whose answer the server ignores: it is not finished before the handler."""
+    unique = Deduplicate(key=lambda message: message.internal_id % 10)
+    handled: list[list[int]] = []
+    batch = make_batch(1, 11, 2)
+    await call_batch(unique, batch, lambda batch: handled.append([message.internal_id for message in batch]))
+    assert handled == [[1, 2]]
+    assert not any(message.answered for message in batch), "the consumer finishes all, or requeues all"
+
+
 async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(cluster: Cluster, topic: str) -> None:
     headers = {"content-encoding": "gzip"}
     dead = f"{topic}-dead"

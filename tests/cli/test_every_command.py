@@ -123,7 +123,7 @@ RUNNING = {
     "delay run": ("delay run --store {folder}/delayed", "waiting", 0),
     "outbox relay": ("outbox relay --database sqlite:///{folder}/shop.db", "waiting", 0),
     "web": ("web --port 0", "http://127.0.0.1:", 0),
-    "run": ("run service:app", "all 1 workers are ready", 0),
+    "run": ("run service:app", "all workers are ready: 1", 0),
     "nsqd": ("nsqd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on 127.0.0.1:", 0),
     "nsqlookupd": ("nsqlookupd -tcp-address=127.0.0.1:0 -http-address=127.0.0.1:0", "HTTP: listening on", 0),
 }

@@ -183,7 +183,7 @@ class Supervisor:
             else:
                 self._ready_file.unlink(missing_ok=True)
         if complete and ready:
-            logger.info("all %d workers are ready", self._workers)
+            logger.info("all workers are ready: %d", self._workers)
 
     def stop(self) -> None:
         self._stopping = True

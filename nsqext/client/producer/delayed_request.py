@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def check_delay(delay: float, topic: str) -> float:
     """Return a publish's delay in seconds; raises InvalidInput."""
     if not is_delay(delay):
-        raise InvalidInput(f"delay={delay!r} is not a number of seconds", topic=topic)
+        raise InvalidInput(f"delay={delay!r} is not a number of seconds from 0 to 1e9", topic=topic)
     return delay
 
 

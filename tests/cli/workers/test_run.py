@@ -131,7 +131,7 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
     words = ("service:app", "--workers", "2", "--ready-file", "ready")
     with program(tmp_path, cluster, *words) as running:
-        running.wait_log("all 2 workers are ready")
+        running.wait_log("all workers are ready: 2")
         assert (tmp_path / "ready").exists()
         before = running.ready()
         with sync.Producer(cluster.lookupd) as producer:
@@ -142,7 +142,7 @@ def test_workers_share_are_restarted_and_drained(cluster: Cluster, topic: str, t
         os.kill(before[1], signal.SIGKILL)
         running.wait_log("worker 1 exited with status -9; restarting it in 0.5 s")
         eventually(lambda: not (tmp_path / "ready").exists() or running.log.count("all 2 workers") == 2, seconds=30.0)
-        running.wait_log("all 2 workers are ready", 2)
+        running.wait_log("all workers are ready: 2", 2)
         after = running.ready()
         assert after[1] != before[1]
         assert after[2] == before[2]
@@ -170,7 +170,7 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
     existed: list[bool] = []
 
     def stop(record: logging.LogRecord) -> bool:
-        if record.getMessage() == "all 1 workers are ready":
+        if record.getMessage() == "all workers are ready: 1":
             existed.append(file.exists())
             supervisor.stop()
         return True
@@ -187,7 +187,7 @@ def test_the_ready_file_exists_when_the_workers_are_reported_as_ready(
 def test_workers_that_stop_by_themselves_are_not_restarted(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + LIBRARY)
     with program(tmp_path, cluster, "service", "--backend", "trio") as running:
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         publish(cluster, topic, "stop")
         assert running.end() == 0
     assert [line.split()[0] for line in running.handled()] == ["stop"]
@@ -199,11 +199,11 @@ def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_
 ) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
     with program(tmp_path, cluster, "service:app", "--reload") as running:
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         (tmp_path / "service.py").write_text("def")
         running.wait_log("SyntaxError")
         (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="new "))
-        running.wait_log("all 1 workers are ready", 2)
+        running.wait_log("all workers are ready: 1", 2)
         publish(cluster, topic, "x")
         eventually(lambda: [line.rpartition(" ")[0] for line in running.handled()] == ["new x"], seconds=30.0)
         publish(cluster, topic, "hang")
@@ -222,7 +222,7 @@ def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
 ) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="") + FINISHES_SLOWLY)
     with program(tmp_path, cluster, "service:app", "--backend", "trio") as running:
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         for _ in range(5):
             running.process.send_signal(signal.SIGTERM)
         assert running.end() == 0
@@ -233,7 +233,7 @@ def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
 def test_workers_end_when_their_supervisor_is_killed(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
     with program(tmp_path, cluster, "service:app") as running:
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         running.process.kill()
         running.wait_log("stopping: the supervisor has ended")
         running.wait_log("drained and closed")

@@ -114,7 +114,7 @@ def handled(text: str, topic: str) -> dict[str, float]:
 def test_a_program_serves_health_and_metrics_of_all_workers(cluster: Cluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, configured=""))
     with program(tmp_path, cluster, "service:app", "--workers", "2", "--http", "127.0.0.1:0") as running:
-        running.wait_log("all 2 workers are ready")
+        running.wait_log("all workers are ready: 2")
         page = address_of(running)
         assert plain_http.get(f"{page}/readyz").status_code == 200
         with sync.Producer(cluster.lookupd) as producer:
@@ -152,7 +152,7 @@ def test_a_program_is_ready_when_every_subscription_stands(cluster: Cluster, tmp
         assert not (tmp_path / "ready").exists()
         assert "are ready" not in running.log
         cluster.create_topic(name, channels=["ch"])
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         assert (tmp_path / "ready").exists()
         assert plain_http.get(f"{page}/readyz").status_code == 200
 
@@ -161,7 +161,7 @@ def test_a_logging_configuration_of_the_program_is_kept(cluster: Cluster, topic:
     configured = 'logging.basicConfig(level=logging.INFO, format="mine %(message)s")'
     (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, configured=configured))
     with program(tmp_path, cluster, "service:app") as running:
-        running.wait_log("all 1 workers are ready")
+        running.wait_log("all workers are ready: 1")
         with sync.Producer(cluster.lookupd) as producer:
             producer.publish(topic, b"x")
         running.wait_log("mine handled x by 1")

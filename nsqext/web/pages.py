@@ -164,9 +164,11 @@ class Pages:
             raise InvalidInput(f"the topic has no channel {channel}", topic=name, hint="it may have been deleted")
         partitions = [part for part in stats.partitions if channel in part.channels] if stats else []
         clients = found.clients if found else ()
+        reported = {part.partition for part in partitions}
         values = {
             "topic": info,
             "name": channel,
+            "missing": [one for one in range(info.meta.partition_num if info.meta else 0) if one not in reported],
             "channel": found,
             "partitions": partitions,
             "clients": sorted(clients, key=lambda one: (one.client_id, one.address, one.partition or 0)),

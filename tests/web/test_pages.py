@@ -253,6 +253,17 @@ async def test_a_topic_without_any_leader_is_still_shown() -> None:
     assert "0 of 1" in overview and "state down" in overview
 
 
+async def test_a_channel_names_the_partitions_that_its_numbers_lack() -> None:
+    with Cluster(nodes=2) as cluster:
+        cluster.create_topic("orders", partitions=2, channels=["ch"])
+        async with browsing(cluster, interval=0.1) as browser:
+            page = "/topics/orders/channels/ch"
+            text = await page_with(browser, page, lambda text: "In flight" in text)
+            assert "is not reported" not in text
+            cluster.kill(cluster.leader("orders", 1))
+            await page_with(browser, page, lambda text: "partition 1 is not reported" in text)
+
+
 async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(redesigned: Cluster, tmp_path: Path) -> None:
     async with browsing(redesigned) as browser:
         assert (await browser.get("/delayed")).status_code == 404

@@ -56,13 +56,13 @@ _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 # options that Spark adds to queries and tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
 TABLE_OPTION = "provider"
-"""Option that Spark adds for tables."""
+"""SparkOption that Spark adds for tables."""
 _TABLE_PREFIX = "option."  # Spark repeats each table option with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 
 
 @frozen
-class Option:
+class SparkOption:
     """An option of the source or the sink."""
 
     read: Callable[[str], Any]
@@ -75,11 +75,13 @@ class Option:
 def _option(
     default: Any, read: Callable[[str], Any], only: Literal["batch", "stream"] | None = None, **more: Any
 ) -> Any:
-    return attrs.field(default=default, metadata={Option: Option(read, only, **more)})
+    return attrs.field(default=default, metadata={SparkOption: SparkOption(read, only, **more)})
 
 
-def _options_of(kind: type, **others: Option) -> tuple[Option, ...]:
-    declared = {field.name: field.metadata[Option] for field in attrs.fields(kind) if Option in field.metadata}
+def _options_of(kind: type, **others: SparkOption) -> tuple[SparkOption, ...]:
+    declared = {
+        field.name: field.metadata[SparkOption] for field in attrs.fields(kind) if SparkOption in field.metadata
+    }
     return tuple(
         attrs.evolve(
             option, member=member, name=option.name or re.sub("_([a-z])", lambda found: found[1].upper(), member)
@@ -334,20 +336,20 @@ _STARTS = {
     "starting_offsets_by_timestamp": parse_times,
 }
 _ENDS = {"ending_offsets": parse_ending, "ending_timestamp": parse_time, "ending_offsets_by_timestamp": parse_times}
-_LOOKUPD = Option(lambda value: parse_lookup_addresses(read_text(value)))
-SOURCE_OPTIONS: tuple[Option, ...] = _options_of(
+_LOOKUPD = SparkOption(lambda value: parse_lookup_addresses(read_text(value)))
+SOURCE_OPTIONS: tuple[SparkOption, ...] = _options_of(
     SourceOptions,
     lookupd=_LOOKUPD,
-    subscribe=Option(read_topics),
-    assign=Option(read_assignment, of_ranges=True),
-    include_headers=Option(read_bool),
-    headers_format=Option(read_choice("map", "array")),
-    **{member: Option(read, of_ranges=True) for member, read in _STARTS.items()},
-    **{member: Option(read, "batch") for member, read in _ENDS.items()},
+    subscribe=SparkOption(read_topics),
+    assign=SparkOption(read_assignment, of_ranges=True),
+    include_headers=SparkOption(read_bool),
+    headers_format=SparkOption(read_choice("map", "array")),
+    **{member: SparkOption(read, of_ranges=True) for member, read in _STARTS.items()},
+    **{member: SparkOption(read, "batch") for member, read in _ENDS.items()},
 )
 """Options of the source."""
-SINK_OPTIONS: tuple[Option, ...] = _options_of(
-    SinkOptions, lookupd=_LOOKUPD, bad_rows=Option(read_choice("fail", "topic"))
+SINK_OPTIONS: tuple[SparkOption, ...] = _options_of(
+    SinkOptions, lookupd=_LOOKUPD, bad_rows=SparkOption(read_choice("fail", "topic"))
 )
 """Options of the sink."""
 _NAMES = {"read": SOURCE_OPTIONS, "write": SINK_OPTIONS}

@@ -25,7 +25,7 @@ def rows(section: str) -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in lines}
 
 
-def names(found: Iterable[options.Option]) -> set[str]:
+def names(found: Iterable[options.SparkOption]) -> set[str]:
     """Return the options' names."""
     return {option.name for option in found}
 
@@ -51,7 +51,7 @@ def test_defaults() -> None:
     assert {name: shown[name] for name in found} == found
 
 
-def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options.Option]) -> dict[str, str]:
+def _defaults(kind: type[attrs.AttrsInstance], known: Iterable[options.SparkOption]) -> dict[str, str]:
     """Return the defaults of options that have one, as they are written."""
     defaults = {member.name: member.default for member in attrs.fields(kind)}
     found = {option.name: defaults.get(option.member, attrs.NOTHING) for option in known}

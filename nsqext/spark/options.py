@@ -56,7 +56,7 @@ _LONG = (1 << 63) - 1  # Spark keeps limits of micro-batches as Java longs
 # options that Spark adds to queries and tables (CREATE TABLE … USING nsqext)
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "serialization.format", "owner", "provider"})
 TABLE_OPTION = "provider"
-"""SparkOption that Spark adds for tables."""
+"""Option that Spark adds for tables."""
 _TABLE_PREFIX = "option."  # Spark repeats each table option with this prefix
 _OF_SPARK_PREFIXES = ("__", _TABLE_PREFIX, "spark.")
 

@@ -19,7 +19,7 @@ import anyio
 from attrs import evolve, field, frozen
 
 from nsqext.client.consumer.message import KeySharing
-from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors import InvalidSetting, NsqError, PartitionUnavailable
 from nsqext.errors.server import InvalidCommand
 from nsqext.protocol.client.commands import CLS, rdy, sub
 from nsqext.protocol.identify import KEY_FAILOVER, SHARED, IdentifyRequest
@@ -123,8 +123,12 @@ class SubscribeRequest:
 
         Only the server's answer decides: so all consumers of a channel share a partition in the same way, also while
         servers are replaced. A server with key_failover makes all consumers subscribe in the same way as the first.
-        Raises InvalidSetting if keys cannot be shared.
+
+        Raises InvalidSetting if keys cannot be shared; PartitionUnavailable for a redesigned node that lookup lists
+        without a partition, as after a kill: it would send messages of a partition that another connection reads, too.
         """
+        if self.partition is None and self.meta.partition_num and negotiated.redesigned:
+            raise PartitionUnavailable("lookup lists the node, but no partition that it leads", topic=self.topic)
         sharing = self.key_sharing
         if sharing is KeySharing.NONE or (sharing is KeySharing.SERVER and negotiated.dispatch == KEY_FAILOVER):
             return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqext.errors import InvalidSetting, PartitionUnavailable
+from nsqext.errors import InvalidSetting
 from nsqext.key_ranges import shared_tag
 from nsqext.protocol.messages import KEY_HEADER
 
@@ -33,11 +33,8 @@ def tags_instead(options: ConsumerOptions, negotiated: Negotiated, topic: str) -
 def check_tags(
     options: ConsumerOptions, negotiated: Negotiated, meta: TopicMeta, topic: str, partition: int | None
 ) -> None:
-    """Raise InvalidSetting where tags cannot share the keys; PartitionUnavailable from a node without a partition."""
+    """Raise InvalidSetting where tags cannot share the keys."""
     lacks = _lacking(negotiated)
-    if partition is None and meta.partition_num and negotiated.redesigned:
-        # as after a kill: it was a leader, or becomes one
-        raise PartitionUnavailable("lookup lists the node, but no partition that it leads", topic=topic)
     if partition is None:
         raise InvalidSetting(
             f"{lacks}, and key_tags needs a redesigned NSQ with lookup: the original has no tags, and nsqd= tells "

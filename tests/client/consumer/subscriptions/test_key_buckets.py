@@ -16,7 +16,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import key_buckets
 from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-from nsqext.errors import InvalidInput, InvalidSetting, PartitionUnavailable
+from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
@@ -88,13 +88,9 @@ def test_servers_and_topics_without_tags_are_refused(settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("settings", [{}, {"key_tags": 4}], ids=["chosen by the server", "tags"])
-def test_a_node_that_leads_no_partition_at_the_moment_does_not_end_the_consumer(settings: dict[str, Any]) -> None:
-    """Found by a soak: lookup listed a node that was killed and had started again without its partition."""
-    redesigned = Negotiated(version="0.3.7-HA.1.13.0")
-    with pytest.raises(PartitionUnavailable, match="lists the node, but no partition that it leads"):
-        _request(None, EXTEND, **settings).supported_by(redesigned)
+def test_keys_of_a_node_without_partitions_are_not_shared_by_tags(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match="nsqd= tells no partitions"):
-        _request(None, TopicMeta(), **settings).supported_by(redesigned)
+        _request(None, TopicMeta(), **settings).supported_by(Negotiated(version="0.3.7-HA.1.13.0"))
     with pytest.raises(InvalidSetting, match="the original has no tags"):
         _request(None, EXTEND, **settings).supported_by(Negotiated(version="1.3.0"))
 

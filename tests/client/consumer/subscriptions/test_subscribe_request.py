@@ -11,7 +11,7 @@ import pytest
 from nsqext import ExtFilter
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
-from nsqext.errors import ConnectionLost, InvalidSetting
+from nsqext.errors import ConnectionLost, InvalidSetting, PartitionUnavailable
 from nsqext.errors.server import InvalidCommand
 from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
@@ -47,6 +47,31 @@ def test_the_time_that_messages_wait_at_the_server(
     timeout: float | None, partition: int | None, wanted: tuple[int | None, float | None]
 ) -> None:
     assert asked(ConsumerOptions(output_buffer_timeout=timeout), partition) == wanted
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"key": "order"}, {"dispatch": "key_failover"}, {"dispatch": "key_failover", "key_tags": 4}]
+)
+def test_a_redesigned_node_without_a_partition_is_tried_again(settings: dict[str, Any]) -> None:
+    """Found by soaks: it sends messages of a partition that it leads, which another connection reads, too."""
+    options = ConsumerOptions(**settings)
+    listed, meta = Address("127.0.0.1", 4150), TopicMeta(2, extend_support=True)
+    request = SubscribeRequest("orders", "ch", None, listed, meta, options=options, client_id="me")
+    with pytest.raises(PartitionUnavailable, match="lists the node, but no partition that it leads") as caught:
+        request.supported_by(Negotiated(version="0.3.7-HA.1.13.0"))
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("version", "partition", "meta"),
+    [("1.3.0", None, TopicMeta(2)), ("0.3.7-HA.1.13.0", None, TopicMeta()), ("0.3.7-HA.1.13.0", 0, TopicMeta(2))],
+    ids=["original node", "nsqd= without lookup", "with a partition"],
+)
+def test_other_nodes_are_subscribed(version: str, partition: int | None, meta: TopicMeta) -> None:
+    request = SubscribeRequest(
+        "orders", "ch", partition, Address("127.0.0.1", 4150), meta, options=ConsumerOptions(key="order")
+    )
+    assert request.supported_by(Negotiated(version=version)) is request
 
 
 def test_by_default_messages_wait_the_shortest_time_of_servers_with_a_buffer() -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import anyio
+import httpx
+import orjson
 import pytest
 
 from nsqext import Admin, Consumer, Producer, sync
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.cluster import REAL, RESTART_LOOKUPD
+from tests.support.fake_lookupd import eventually, http, serving
 from tests.support.messages import finish_all
 
 if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+
     from tests.support.cluster import ClusterUnderTest, Original
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
@@ -60,6 +66,45 @@ async def test_a_moved_leader_is_published_to_and_consumed(
             second = await anext(consumer)
         await second.finish()
     assert (first.body, second.body) == (b"before", b"after")
+
+
+@asynccontextmanager
+async def lookup_without_partitions(lookupd: str, hidden: Callable[[], bool]) -> AsyncIterator[str]:
+    """Serve the answers of a lookup node without partitions while hidden, as a real one answers after a kill."""
+    async with httpx.AsyncClient(timeout=60) as client:
+
+        async def handle(stream: SocketStream) -> None:
+            path = (await stream.receive()).split()[1].decode()
+            if path.startswith("/listlookup"):  # else the client asks the lookup node itself
+                await stream.send(http(b"{}", status="404 Not Found"))
+                return
+            answer = (await client.get(f"http://{lookupd}{path}")).json()
+            if hidden():
+                answer["data"]["partitions"] = {}
+            await stream.send(http(orjson.dumps(answer)))
+
+        async with serving(handle) as address:
+            yield str(address)
+
+
+async def test_a_leader_that_lookup_lists_without_its_partition_is_not_subscribed_twice(
+    cluster_under_test: ClusterUnderTest, topic: str, channel: str
+) -> None:
+    hidden = True
+    async with (
+        lookup_without_partitions(cluster_under_test.lookupd[0], lambda: hidden) as lookup,
+        Producer(cluster_under_test.lookupd) as producer,
+        Consumer(topic, channel, lookup, start_timeout=1.0, lookup_poll_interval=0.5) as consumer,
+    ):
+        assert [one.partition for one in consumer.connections] == []
+        hidden = False
+        await eventually(lambda: len(consumer.connections) > 0, within=60)
+        await producer.publish(topic, b"x")
+        with anyio.fail_after(60):
+            message = await anext(consumer)
+        await message.finish()
+        assert message.partition == 0
+        assert [one.partition for one in consumer.connections] == [0]
 
 
 async def test_moves_are_checked(cluster_under_test: ClusterUnderTest, topic: str) -> None:

@@ -172,11 +172,10 @@ class ClusterFaults:
 
         def act(runtime: Runtime) -> None:
             node = runtime.node(name).member.node
-            known_commands = [one.decode() for one in dialect_of(node).commands]
-            if command is not None and command not in known_commands:
+            commands = [name.decode() for name in dialect_of(node).commands]
+            if command not in (None, *commands):
                 raise InvalidSetting(
-                    f"command={command!r} is not a command of this generation",
-                    hint=f"it has {', '.join(known_commands)}",
+                    f"command={command!r} is not a command of this generation", hint=f"it has {', '.join(commands)}"
                 )
             node.faults.answer(fault, times, command)
 

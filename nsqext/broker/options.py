@@ -101,9 +101,9 @@ class ClusterShape:
 
     def check_addresses(self, options: ClusterOptions) -> None:
         """Raise InvalidSetting for addresses of more servers than the cluster has, which would be ignored."""
-        for name in ("lookupd_http", "lookupd_tcp", "nsqd_tcp", "nsqd_http"):
-            count = self.nodes if name.startswith("nsqd") else self.lookupds
-            given = len(getattr(options, name))
-            if given > count:
-                kind = "nodes" if name.startswith("nsqd") else "lookupds"
-                raise InvalidSetting(f"{name} has {given} addresses, and {kind}={count}")
+        lists = (("nodes", self.nodes, "nsqd"), ("lookupds", self.lookupds, "lookupd"))
+        for kind, count, server in lists:
+            for name in (f"{server}_http", f"{server}_tcp"):
+                given = len(getattr(options, name))
+                if given > count:
+                    raise InvalidSetting(f"{name} has {given} addresses, and {kind}={count}")

@@ -158,7 +158,10 @@ def read_lookup(
         led = {node.tcp for node in partitions.values()}
         listed_nodes = islice(data.get("producers") or (), max_nodes + len(led))
         producers = [read_node(node, source, mapped) for node in listed_nodes]
-        nodes = tuple(dict.fromkeys(node for node in producers if node.tcp not in led))[:max_nodes]
+        # a redesigned node without a partition led one before, or will: it stores nothing of the topic by itself
+        placed = bool(partitions or (meta and meta.partition_num))
+        others = (node for node in producers if node.tcp not in led and not (placed and node.redesigned))
+        nodes = tuple(dict.fromkeys(others))[:max_nodes]
         channels = tuple(outside_text(str(name)) for name in islice(data.get("channels") or (), _MAX_CHANNELS))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unexpected(f"{orjson.dumps(data)[:_SHOWN]!r}", source) from error

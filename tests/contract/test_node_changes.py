@@ -107,6 +107,20 @@ async def test_a_leader_that_lookup_lists_without_its_partition_is_not_subscribe
         assert [one.partition for one in consumer.connections] == [0]
 
 
+async def test_a_leader_that_lookup_lists_without_its_partition_is_not_published_to(
+    cluster_under_test: ClusterUnderTest, topic: str
+) -> None:
+    hidden = True
+    async with (
+        lookup_without_partitions(cluster_under_test.lookupd[0], lambda: hidden) as lookup,
+        Producer(lookup, timeout=1.0) as producer,
+    ):
+        with pytest.raises(PublishFailed, match="no partition has a leader"):
+            await producer.publish(topic, b"x")
+        hidden = False
+        assert (await producer.publish(topic, b"x")).partition == 0
+
+
 async def test_moves_are_checked(cluster_under_test: ClusterUnderTest, topic: str) -> None:
     async with Admin(cluster_under_test.lookupd) as admin:
         leader = str((await admin.topic(topic)).leaders[0])

@@ -16,7 +16,7 @@ from nsqext.lookup import responses
 from nsqext.lookup.responses import LookupAnswer, LookupNode, read_lookup, read_lookup_nodes, unwrap
 from nsqext.protocol.names import MAX_PARTITION
 from nsqext.types import Address, TopicMeta
-from tests.support.fake_lookupd import list_json, lookup_json, recorded
+from tests.support.fake_lookupd import list_json, lookup_json, node_json, recorded
 
 SOURCE = Address("lookup", 4161)
 REDESIGNED = recorded("redesigned.json")
@@ -115,6 +115,13 @@ def test_the_old_envelope_of_the_original_server() -> None:
 def test_producers_that_lead_nothing_are_nodes_without_partitions() -> None:
     answer = read_lookup(lookup_json({0: "n1:4150"}, num=1, nodes=["o1:4150", "o1:4150"]), SOURCE)
     assert [str(node.tcp) for node in answer.nodes] == ["o1:4150"]
+
+
+@pytest.mark.parametrize("leaders", [{}, {0: "n1:4150"}], ids=["no leader", "another leader"])
+def test_a_redesigned_node_without_a_partition_has_nothing_of_the_topic(leaders: dict[int, str]) -> None:
+    data = lookup_json(leaders, num=1, nodes=["o1:4150"])
+    data["producers"].append(node_json("former:4150"))
+    assert [str(node.tcp) for node in read_lookup(data, SOURCE).nodes] == ["o1:4150"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,10 @@ def lookup_json(
     nodes: Sequence[str] = (),
     extend: bool = False,
 ) -> dict[str, Any]:
-    """Return the data of ``/lookup`` in the format of the redesigned server; node names are ``host:port``."""
+    """Return the data of ``/lookup`` in the format of the redesigned server.
+
+    Leaders are ``host:port`` of redesigned nodes, ``nodes`` of original ones without partitions.
+    """
     leaders = {str(key): node_json(name) for key, name in (partitions or {}).items()}
     producers = {node["broadcast_address"] + str(node["tcp_port"]): node for node in leaders.values()}
     return {
@@ -83,11 +86,11 @@ def lookup_json(
             "replica": 1 if num else 0,
         },
         "partitions": leaders,
-        "producers": [*producers.values(), *map(node_json, nodes)],
+        "producers": [*producers.values(), *(node_json(name, "1.3.0") for name in nodes)],
     }
 
 
-def node_json(address: str) -> dict[str, Any]:
+def node_json(address: str, version: str = "0.3.7-HA.1.13.0") -> dict[str, Any]:
     """Return a node in the format of lookup."""
     host, _, port = address.rpartition(":")
     return {
@@ -95,7 +98,7 @@ def node_json(address: str) -> dict[str, Any]:
         "hostname": host,
         "tcp_port": int(port),
         "http_port": int(port) + 1,
-        "version": "0.3.7-HA.1.13.0",
+        "version": version,
     }
 
 

@@ -159,7 +159,8 @@ class Refresher:
         now = anyio.current_time()
         changed = False
         if any(answer.found for answer in answers):
-            changed = self.map is not self._merger.current
+            # a topic that is known again is news: consumers of found topics have given up partitions meanwhile
+            changed = self.map is not self._merger.current or self.unknown
             self.map = self._merger.current
         else:
             self.error = failure([answer.error for answer in answers if answer.error is not None], self.topic)

@@ -219,6 +219,9 @@ class Subscriber:
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
                 assignment.moved.set()  # wakes a seek
+                if self._expected is not None:
+                    self._expected = max(1, min(self._expected, len(self._assignments)))
+                self._check_started()
                 return
             if again and not await self._may_subscribe(assignment, view, address, waits):
                 waits += 1
@@ -396,6 +399,10 @@ class Subscriber:
             self._log(logging.INFO, assignment, f"back after {_clock() - assignment.ended_at:.1f} s", subscription.node)
         elif self.started.is_set():
             self._log(logging.INFO, assignment, "subscribed", subscription.node)
+        self._check_started()
+
+    def _check_started(self) -> None:
+        """Note that all partitions of the first lookup are subscribed, without those that lookup removed meanwhile."""
         if self._expected is not None and len(self._live) >= self._expected and not self.started.is_set():
             self._group.flush()
             self.log_subscribed()

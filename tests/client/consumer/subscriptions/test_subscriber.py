@@ -10,8 +10,9 @@ import pytest
 
 from nsqext import Consumer, ExtFilter
 from nsqext.lookup.client import LookupClient
+from nsqext.types import Address
 from tests.support.consumers import QUICK, depth, eventually, opened, publish, quick, take, tape
-from tests.support.fake_nsqd import PLAIN, error, message, obey, ok, scripted_lookup, scripted_node
+from tests.support.fake_nsqd import PLAIN, ScriptedLookup, error, message, obey, ok, scripted_lookup, scripted_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,3 +228,39 @@ async def test_a_node_that_never_answers_sub_is_tried_again() -> None:
         async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
             await eventually(lambda: consumer.connections)
         assert len(node.peers) >= 2
+
+
+async def test_a_node_of_the_first_lookup_that_is_dead_and_removed_is_not_waited_for() -> None:
+    dead = Address("127.0.0.1", 1)
+    async with scripted_lookup() as lookup, scripted_node(obey(), granted=PLAIN) as node:
+        lookup.set_leaders(nodes=[node, dead])
+        options = quick(start_timeout=0.1, lookup_poll_interval=0.1)
+        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
+            assert (len(consumer.connections), consumer.subscribed) == (1, False)
+            lookup.set_leaders(nodes=[node])
+            await eventually(lambda: consumer.subscribed)
+
+
+async def more_lookups(lookup: ScriptedLookup, count: int) -> None:
+    """Wait until a number of further requests about the topic were answered, and but for the last one processed."""
+    asked = [target for target in lookup.questions if target.startswith("/lookup")]
+    await eventually(
+        lambda: len([target for target in lookup.questions if target.startswith("/lookup")]) > len(asked) + count
+    )
+
+
+async def test_a_topic_that_lookup_forgot_for_a_while_is_consumed_from_all_partitions_again() -> None:
+    async with scripted_lookup() as lookup, scripted_node(obey()) as node, scripted_node() as other:
+        lookup.set_response("/topics", {"topics": ["t"]})
+        lookup.set_leaders({0: node, 1: other}, num=2)
+        options = quick(start_timeout=0.1, lookup_poll_interval=0.1, lookup_max_pause=0.1)
+        async with Consumer("t*", "ch", lookupd=str(lookup), **options) as consumer:
+            peer = await other.accept_subscribed()
+            lookup.refuse()
+            await more_lookups(lookup, 2)
+            await peer.close()
+            await eventually(lambda: len(consumer.connections) == 1)
+            await more_lookups(lookup, 2)
+            lookup.set_leaders({0: node, 1: other}, num=2)
+            await other.accept_subscribed()
+            assert len(other.peers) == 2

@@ -80,7 +80,8 @@ class Admin(TopicAdmin, NodeAdmin):
     async def all_stats(self) -> dict[str, TopicStats]:
         """Return the statistics of every topic by name, with one request per node.
 
-        The sums lack nodes without a response; see ``unreachable``.
+        The sums lack nodes without a response, see ``unreachable``, and partitions without a leader, see
+        `TopicInfo.leaderless`: lookup is not asked for them, so that ``missing`` is None on the redesigned generation.
 
         Raises:
             LookupFailed: no lookup node returned a usable response.

@@ -27,6 +27,12 @@ class TopicInfo:
     nodes: tuple[Address, ...]  #: TCP addresses of nodes with the topic
     channels: tuple[str, ...]  #: sorted names of its channels
 
+    @property
+    def leaderless(self) -> tuple[int, ...]:
+        """Partitions without a leader; empty on the original generation."""
+        created = range(self.meta.partition_num) if self.meta is not None else ()
+        return tuple(number for number in created if number not in self.leaders)
+
 
 @frozen
 class NodeStatus:
@@ -53,14 +59,14 @@ class TopicStats:
     channels: Mapping[str, ChannelStats] = field(factory=dict)  #: over all partitions, by name
     #: nodes with the topic, but without a response; the sums exclude them
     unreachable: tuple[Address, ...] = ()
-    #: partitions that no node has reported, such as partitions without a leader; the sums exclude them. Only
-    #: `nsqext.Admin.stats` knows them
-    missing: tuple[int, ...] = ()
+    #: partitions that no node has reported, such as partitions without a leader; the sums exclude them. None if not
+    #: known: `nsqext.Admin.all_stats` does not ask lookup for the number of partitions
+    missing: tuple[int, ...] | None = ()
 
     @property
     def complete(self) -> bool:
         """Whether the sums are known to cover the whole topic, of which lookup lists a node."""
-        return bool(self.partitions) and not self.unreachable and not self.missing
+        return bool(self.partitions) and not self.unreachable and self.missing == ()
 
     @property
     def messages(self) -> int:

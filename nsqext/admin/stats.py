@@ -23,9 +23,9 @@ def sum_up(
     generation: Generation,
     partitions: Iterable[PartitionStats],
     unreachable: Iterable[Address] = (),
-    expected: Iterable[int] = (),
+    expected: Iterable[int] | None = None,
 ) -> TopicStats:
-    """Return the statistics of a topic from its partitions' statistics."""
+    """Return the statistics of a topic from its partitions' statistics; ``expected`` is None if not known."""
     ordered = tuple(sorted(partitions, key=lambda one: (one.partition is None, one.partition or 0, one.node)))
     names = sorted({channel for partition in ordered for channel in partition.channels})
     channels = {
@@ -33,7 +33,7 @@ def sum_up(
         for channel in names
     }
     reported = {partition.partition for partition in ordered}
-    missing = tuple(number for number in expected if number not in reported)
+    missing = None if expected is None else tuple(number for number in expected if number not in reported)
     return TopicStats(name, generation, ordered, channels, tuple(sorted(unreachable)), missing)
 
 
@@ -81,12 +81,13 @@ async def cluster_stats(requests: ClusterRequests) -> dict[str, TopicStats]:
 
     found, failed = await ask_all(infos, ask)
     generation = cluster_generation(infos.values())
+    expected = () if generation == "original" else None
     parts: dict[str, list[PartitionStats]] = {name: [] for name in names}
     for topics in found.values():
         for name, partitions in topics.items():
             parts.setdefault(name, []).extend(partitions)
     return {
-        name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics])
+        name: sum_up(name, generation, partitions, [node for node in failed if name in infos[node].topics], expected)
         for name, partitions in sorted(parts.items())
     }
 

@@ -205,11 +205,9 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
     topics, stats = await admin.topics(), await admin.all_stats()
     before = len(findings)
     for name, info in topics.items():
-        expected = range(info.meta.partition_num) if info.meta else ()
-        for number in expected:
-            if number not in info.leaders:
-                hint = "start the nodes that hold its replicas"
-                findings.append(Finding("error", f"topic {name}", f"partition {number} has no leader", hint))
+        for number in info.leaderless:
+            hint = "start the nodes that hold its replicas"
+            findings.append(Finding("error", f"topic {name}", f"partition {number} has no leader", hint))
         if info.generation == "original" and not info.nodes:
             hint = f"start the nodes that hold its messages, or nsqext topic delete {name}"
             findings.append(Finding("warning", f"topic {name}", "lookup lists no node with it", hint))
@@ -302,8 +300,7 @@ async def _check_nodes(admin: Admin) -> list[str]:
 
 async def _check_topic(admin: Admin, topic: str) -> list[str]:
     info, stats = await admin.topic(topic), await admin.stats(topic)
-    expected = range(info.meta.partition_num) if info.meta else ()
-    problems = [f"partition {number} has no leader" for number in expected if number not in info.leaders]
+    problems = [f"partition {number} has no leader" for number in info.leaderless]
     if info.generation == "original" and not info.nodes:
         problems.append("lookup lists no node with the topic")
     return problems + [f"node {node} does not respond" for node in stats.unreachable]

@@ -8,19 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-from attrs import evolve
 
 from nsqext.cli.admin.channel import channel_record
-from nsqext.cli.admin.stats import look
+from nsqext.cli.admin.stats import lacking, look, stats_table, table_columns
 from nsqext.cli.command import command, examples
-from nsqext.cli.connection import ServerAccess, make_table
+from nsqext.cli.connection import ServerAccess
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nsqext.admin import Admin, TopicInfo, TopicStats
+    from nsqext.admin import TopicStats
 
 _COLUMNS = ("topic", "channel", "lag", "in_flight", "deferred", "consumers")
 # members of a record whose lag is not known, and the reasons that they give
@@ -39,8 +38,7 @@ def lag_records(found: Mapping[str, TopicStats], channel: str | None = None) -> 
     records: list[dict[str, Any]] = []
     unknown: list[dict[str, Any]] = []
     for name, topic in found.items():
-        reasons = {"unreachable": [str(node) for node in topic.unreachable], "missing": list(topic.missing)}
-        lacks = {reason: values for reason, values in reasons.items() if values}
+        lacks = lacking(topic)
         for one in topic.channels.values():
             record = channel_record(name, one)
             records.append({column: record[column] for column in _COLUMNS} | lacks)
@@ -65,21 +63,6 @@ def excess(records: list[dict[str, Any]], highest: int | None) -> list[str]:
     return problems
 
 
-async def _look(admin: Admin, topic: str | None, channel: str | None) -> list[dict[str, Any]]:
-    """Return the records of one topic or of all; see `look`."""
-    found = await look(admin, topic, channel)
-    if topic is None:  # without the partitions that no node reports
-        infos = await admin.topics()
-        found = {name: _with_missing(stats, infos.get(name)) for name, stats in found.items()}
-    return lag_records(found, channel)
-
-
-def _with_missing(stats: TopicStats, info: TopicInfo | None) -> TopicStats:
-    if info is None or info.meta is None:  # deleted meanwhile, or of the original NSQ
-        return stats
-    return evolve(stats, missing=tuple(one for one in range(info.meta.partition_num) if one not in info.leaders))
-
-
 @examples("nsqext lag", "nsqext lag orders --max 1000", "nsqext lag orders --watch | jq .lag")
 @command
 async def run(
@@ -97,13 +80,13 @@ async def run(
     """
     async with connection.admin() as admin:
         if not watch:
-            records = await _look(admin, topic, channel)
-            connection.table(_COLUMNS, records)
+            records = lag_records(await look(admin, topic, channel), channel)
+            connection.table(table_columns(_COLUMNS, records), records)
         else:
             timed = partial(map, lambda record: {"time": time.time(), **record})
-            with connection.live(partial(make_table, _COLUMNS), timed) as show:
+            with connection.live(partial(stats_table, _COLUMNS), timed) as show:
                 while True:
-                    records = await _look(admin, topic, channel)
+                    records = lag_records(await look(admin, topic, channel), channel)
                     show(records)
                     if excess(records, highest):
                         break

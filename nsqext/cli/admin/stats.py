@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-from attrs import define
+from attrs import define, evolve
 
 from nsqext.cli.admin.channel import channel_record
 from nsqext.cli.command import command, examples
@@ -23,7 +23,7 @@ from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.live import Live
@@ -32,20 +32,43 @@ if TYPE_CHECKING:
 
 COLUMNS = ("topic", "channel", "depth", "in_flight", "deferred", "lag", "messages", "per_second", "consumers", "paused")
 
+_LACKS = ("unreachable", "missing")
+
 
 def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[str, Any]]:
     """Return a record for each channel, and for each topic without channels."""
     records: list[dict[str, Any]] = []
     for name, topic in found.items():
-        unreachable = {"unreachable": [str(node) for node in topic.unreachable]} if topic.unreachable else {}
+        lacks = lacking(topic)
         if not topic.channels:
             record: dict[str, Any] = {"topic": name, "channel": None, "messages": topic.messages, "consumers": 0}
-            records.append(record | {"paused": topic.paused} | unreachable)
+            records.append(record | {"paused": topic.paused} | lacks)
         for channel in topic.channels.values():
             record = channel_record(name, channel)
             record["paused"] = record["paused"] or topic.paused
-            records.append(record | unreachable)
+            records.append(record | lacks)
     return rates.add(records)
+
+
+def lacking(topic: TopicStats) -> dict[str, list[Any]]:
+    """Return the members of a record that name the nodes and partitions without a report, which its sums exclude."""
+    lacks: dict[str, list[Any]] = {
+        "unreachable": [str(node) for node in topic.unreachable],
+        "missing": list(topic.missing or ()),
+    }
+    return {name: found for name, found in lacks.items() if found}
+
+
+def table_columns(columns: tuple[str, ...], records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the columns of a table, with those of `lacking` if a record has them."""
+    present = {name for record in records for name in record}
+    return (*columns, *(name for name in _LACKS if name in present))
+
+
+def stats_table(columns: tuple[str, ...], records: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
+    """Return a table with `table_columns`."""
+    found: RenderableType = make_table(table_columns(columns, records), records, title)
+    return found
 
 
 class Rates:
@@ -71,7 +94,11 @@ class Rates:
 async def look(admin: Admin, topic: str | None, channel: str | None = None) -> dict[str, TopicStats]:
     """Return the statistics of one topic or of all; raises InvalidInput if the topic has no such channel."""
     if topic is None:
-        return await admin.all_stats()
+        infos, every = await admin.topics(), await admin.all_stats()
+        return {
+            name: evolve(stats, missing=infos[name].leaderless) if name in infos else stats  # deleted meanwhile
+            for name, stats in every.items()
+        }
     found = await admin.stats(topic, channel)
     if channel is not None and found.complete and channel not in found.channels:
         raise InvalidInput(f"the topic has no channel {channel}", topic=topic)
@@ -94,10 +121,11 @@ async def run(
     rates, number = Rates(), 0
     async with connection.admin() as admin:
         if not watch:
-            connection.table(COLUMNS, stats_records(await look(admin, topic, channel), rates))
+            records = stats_records(await look(admin, topic, channel), rates)
+            connection.table(table_columns(COLUMNS, records), records)
             return
         timed = partial(map, lambda record: {"time": time.time(), **record})
-        with connection.live(partial(make_table, COLUMNS), timed) as show:
+        with connection.live(partial(stats_table, COLUMNS), timed) as show:
             while True:
                 show(stats_records(await look(admin, topic, channel), rates))
                 number += 1
@@ -146,7 +174,7 @@ class View:
         from rich.text import Text
 
         help_line = "  ".join(f"{key}: {column.replace('_', ' ')}" for key, column in KEYS.items())
-        found = make_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
+        found = stats_table(COLUMNS, self.sorted()[: max(height - 6, 1)], f"sorted by {self.column.replace('_', ' ')}")
         return Group(found, Text(escaped(self.error), style="red"), Text(f"{help_line}  q: quit", style="dim"))
 
 
@@ -195,7 +223,9 @@ async def _refresh(view: View, live: Live, admin: Admin, topic: str | None, inte
     rates = Rates()
     while True:
         try:
-            view.records = stats_records(await look(admin, topic), rates)
+            # without the partitions that lack a leader: lookup would be asked for each topic at every refresh
+            found = await admin.all_stats() if topic is None else await look(admin, topic)
+            view.records = stats_records(found, rates)
             view.error = ""
         except NsqError as error:
             view.error = str(error)

@@ -170,7 +170,7 @@ async def unfinished_count(admin: Admin, topics: Iterable[str], channel: str) ->
         stats = await admin.stats(topic, channel)
         for node in stats.unreachable:
             raise PartitionUnavailable("the node does not report its messages", topic=topic, node=str(node))
-        for partition in stats.missing:
+        for partition in stats.missing or ():
             raise PartitionUnavailable("no node reports its messages", topic=topic, partition=partition)
         count += sum(one.lag for one in stats.channels.values())
     return count

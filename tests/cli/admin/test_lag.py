@@ -11,7 +11,7 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.cli.admin.lag import excess
 from nsqext.sync import Producer
-from tests.support.command_line import lines, run, started
+from tests.support.command_line import Terminal, lines, run, started
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,11 @@ def test_partitions_without_a_leader_make_a_lag_unknown() -> None:
             found = run("lag", *words, *where)
             assert found.returncode == 1
             assert found.stderr == b"the lag of orders/billing is not known: no node leads partition 1\n"
+            (record,) = lines("stats", *words, *where[:2])
+            assert record["missing"] == [1]
+        with Terminal("stats", *where[:2]) as terminal:
+            assert terminal.end() == 0
+        assert "missing" in terminal.shown
         cluster.kill(cluster.leader("orders", 0))
         found = run("lag", *where)
         assert (found.returncode, found.stderr) == (

@@ -156,6 +156,16 @@ def check_kinds(options: AttrsInstance) -> None:
             raise InvalidSetting(f"{name} is a {type(value).__name__}", hint="give text")
 
 
+def check_plain_function(name: str, function: object) -> None:
+    """Check that a setting is a function, and no coroutine function. Raises InvalidSetting."""
+    if not callable(function):
+        raise InvalidSetting(f"{name}={function!r} is not a function")
+    if is_coroutine_function(function):
+        raise InvalidSetting(
+            f"{name}={function!r} is a coroutine function, which would not be awaited", hint="declare it with 'def'"
+        )
+
+
 def is_coroutine_function(function: object) -> bool:
     """Return whether a function or callable object is declared with ``async def``."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

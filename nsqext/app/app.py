@@ -21,7 +21,13 @@ from nsqext.client.consumer.handlers.batches import MessageBatch
 from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
 from nsqext.client.consumer.typed.body import encode_body
-from nsqext.client.middleware import Middleware, check_middleware, surround_batch_handler, surround_handler
+from nsqext.client.middleware import (
+    Middleware,
+    check_handler_kind,
+    check_middleware,
+    surround_batch_handler,
+    surround_handler,
+)
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
 from nsqext.client.producer.publishing import OutgoingMessage, PublishOptions
@@ -205,7 +211,8 @@ class App(Router, Runnable):
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
-        handler = surround_handler((*self._around(), *spec.middleware), self._call_of(spec), spec.channel)
+        around = (*self._around(), *spec.middleware)
+        handler = surround_handler(around, self._call_of(spec), spec.channel, auto_finish=spec.auto_finish)
         if self.publishers.get(spec.function):
             stand_in(handler, spec.call, published=True)
         return handler
@@ -245,6 +252,8 @@ class App(Router, Runnable):
         )
 
     def _add(self, spec: HandlerSpec) -> None:
+        around = (*self._middleware, *spec.middleware)
+        check_handler_kind(around, batch=spec.batch is not None, auto_finish=spec.auto_finish)
         for other in self.specs:
             own, others = (self._consumer_values(self._given.values, one.settings) for one in (spec, other))
             if all(own.get(name) == others.get(name) for name in ("tag", "partitions")):

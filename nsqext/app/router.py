@@ -17,7 +17,7 @@ from nsqext.client.consumer.subscriptions.topics import TopicSelection
 from nsqext.client.consumer.typed.parameters import CallPlan, plan_call
 from nsqext.client.middleware import Middleware, check_middleware
 from nsqext.client.settings import consumer_settings, handler_settings
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.names import check_channel, check_tag, check_topic
 from nsqext.settings import unknown_setting
 
@@ -61,13 +61,17 @@ class PublishedTopic:
 
 
 class Router:
-    """Collects the handlers of a part of a service; `App.include_router` adds them to an app."""
+    """Collects the handlers of a part of a service; `App.include_router` adds them to an app.
+
+    What is added behind that would not run: it raises `InvalidState`.
+    """
 
     def __init__(self) -> None:
         self.specs: list[HandlerSpec] = []
         self.publishers: dict[HandlerFunction, list[str]] = {}
         self.published: list[PublishedTopic] = []
         self.lifespans: list[LifespanManager] = []
+        self.included: bool = False  #: whether an app or router has its handlers
 
     def handler(
         self,
@@ -160,6 +164,11 @@ class Router:
 
     def _check_changeable(self) -> None:
         """Raise `InvalidState` if no handler can be added any more."""
+        if self.included:
+            raise InvalidState(
+                "the router was included before: what is added now would not run",
+                hint="include it behind its last handler, such as at the end of the program's imports",
+            )
 
     def publisher(self, topic: str) -> Callable[[F], F]:
         """Decorator: publish the result of a handler before its message is finished.
@@ -242,14 +251,15 @@ class Router:
         Raises:
             InvalidSetting: no router, or this router.
         """
-        self._check_changeable()
         if not isinstance(router, Router):
             raise InvalidSetting(f"{router!r} is not a router", hint="give an object of nsqext.Router")
         if router is self:
             raise InvalidSetting("a router cannot include itself")
+        self._check_changeable()
         for spec in router.specs:
             self._add(spec)
         for function, topics in router.publishers.items():
             self.publishers.setdefault(function, []).extend(topics)
         self.published.extend(router.published)
         self.lifespans.extend(router.lifespans)
+        router.included = True

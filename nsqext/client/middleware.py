@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from attrs import define
 
+from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.message import Message  # noqa: TC001 (which Message, for the documentation)
 from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.events import ClientEvent
@@ -79,6 +78,9 @@ class Middleware:
     finishes the messages. An object may serve several clients and tasks.
     """
 
+    #: handlers that it cannot surround, ``batches`` and ``auto_finish=False``, each with what to do instead
+    unsupported: ClassVar[Mapping[str, str]] = {}
+
     def attach(self, client: Client) -> None:
         """Called with each `nsqext.Producer` and `nsqext.Consumer` of this middleware, at its creation."""
 
@@ -114,7 +116,17 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
             raise InvalidSetting(
                 f"{one!r} is not a middleware", hint="derive its class from nsqext.middleware.Middleware"
             )
+        for name in ("attach", "is_enabled"):
+            check_plain_function(f"{type(one).__name__}.{name}", getattr(one, name))
     return tuple(middleware)
+
+
+def check_handler_kind(middleware: Iterable[Middleware], *, batch: bool = False, auto_finish: bool = True) -> None:
+    """Raise InvalidSetting if middleware cannot surround a handler of batches, or one that answers later."""
+    kind = "batches" if batch else "" if auto_finish else "auto_finish=False"
+    for one in middleware:
+        if kind in one.unsupported:
+            raise InvalidSetting(f"{type(one).__name__} cannot be used with {kind}", hint=one.unsupported[kind])
 
 
 def _overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware]:
@@ -149,8 +161,16 @@ def send_with(middleware: Sequence[Middleware], send: SendNext) -> SendNext | No
     return send if around else None
 
 
-def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
-    """Return a message handler surrounded by the middleware, or the handler itself."""
+def surround_handler(
+    middleware: Sequence[Middleware], handler: Handler, channel: str, *, auto_finish: bool = True
+) -> Handler:
+    """Return a message handler surrounded by the middleware, or the handler itself.
+
+    Raises InvalidSetting for middleware that cannot surround a handler that answers later (``auto_finish=False``).
+    """
+    check_handler_kind(middleware, auto_finish=auto_finish)
+    if not auto_finish and _overriding(middleware, "handle"):
+        return _finishing_uncalled(middleware, handler, channel)
     # without a coroutine, which would be a fifth of a middleware's cost
     return _surrounded(
         middleware,
@@ -160,11 +180,34 @@ def surround_handler(middleware: Sequence[Middleware], handler: Handler, channel
     )
 
 
+def _finishing_uncalled(middleware: Sequence[Middleware], handler: Handler, channel: str) -> Handler:
+    """Return a surrounded handler that finishes the messages that its middleware does not pass on."""
+    from nsqext.client.consumer.handler_functions import stand_in
+
+    async def handle(message: Message) -> object:
+        called = False
+
+        def call(one: Message) -> Awaitable[object]:
+            nonlocal called
+            called = True
+            return handler(one)
+
+        result = await surround_handler(middleware, call, channel)(message)
+        if not (called or message.answered):
+            message.finish_now()
+        return result
+
+    stand_in(handle, handler)
+    return handle
+
+
 def surround_batch_handler(middleware: Sequence[Middleware], handler: BatchFunction, channel: str) -> BatchFunction:
     """Return a batch handler surrounded by the middleware, or the handler itself.
 
-    The handler is not called if the middleware removes all messages.
+    The handler is not called if the middleware removes all messages. Raises InvalidSetting for middleware that cannot
+    surround it.
     """
+    check_handler_kind(middleware, batch=True)
     from nsqext.client.consumer.handlers.batches import MessageBatch  # not at the import of a producer
 
     async def call_handler(handling: Handling) -> object:

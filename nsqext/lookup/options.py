@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from nsqext.arguments import check_counts, check_kinds, check_times
+from nsqext.arguments import check_counts, check_kinds, check_plain_function, check_times
 from nsqext.errors import InvalidSetting
 from nsqext.transport.options import make_tls_context
 from nsqext.types import Address
@@ -96,8 +96,10 @@ class LookupOptions:
                 f"ca={self.ca!r} is a bool", hint="give the path of a PEM file of CA certificates, or an ssl.SSLContext"
             )
         self.tls_context()
-        if self.node_filter is not None and not callable(self.node_filter):
-            raise InvalidSetting(f"node_filter={self.node_filter!r} is not a function of host:port")
+        if self.node_filter is not None:
+            if not callable(self.node_filter):
+                raise InvalidSetting(f"node_filter={self.node_filter!r} is not a function of host:port")
+            check_plain_function("node_filter", self.node_filter)
         if self.address_map is not None and not callable(self.address_map):
             _check_address_map(self.address_map)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.arguments import check_number, check_time, is_number
+from nsqext.arguments import check_number, check_plain_function, check_time, is_number
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.message import Reject
+from nsqext.client.consumer.message import Finish, Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import InvalidSetting, ProtocolError
@@ -120,11 +120,16 @@ class Deduplicate(Middleware):
         key: returns the identity of a message; by default topic, partition and id. With None, the message is handled.
     """
 
+    unsupported = {  # noqa: RUF012 - declared by the base class
+        "auto_finish=False": "a message counts as handled when its handler returns: leave out auto_finish"
+    }
+
     def __init__(
         self, window: int = 100_000, *, seconds: float = 3600.0, key: Callable[[Message], object] = _place_and_id
     ) -> None:
         check_number("window", window, 1)
         check_time("seconds", seconds, zero=False)
+        check_plain_function("key", key)
         self._window = window
         self._seconds = seconds
         self._key = key
@@ -148,10 +153,17 @@ class Deduplicate(Middleware):
         if not fresh:
             return None
         handling.messages = fresh
-        result = await call_next(handling)
+        finish: Finish | None = None
+        result: object = None
+        try:
+            result = await call_next(handling)
+        except Finish as signal:
+            finish = signal
         for entry, message in entries.items():
-            if not (message.answered or message.requeue_called):  # the handler may have requeued it
+            if not message.requeue_called:
                 self._remember(entry)
+        if finish is not None:
+            raise finish
         return result
 
     def _remember(self, entry: _Entry) -> None:

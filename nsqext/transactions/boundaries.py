@@ -192,6 +192,16 @@ def end_error(end: End, topic: str) -> InvalidState:
     )
 
 
+def finished_error(topic: str) -> InvalidState:
+    """Return the error where a message was finished before the commit of its transaction."""
+    return InvalidState(
+        "the handler has finished its message before its transaction was committed: had the commit failed, its effects "
+        "would be lost",
+        topic=topic,
+        hint="leave out finish(): the message is finished after the commit",
+    )
+
+
 _IDLE, _IN_ERROR = 0, 3  # libpq's numbers for no transaction, and for a transaction with a failed statement
 
 

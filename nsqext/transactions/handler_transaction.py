@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from anyio import CancelScope, get_cancelled_exc_class, to_thread
 
+from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
 from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
@@ -21,6 +22,7 @@ from nsqext.transactions.boundaries import (
     autocommit_error,
     check_outermost,
     end_error,
+    finished_error,
     hidden_error,
     uncommitted_error,
 )
@@ -41,7 +43,7 @@ Begin = Callable[[], AbstractAsyncContextManager[S] | AbstractContextManager[S]]
 
 
 class _RolledBack(Exception):
-    """Ends the first transaction of a check."""
+    """Ends a transaction without an effect."""
 
 
 def _not_hidden(error: BaseException) -> BaseException:
@@ -49,10 +51,20 @@ def _not_hidden(error: BaseException) -> BaseException:
     return hidden_error() if isinstance(error, Exception) else error
 
 
+def _check_not_requeued(message: Message) -> None:
+    """End the transaction of a message that is handled again."""
+    if message.requeue_called:
+        raise _RolledBack if message.requeued else requeue_not_awaited()
+
+
 class HandlerTransaction(Middleware, Generic[S]):
     """What `Inbox` and `Positions` share."""
 
     _tables: ClassVar[tuple[str, ...]]
+    unsupported = {  # noqa: RUF012 - declared by the base class
+        "batches": "use a handler of single messages, or give it to those handlers alone: handler(…, middleware=[…])",
+        "auto_finish=False": "the message is recorded as handled when its handler returns: leave out auto_finish",
+    }
 
     def __init__(self, begin: Begin[S]) -> None:
         self._begin = begin
@@ -133,32 +145,31 @@ class HandlerTransaction(Middleware, Generic[S]):
         """Call the handler in a transaction, unless the message was handled before.
 
         Raises:
-            InvalidInput: the handler receives batches.
             InvalidSetting: ``begin`` opens no transaction that is committed or rolled back at its end.
-            InvalidState: the handler has ended its transaction; the message is handled again.
+            InvalidState: the handler has ended its transaction, or did not await a requeue; the message is handled
+                again. Or it has finished its message, before the commit, which has succeeded.
             Exception: an error of the handler or database; nothing is committed then.
         """
-        if handling.batch:
-            raise InvalidInput(
-                f"{type(self).__name__} cannot be used with batches", hint="use a handler of single messages"
-            )
         if not self._checked:
             await self.check()
         undo: list[Statement] = []
         try:
             return await self._handle(handling, call_next, undo)
+        except _RolledBack:
+            return None
         finally:
             if undo:
                 await self._undo(undo[0])
 
     async def _handle(self, handling: Handling, call_next: CallNext, undo: list[Statement]) -> object:
         """Call the handler in a transaction; add to ``undo`` what removes a record that may be committed alone."""
+        message = handling.message
         finish: Finish | None = None
         result: object = None
         async with self._transaction() as session:
             check_outermost(session)
             opened = OpenTransaction(session)
-            removal = await self._record(opened, handling.channel, handling.message)
+            removal = await self._record(opened, handling.channel, message)
             if removal is None:
                 self.skipped += 1
                 return None
@@ -168,6 +179,7 @@ class HandlerTransaction(Middleware, Generic[S]):
             token = self._session.set(session)
             try:
                 result = await call_next(handling)
+                _check_not_requeued(message)
             except Finish as signal:  # the message is done: commit
                 finish = signal
             except get_cancelled_exc_class():
@@ -180,7 +192,7 @@ class HandlerTransaction(Middleware, Generic[S]):
                 if end is not End.OPEN:
                     undo.append(removal)
                 if end is End.ENDED:
-                    raise end_error(end, handling.message.topic) from error
+                    raise end_error(end, message.topic) from error
                 raise
             finally:
                 opened.release()
@@ -188,9 +200,11 @@ class HandlerTransaction(Middleware, Generic[S]):
             end = await opened.end()
             if end is not End.OPEN:
                 undo.append(removal)
-                raise end_error(end, handling.message.topic)
+                raise end_error(end, message.topic)
         if finish is not None:
             raise finish
+        if message.answered:
+            raise finished_error(message.topic)
         return result
 
     async def _undo(self, removal: Statement) -> None:

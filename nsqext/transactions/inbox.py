@@ -9,7 +9,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from nsqext.arguments import check_time
+from nsqext.arguments import check_plain_function, check_time
+from nsqext.errors import InvalidInput
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.protocol.names import MAX_IDENTITY, is_storable
 from nsqext.transactions.handled_ranges import HandledRanges
@@ -64,10 +65,10 @@ class Inbox(HandlerTransaction[S]):
             threads.
         keep: seconds for which identities are kept: longer than a handled message may be redelivered.
         identity: returns the identity of a message within its topic, for example the number of an order in its body;
-            None for the identity above.
+            None for the identity above. A message whose identity is no text, or empty, fails.
 
     Raises:
-        InvalidSetting: ``keep`` is not valid.
+        InvalidSetting: ``keep`` is not valid, or ``identity`` is no function, or a coroutine function.
     """
 
     _tables = ("nsqext_inbox", "nsqext_inbox_range")
@@ -77,6 +78,8 @@ class Inbox(HandlerTransaction[S]):
     ) -> None:
         super().__init__(begin)
         check_time("keep", keep, zero=False)
+        if identity is not None:
+            check_plain_function("identity", identity)
         self._keep = keep
         self._identity = identity
         self._forgotten = float("-inf")
@@ -109,13 +112,13 @@ class Inbox(HandlerTransaction[S]):
             self._forgotten = now
             await execute(opened.connection, _FORGET, {"before": now - self._keep})
             await self._ranges.forget(opened.connection, now - self._keep)
-        given = None if self._identity is None else self._identity(message)
+        given = None if self._identity is None else _given(self._identity(message), message.topic)
         if given is None:
-            given = message.header_value(IDENTITY_HEADER)
+            given = message.header_value(IDENTITY_HEADER) or None
         if given is None and message.offset >= 0:
             self._unmerged[ChannelPartition(message.topic, channel, message.partition)] += 1
             return await self._ranges.add(opened, channel, message, now)
-        identity = f"{message.topic}/{message.id.hex() if given is None else _storable(str(given))}"
+        identity = f"{message.topic}/{message.id.hex() if given is None else _storable(given)}"
         values = {"channel": channel, "identity": identity, "handled": now}
         return (_REMOVE, values) if await opened.begin(_INSERT, values) else None
 
@@ -125,6 +128,17 @@ class Inbox(HandlerTransaction[S]):
     async def _remove_probe(self, session: S, name: str) -> bool:
         found: Any = await execute(session, _REMOVE_PROBE, {"channel": _PROBE, "identity": name})
         return bool(found.rowcount)
+
+
+def _given(identity: object, topic: str) -> str | None:
+    """Return the identity that the program's function has returned: messages must not share an empty one."""
+    if identity is None or (isinstance(identity, str) and identity):
+        return identity
+    raise InvalidInput(
+        f"the function identity returned {identity!r}, which is no identity of a message",
+        topic=topic,
+        hint="return text that is not empty, or None for the header nsqext_id or the id of the message",
+    )
 
 
 def _storable(identity: str) -> str:

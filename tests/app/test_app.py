@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from nsqext import Admin, App, Consumer, Message, MessageBatch
+from nsqext import Admin, App, Consumer, Message, MessageBatch, Router
 from nsqext.app import Health
 from nsqext.app.start_checks import refuse_loops
 from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, LookupFailed, TopicNotFound
@@ -146,6 +147,24 @@ async def test_mistakes(cluster: Cluster) -> None:
     with pytest.raises(InvalidSetting, match="generator is an asynchronous generator: remove 'yield'"):
         app.handler("orders", "ch")(generator)
     assert app.consumers == ()
+
+
+async def test_nothing_is_added_to_a_router_that_was_included() -> None:
+    """It would not run, while the app is ready."""
+    inner, outer, app = Router(), Router(), App("127.0.0.1:1")
+    outer.include_router(inner)
+    app.include_router(outer)
+    for router in (inner, outer):
+        adds: list[Callable[[], object]] = [
+            partial(router.handler, "orders", "ch"),
+            partial(router.batch_handler, "orders", "ch"),
+            partial(router.publisher("orders"), nothing),
+            partial(router.include_router, Router()),
+        ]
+        for add in adds:
+            with pytest.raises(InvalidState, match="what is added now would not run"):
+                add()
+    App("127.0.0.1:1").include_router(inner)  # a second app has it too
 
 
 async def test_an_app_without_handlers_publishes(cluster: Cluster, topics: tuple[str, str]) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from secrets import token_hex
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 from attrs import evolve
 
-from nsqext import App, Consumer, ConsumerSettings, Message, MessageBatch, Producer, Reject, Requeue
+from nsqext import App, Consumer, ConsumerSettings, Finish, Message, MessageBatch, Producer, Reject, Requeue
 from nsqext.client.middleware import surround_batch_handler, surround_handler
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.middleware import (
@@ -260,10 +262,24 @@ async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> Non
     handled.append(9)
     assert await call(unique, make_message(RecordingOwner(), 9), handle) is None  # a failed message is handled again
     assert handled == [9, 9, 9]
+    for signal in (Finish(), None):  # a handler may finish its message by itself, too
+        message = make_message(RecordingOwner(), 10)
+
+        async def finish(message: Message, signal: Finish | None = signal) -> None:
+            handled.append(message.internal_id)
+            if signal is not None:
+                raise signal
+            await message.finish()
+
+        with pytest.raises(Finish) if signal else nullcontext():
+            await surround_handler([unique], finish, "ch")(message)
+        assert await call(unique, make_message(RecordingOwner(), 10), handle) is None
+        unique = Deduplicate()
+    assert handled == [9, 9, 9, 10, 10]
     by_trace = Deduplicate(key=lambda message: message.trace_id or None)
     for _ in range(2):
         await call(by_trace, make_message(RecordingOwner(), 1), handle)
-    assert len(handled) == 5
+    assert len(handled) == 7
 
 
 @pytest.mark.parametrize(
@@ -352,6 +368,22 @@ async def test_a_middleware_for_single_messages_fails_loudly_with_a_batch() -> N
         )
 
 
+async def test_middleware_finishes_a_message_that_it_does_not_pass_on_to_a_handler_that_answers_later() -> None:
+    class Even(Middleware):
+        async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            return None if handling.message.internal_id % 2 else await call_next(handling)
+
+    owner, handled = RecordingOwner(), list[int]()
+
+    async def handler(message: Message) -> None:
+        handled.append(message.internal_id)
+
+    surrounded = surround_handler([Even()], handler, "ch", auto_finish=False)
+    for number in range(3):
+        await surrounded(make_message(owner, number))
+    assert (owner.commands, handled) == (["FIN 1"], [0, 2])
+
+
 async def test_the_messages_of_a_batch_count_towards_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now, pauses = 100.0, list[float]()
     monkeypatch.setattr("nsqext.middleware._clock", lambda: now)
@@ -424,6 +456,11 @@ async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(
     assert sorted(seen) == [b"one", b"plain"]
 
 
+class _Awaited(Middleware):
+    async def attach(self, client: object) -> None:  # type: ignore[override]
+        raise AssertionError("awaited")
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -431,7 +468,11 @@ async def test_bodies_of_a_batch_that_cannot_be_decompressed_are_rejected_alone(
         lambda: RateLimit(-1),
         lambda: RateLimit(1, burst=0),
         lambda: Deduplicate(0),
+        lambda: Deduplicate(key=AsyncMock()),
+        lambda: App("127.0.0.1:1", middleware=[Deduplicate()]).handler("t", "ch", auto_finish=False)(print),
         lambda: Decompress(max_size=0),
+        lambda: App("127.0.0.1:1", middleware=[_Awaited()]),
+        lambda: App("127.0.0.1:1", node_filter=AsyncMock()),
         lambda: App("127.0.0.1:1", middleware=[print]),  # type: ignore[list-item]
     ],
 )

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from nsqext import Message
 from nsqext.client.middleware import Handling
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions import Inbox, Outbox, OutboxStore, Positions
@@ -215,6 +216,39 @@ def test_a_connection_that_commits_each_statement_is_refused(
             with pytest.raises(InvalidSetting, match=NOT_AT_ONCE):
                 await handle(middleware, lambda session: add(session, name))
         assert effects() == []
+
+    anyio.run(scene)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'Message.requeue' was never awaited:RuntimeWarning")
+def test_a_message_that_its_handler_requeues_is_handled_again(
+    database: str, once: Once, effects: Callable[[], list[str]]
+) -> None:
+    async def scene() -> None:
+        middleware = once(ways(database)["asynchronous session"])
+
+        async def call(act: Callable[[Message], Awaitable[object]]) -> None:
+            message = make_message(RecordingOwner(in_order=True), 77, offset=7777)
+
+            async def handler(_: Handling) -> None:
+                await add(middleware.session(), f"{once.__name__} {act.__name__}")
+                await act(message)
+
+            await middleware.handle(Handling([message], "requeues"), handler)
+
+        async def forgets(message: Message) -> None:
+            message.requeue()  # type: ignore[unused-coroutine]
+
+        async def finishes(message: Message) -> None:
+            await message.finish()
+
+        await call(Message.requeue)
+        with pytest.raises(InvalidState, match="did not await it"):
+            await call(forgets)
+        assert effects() == []
+        with pytest.raises(InvalidState, match="has finished its message before its transaction was committed"):
+            await call(finishes)  # the message is gone: its effect stays
+        assert (effects(), middleware.skipped) == ([f"{once.__name__} finishes"], 0)
 
     anyio.run(scene)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from nsqext import App, Consumer, Finish, Message, Producer
 from nsqext.app import Depends
 from nsqext.client.middleware import Handling
+from nsqext.delays import DelayRelay, DelayStore
 from nsqext.delays.relay import publish_record
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
@@ -239,6 +240,30 @@ async def test_an_identity_of_the_program_goes_before_the_header(sessions: async
     assert (inbox.skipped, await effects(sessions)) == (1, ["body"])
 
 
+async def test_what_is_no_identity_is_not_shared_by_messages(sessions: async_sessionmaker[AsyncSession]) -> None:
+    async def handle(handling: Handling) -> None:
+        await note(inbox.session(), handling.message)
+
+    given: list[Any] = ["", b"17", 17]
+    for identity in given:
+        inbox = Inbox(sessions.begin, identity=lambda message, identity=identity: identity)  # type: ignore[misc]
+        with pytest.raises(InvalidInput, match="which is no identity of a message"):
+            await inbox.handle(Handling([make_message(RecordingOwner())], "ch"), handle)
+    inbox = Inbox(sessions.begin)
+    for number in range(2):
+        message = make_message(RecordingOwner(), 5000 + number, headers={"nsqext_id": ""})
+        await inbox.handle(Handling([message], "empty"), handle)
+    assert await effects(sessions) == ["body", "body"]
+
+
+async def test_a_coroutine_function_is_no_identity() -> None:
+    async def identity(message: Message) -> str:
+        return "17"
+
+    with pytest.raises(InvalidSetting, match=r"identity=.* is a coroutine function"):
+        Inbox[Any](nullcontext, identity=identity)  # type: ignore[arg-type]
+
+
 async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_middleware(
     sessions: async_sessionmaker[AsyncSession],
 ) -> None:
@@ -367,11 +392,19 @@ async def test_identities_are_kept_for_their_time(sessions: async_sessionmaker[A
     assert sorted(left) == ["kept", f"{message.topic}/new"]
 
 
-async def test_batches_are_refused(sessions: async_sessionmaker[AsyncSession]) -> None:
-    async def call_next(_: Handling) -> None:
-        raise AssertionError("called")
-
-    inbox = Inbox(sessions.begin)
-    handling = Handling([make_message(RecordingOwner())], "ch", batch=True)
-    with pytest.raises(InvalidInput, match="Inbox cannot be used with batches"):
-        await inbox.handle(handling, call_next)
+async def test_handlers_whose_messages_it_cannot_record_are_refused(
+    sessions: async_sessionmaker[AsyncSession], tmp_path: Path
+) -> None:
+    """Delayed messages were requeued for ever; a message that was requeued later was skipped."""
+    app = App("127.0.0.1:1", middleware=[Inbox(sessions.begin)])
+    with (
+        DelayStore(tmp_path / "delayed") as store,
+        pytest.raises(InvalidSetting, match="Inbox cannot be used with batches"),
+    ):
+        DelayRelay(store).attach(app)
+    consumer = Consumer("orders", "ch", "127.0.0.1:1", middleware=[Inbox(sessions.begin)])
+    for register in (app.handler("orders", "ch", auto_finish=False), consumer.handler(auto_finish=False)):
+        with pytest.raises(InvalidSetting, match="Inbox cannot be used with auto_finish=False"):
+            register(print)
+    with pytest.raises(InvalidSetting, match="Inbox cannot be used with batches"):
+        consumer.batch_handler()(print)

@@ -210,7 +210,7 @@ class Consumer(Runnable):
             if self._middleware:
                 from nsqext.client.middleware import surround_handler
 
-                call = surround_handler(self._middleware, call, self.channel)
+                call = surround_handler(self._middleware, call, self.channel, auto_finish=auto_finish)
             self._handler = MessageHandler(call, auto_finish, origin=function)
             return function
 

@@ -165,7 +165,7 @@ TOUCHES = 16
 class Requeueable(Protocol):
     """A message, or a batch of them."""
 
-    requeue_called: bool  #: whether `requeue` was called and not awaited
+    requeue_called: bool  #: whether `requeue` was called: it was not awaited, or has answered the message
 
 
 R = TypeVar("R", bound=Requeueable)
@@ -202,6 +202,7 @@ class Message(RawMessage):
 
     __slots__ = (
         "_headers",
+        "_requeued",
         "_stored_body",
         "answered",
         "budget",
@@ -350,7 +351,7 @@ class Message(RawMessage):
             self.owner.requeue(self, delay, backoff=backoff)
         except MessageNotInFlight as error:
             self._lost(error)
-        self.mark_answered()
+        self.mark_requeued()
 
     async def touch(self) -> None:
         """Restart the message's timeout.
@@ -385,6 +386,20 @@ class Message(RawMessage):
         self.answered = True
         if self.budget is not None:
             self.budget.release(self)
+
+    @property
+    def requeued(self) -> bool:
+        """Whether `requeue` has answered it, and its handler was not called again."""
+        return getattr(self, "_requeued", False)  # filling a slot in every message costs time
+
+    def mark_requeued(self) -> None:
+        """Record that its handler has requeued it."""
+        self.requeue_called = self._requeued = True
+        self.mark_answered()
+
+    def mark_unanswered(self) -> None:
+        """Record that its handler is called again after a requeue."""
+        self.answered = self.requeue_called = self._requeued = False
 
     def renew(self, delivery: Message) -> None:
         """Continue with a later delivery of the message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from nsqext import Consumer, Message, MessageBatch, Producer
@@ -57,3 +58,23 @@ async def test_a_message_whose_requeue_was_not_awaited_is_delivered_again(
     assert attempts == [1, 2]
     [failure] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "called requeue() and did not await it" in failure.getMessage()
+
+
+async def test_a_message_that_waits_in_its_lane_is_not_finished_by_the_end_of_its_handler(
+    cluster: Cluster, topic: str
+) -> None:
+    consumer = Consumer(topic, "ch", cluster.lookupd, key=lambda message: "k", msg_timeout=1.0)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        if message.attempts == 1:
+            await message.requeue(60.0)
+            await eventually(lambda: not message.answered)  # it is touched
+            consumer.stop()
+
+    async with Producer(cluster.lookupd) as producer:
+        await producer.publish(topic, b"1")
+        await consumer.serve()
+        async with Consumer(topic, "ch", cluster.lookupd) as other:
+            with anyio.fail_after(20):
+                assert (await anext(other)).body == b"1"

@@ -226,7 +226,7 @@ def _answer(messages: Sequence[Message], requeue_after: float | None = None, *, 
             except MessageNotInFlight as error:
                 lost = error
             else:
-                message.mark_answered()
+                message.mark_answered() if requeue_after is None else message.mark_requeued()
     if lost is not None:
         _report_lost(messages, lost)
 

@@ -246,7 +246,7 @@ class KeyLanes:
 
     def _end_delay(self, key: bytes) -> None:
         message = self._delayed[key].message
-        message.answered = False
+        message.mark_unanswered()
         if not message.lost:
             message.attempts += 1
         self._end(key, self._delayed)  # if it is lost, its worker calls `expired`
@@ -454,7 +454,7 @@ class KeyLanes:
         for row in rows:
             for message in row:
                 if due[message] is not None:
-                    message.answered = False
+                    message.mark_unanswered()
                     if message is not row[0] and not message.lost:
                         message.attempts += 1  # the first is counted at the end of the wait
                 elif message.budget is not None:

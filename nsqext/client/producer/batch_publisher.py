@@ -59,13 +59,24 @@ class BatchPublisher:
         planner = self._plan_now(call)
         keys = keys_of(call.given, call.key, call.partition) if planner is None else planner.keys
         if not keys:
-            return await self._publish_call(call, planner, None, started)
+            return await self._publish_planned(call, planner, None, started)
         # before any wait: a later call must not overtake this call
         place = self._key_lock.queue({(call.topic, key) for key in keys}.difference(call.entered))
         try:
-            return await self._publish_call(call, planner, place, started)
+            return await self._publish_planned(call, planner, place, started)
         finally:
             place.leave()
+
+    async def _publish_planned(
+        self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float
+    ) -> list[Receipt]:
+        """Publish a call; plan it again if its topic was created again without extend support, which refuses all."""
+        try:
+            return await self._publish_call(call, planner, place, started)
+        except BatchFailed as error:
+            if not all(isinstance(outcome, ExtendNotSupported) for outcome in error.outcomes):
+                raise
+        return await self._publish_call(call, None, place, started)
 
     async def _publish_call(
         self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float

@@ -235,7 +235,7 @@ class Route:
 logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _PROVISIONAL = 0.5  # seconds for which any nodes serve a topic unknown to lookup
-_UPGRADE_CHECK = 1.0  # seconds after lookup reported no upgrade, in which it is not asked again
+_CHANGE_CHECK = 1.0  # seconds after lookup reported no change of a topic, in which it is not asked again
 
 
 class RouteTable:
@@ -260,7 +260,7 @@ class RouteTable:
         self._unwatch: dict[str, Callable[[], None]] = {}
         self._leaders: dict[str, Mapping[int, Address]] = {}
         self._refreshing: set[str] = set()
-        self._not_upgraded: dict[str, float] = {}
+        self._unchanged: dict[tuple[str, str], float] = {}
         self._answered = False
         self._waiting_since: float | None = None
 
@@ -366,21 +366,26 @@ class RouteTable:
 
     async def upgraded(self, topic: str, partitions: int = 0) -> bool:
         """Ask lookup whether a topic got extend support, or a number of partitions; False in the next second."""
-        if not self.asks_lookup or _clock() < self._not_upgraded.get(topic, 0.0):
-            return False
 
-        def done(view: PartitionMap | None) -> bool:
-            if view is None:
-                return False
+        def done(view: PartitionMap) -> bool:
             return view.partition_num >= partitions if partitions else view.meta.extend_support
 
+        return await self._changed(topic, "upgraded", done)
+
+    async def downgraded(self, topic: str) -> bool:
+        """Ask lookup whether a topic was created again without extend support; False in the next second."""
+        return await self._changed(topic, "downgraded", lambda view: not view.meta.extend_support)
+
+    async def _changed(self, topic: str, change: str, done: Callable[[PartitionMap], bool]) -> bool:
+        if not self.asks_lookup or _clock() < self._unchanged.get((topic, change), 0.0):
+            return False
         view = self._metadata.cached(topic, "w")
         if view is not None and not done(view):
             await self._metadata.refresh(topic, "w", failed=view)
             view = self._metadata.cached(topic, "w")
-        if done(view):
+        if view is not None and done(view):
             return True
-        self._not_upgraded[topic] = _clock() + _UPGRADE_CHECK
+        self._unchanged[topic, change] = _clock() + _CHANGE_CHECK
         return False
 
     async def lacks_channel(self, topic: str, partition: int | None) -> bool:
@@ -426,7 +431,7 @@ class RouteTable:
             self._leaders.pop(topic, None)
         now = _clock()
         self._provisional = {topic: entry for topic, entry in self._provisional.items() if entry[1] > now}
-        self._not_upgraded = {topic: until for topic, until in self._not_upgraded.items() if until > now}
+        self._unchanged = {asked: until for asked, until in self._unchanged.items() if until > now}
         self._keep_nodes()
 
     def _view_changed(self, view: PartitionMap) -> None:

@@ -24,7 +24,7 @@ from nsqext.errors import (
     PublishFailed,
     ServerError,
 )
-from nsqext.errors.server import NotLeader, TopicNotExist
+from nsqext.errors.server import ExtendRefused, NotLeader, TopicNotExist
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -285,6 +285,8 @@ class PublishAttempt:
         last = errors.last
         if isinstance(last, ExtendNotSupported):
             return await sender.routes.upgraded(topic)
+        if isinstance(last, ExtendRefused):  # of a header that the topic's meta asked for, such as a key
+            return await sender.routes.downgraded(topic)
         if isinstance(last, InvalidPartition) and self._request.partition is not None:
             return await sender.routes.upgraded(topic, self._request.partition + 1)
         if errors.final() or (isinstance(last, LookupFailed) and not sender.routes.waits_for_lookup(last)):

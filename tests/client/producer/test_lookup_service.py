@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from nsqext import OutgoingMessage, Producer
-from nsqext.errors import LookupFailed, NotLookupd, PublishFailed, TopicNotReady
-from tests.support.fake_nsqd import obey, scripted_lookup, scripted_node, until
+from nsqext.errors import BatchFailed, LookupFailed, NotLookupd, PublishFailed, TopicNotReady
+from nsqext.errors.server import ExtendRefused
+from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, quick
 
@@ -110,6 +112,32 @@ async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: b
                 await producer.publish("t", b"x", headers={"a": "1"})
         verb = b"MPUB_EXT" if many else b"PUB_EXT"
         assert [command.words[0] for command in node.commands] == [b"PUB", verb]
+
+
+@pytest.mark.parametrize(("many", "listed"), [(False, False), (True, False), (False, True), (True, True)])
+async def test_keys_for_a_topic_that_was_created_again_without_extend_support_are_published(
+    many: bool, listed: bool
+) -> None:
+    """The key becomes no header then; where lookup still lists the support, the server's refusal is reported."""
+    refused = error("E_EXT_NOT_SUPPORT")
+    async with bounded(), scripted_lookup() as lookup:
+        async with scripted_node(obey({"PUB_EXT": [ok(), refused], "MPUB_EXT": refused})) as node:
+            lookup.set_leaders({0: node}, num=1, extend=True)
+            async with Producer(str(lookup), **quick()) as producer:
+                await producer.publish("t", b"first", key="a")
+                lookup.set_leaders({0: node}, num=1, extend=listed)
+                kind = BatchFailed if many else ExtendRefused
+                with pytest.raises(kind, match="E_EXT_NOT_SUPPORT") if listed else nullcontext():
+                    if many:
+                        await producer.publish_many("t", [b"x", b"y"], key="a")
+                    else:
+                        await producer.publish("t", b"x", key="a")
+                counted = producer.statistics()
+        count = 2 if many else 1
+        assert (counted.stored, counted.failed) == ((1, count) if listed else (1 + count, 0))
+        verbs = [command.words[0].decode() for command in node.commands]
+        verb = "MPUB" if many else "PUB"
+        assert verbs == ["PUB_EXT", f"{verb}_EXT"] if listed else ["PUB_EXT", f"{verb}_EXT", verb]
 
 
 @pytest.mark.parametrize("batch_of", [0, 1, 2])

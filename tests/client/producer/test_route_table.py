@@ -308,7 +308,7 @@ async def test_a_partition_lacks_a_channel_only_if_lookup_says_so() -> None:
     assert tested.metadata.asked == ["t 0", "t 1", "t 0"]
 
 
-async def test_a_topic_without_a_map_and_fixed_nodes_were_not_upgraded() -> None:
+async def test_a_topic_without_a_map_and_fixed_nodes_were_unchanged() -> None:
     tested = Table()
     assert not await tested.table.upgraded("t")
     fixed = Table(has_lookup=False)
@@ -373,7 +373,7 @@ async def test_answers_that_are_out_of_date_are_not_kept(clock: Clock) -> None:
     for seconds, kept in ((0.0, (1, 1)), (0.5, (0, 1)), (0.5, (0, 0))):
         clock.now += seconds
         tested.table.forget_idle()
-        assert (len(tested.table._provisional), len(tested.table._not_upgraded)) == kept
+        assert (len(tested.table._provisional), len(tested.table._unchanged)) == kept
 
 
 async def test_nodes_of_the_former_map_are_not_wanted_any_more() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Unpack
 
@@ -12,6 +13,7 @@ from attrs import evolve
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from nsqext import Admin, AppSettings, Consumer, Lookup, Message, Producer
+from nsqext.arguments import is_delay
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.client.settings import app_schema, consumer_settings, producer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
@@ -71,20 +73,24 @@ class NsqBroker(AsyncBroker):
             raise InvalidSetting(f"queues={queues!r} is one text", hint=f"give queues=[{queues!r}]")
         self.queues: tuple[str, ...] = tuple(check_topic(queue) for queue in queues)
         self.channel: str = check_channel(channel)
-        shared = share_lookup(evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings))
-        self._lookup: Lookup | None = shared.lookupd or None
+        self._given = evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings)
         self._topics = QueueTopics(
             topic_create=topic_create, topic_partitions=topic_partitions, topic_replicas=topic_replicas
         )
+        self._make_clients()
+
+    def _make_clients(self) -> None:
+        shared = share_lookup(self._given)
+        self._lookup: Lookup | None = shared.lookupd or None
         addresses = {"lookupd": shared.lookupd, "nsqd": shared.nsqd}
         self._producer = Producer(**addresses, **settings_for(producer_settings(), shared.values))
         # Taskiq closes it after it has waited for its tasks; unacknowledged tasks then go back at once
         own = {"close_timeout": 0.0, **settings_for(consumer_settings(), shared.values)}
         self._consumer = Consumer(self.queues, self.channel, **addresses, **own)
-        self._started = self._listening = False
+        self._started = self._closed = self._listening = False
 
     async def startup(self) -> None:
-        """Open the producer and create missing queues.
+        """Open the producer and create missing queues; also again, after `shutdown` or an error.
 
         Raises:
             NsqError: the servers do not respond, or cannot create a queue.
@@ -92,20 +98,33 @@ class NsqBroker(AsyncBroker):
         if self._started:
             await super().startup()  # a receiver starts its broker again
             return
+        if self._closed:
+            self._make_clients()
         self._started = True
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        await super().startup()
+
+    async def _open(self) -> None:
         lookup = self._lookup
         if self._topics.topic_create and lookup is not None:
             async with Admin(list(map(str, lookup.addresses)), **lookup.given) as admin:
                 for queue in self.queues:
                     await admin.create_topic(queue, **self._topics.arguments(self.channel))
         await self._producer.start()
-        await super().startup()
+
+    async def _close(self) -> None:
+        self._started, self._closed = False, True
+        await self._consumer.aclose()
+        await self._producer.aclose()
 
     async def shutdown(self) -> None:
         """Close the connections; unacknowledged tasks are redelivered."""
         await super().shutdown()
-        await self._consumer.aclose()
-        await self._producer.aclose()
+        await self._close()
 
     async def kick(self, message: BrokerMessage) -> None:
         """Send a task, and wait until it is stored.
@@ -149,7 +168,8 @@ class NsqBroker(AsyncBroker):
                 for message in await self._consumer.fetch(1):
                     wait = self._wait_of(message)
                     if wait > 0:
-                        await message.requeue(min(wait, ACCEPTED_DELAY))
+                        with suppress(MessageNotInFlight):  # the server delivers it again
+                            await message.requeue(min(wait, ACCEPTED_DELAY))
                     else:
                         yield AckableMessage(data=message.body, ack=partial(_finish, message))
         finally:
@@ -177,6 +197,6 @@ def _delay_of(labels: dict[str, Any]) -> float:
         delay = float(labels.get("delay", 0))
     except (TypeError, ValueError):
         delay = -1.0
-    if not delay >= 0:
+    if not is_delay(delay):
         raise InvalidInput(f"the label delay={labels['delay']!r} is not a number of seconds")
     return delay

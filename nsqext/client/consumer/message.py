@@ -165,7 +165,7 @@ TOUCHES = 16
 class Requeueable(Protocol):
     """A message, or a batch of them."""
 
-    requeue_called: bool  #: whether `requeue` was called: it was not awaited, or has answered the message
+    requeue_called: bool  #: whether `requeue` was called, and was not awaited or has answered the message
 
 
 R = TypeVar("R", bound=Requeueable)

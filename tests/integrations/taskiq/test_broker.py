@@ -20,7 +20,7 @@ from taskiq.schedule_sources import LabelScheduleSource
 from nsqext import Admin, Consumer, Lookup, Producer
 from nsqext.broker import Cluster
 from nsqext.client.consumer.message import ACCEPTED_DELAY
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupUnreachable, MessageNotInFlight
 from nsqext.integrations.taskiq import NsqBroker
 from nsqext.types import TopicMeta
 
@@ -98,7 +98,11 @@ async def test_labels_choose_queue_and_delay(cluster: Cluster, opened: Opened) -
                     message = await anext(consumer)
                 assert (message.key, message.tag) == ("k", "canary")
                 await message.finish()
-        for labels, reason in (({"queue": "other"}, "has the queue 'other'"), ({"delay": "soon"}, "delay='soon'")):
+        for labels, reason in (
+            ({"queue": "other"}, "has the queue 'other'"),
+            ({"delay": "soon"}, "delay='soon'"),
+            ({"delay": "inf"}, "delay='inf'"),
+        ):
             with pytest.raises(SendTaskError) as caught:
                 await note.kicker().with_labels(**labels).kiq(1)
             assert isinstance(caught.value.__cause__, InvalidInput)
@@ -142,6 +146,8 @@ def scripted(*, age: float = 0.0, at_server: bool = False, body: bytes | None = 
 
     async def requeue(delay: float) -> None:
         answers.append(delay)
+        if delay > 1000:
+            raise MessageNotInFlight("its connection is lost")
 
     async def finish() -> None:
         answers.append("finish")
@@ -236,6 +242,33 @@ async def test_a_receiver_that_starts_its_broker_again_creates_nothing(
     assert events == ["create"] * create + ["startup", "startup", "shutdown"]
     with pytest.raises(InvalidState, match="closed"):
         await broker.kick(BrokerMessage(task_id="1", task_name="note", message=b"x", labels={}))
+
+
+async def test_a_broker_starts_again_after_an_error_and_after_its_shutdown(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reported success, and could neither send nor receive tasks."""
+    errors = [LookupUnreachable("down")]
+
+    class Failing(Admin):
+        async def create_topic(self, topic: str, **arguments: Any) -> None:
+            if errors:
+                raise errors.pop()
+            await super().create_topic(topic, **arguments)
+
+    monkeypatch.setattr("nsqext.integrations.taskiq.Admin", Failing)
+    broker = NsqBroker(cluster.lookupd, queues=(f"q_{token_hex(4)}",))
+    task = broker.formatter.dumps(TaskiqMessage(task_id="1", task_name="note", labels={}, args=[], kwargs={}))
+    with pytest.raises(LookupUnreachable):
+        await broker.startup()
+    for _ in range(2):
+        await broker.startup()
+        await broker.kick(task)
+        ((_, message),) = await take(broker, 1)
+        answer = message.ack()
+        assert answer is not None
+        await answer
+        await broker.shutdown()
 
 
 async def test_a_schedule_sends_its_tasks(opened: Opened) -> None:

@@ -196,7 +196,7 @@ class _SafeFormatter(logging.Formatter):
 
 
 def perform(command: Callable[[], Awaitable[None]]) -> None:
-    """Run a command; exit with 130 on ^C, silently on a closed pipe; raise the first of simultaneous errors."""
+    """Run a command; exit with 130 on ^C, silently with 1 on a closed pipe; raise the first of simultaneous errors."""
     from nsqext.client.tasks import first_error
 
     if logging.lastResort is not None:  # prints warnings where the program did not configure logging
@@ -205,17 +205,11 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
         anyio.run(command)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
-        leave_the_pipe()
     except BaseExceptionGroup as group:
         matching, rest = group.split((NsqError, OSError, SystemExit))
         if matching is None or rest is not None:
             raise
-        first = first_error(matching)
-        if isinstance(first, BrokenPipeError):
-            leave_the_pipe()
-            return
-        raise first from None
+        raise first_error(matching) from None
 
 
 def leave_the_pipe() -> None:

@@ -264,6 +264,13 @@ class ServerAccess:
             async with self.new_admin(request_timeout) as admin:
                 yield admin
 
+    def cluster(self) -> str:
+        """Return the addresses as text, by which a command that continues recognizes its cluster."""
+        given = self.load()
+        texts = given.lookupd or given.nsqd
+        listed = [texts] if isinstance(texts, str) else map(str, texts)
+        return ", ".join(sorted(address.strip() for text in listed for address in text.split(",")))
+
     def _lookup_text(self) -> str:
         found = self.lookup()
         return found if isinstance(found, str) else ", ".join(map(str, found))

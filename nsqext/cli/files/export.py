@@ -51,21 +51,33 @@ class ExportProgress:
         self.folder: Path = file.with_name(f"{file.name}.progress")
         self._plan = self.folder / "plan.json"
 
-    def begin(self, topic: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
-        """Return the offsets by partition from the first run."""
+    def begin(
+        self, topic: str, cluster: str, bounds: Callable[[], Mapping[int, tuple[int, int]]]
+    ) -> dict[int, tuple[int, int]]:
+        """Return the offsets by partition from the first run; delete parts that do not follow each other from there."""
         if not self._plan.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            plan = {"topic": topic, "partitions": {str(number): found for number, found in bounds().items()}}
-            write_synced(self._plan, orjson.dumps(plan))
+            for part in self.parts():  # of a plan that was deleted
+                part.path.unlink()
+            partitions = {str(number): found for number, found in bounds().items()}
+            write_synced(self._plan, orjson.dumps({"topic": topic, "cluster": cluster, "partitions": partitions}))
         try:
             plan = orjson.loads(self._plan.read_bytes())
             found = {int(number): (start, end) for number, (start, end) in plan["partitions"].items()}
+            source = plan["topic"], plan["cluster"]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"{self._plan} is damaged: {error!r}", hint=f"delete {self.folder}") from error
-        if plan["topic"] != topic:
+        if source != (topic, cluster):
             raise InvalidSetting(
-                f"{self.folder} is the progress of an export of {plan['topic']}", hint="give another file, or delete it"
+                f"{self.folder} is the progress of an export of {' at '.join(source)}",
+                hint="give another file, or delete it",
             )
+        behind = {number: start for number, (start, _) in found.items()}
+        for part in self.parts():
+            if behind.get(part.partition) == part.start:
+                behind[part.partition] = part.end
+            else:  # a run was killed while it deleted them
+                part.path.unlink()
         return found
 
     def parts(self) -> list[_Part]:
@@ -116,7 +128,7 @@ def run(
     lookupd = connection.lookup()
     settings: dict[str, Any] = settings_for(shared_settings(), connection.load().values)
     with waits.waiting(f"messages of {topic}"):
-        ranges = progress.begin(topic, lambda: nsqext.arrow.bounds(topic, lookupd, **settings))
+        ranges = progress.begin(topic, connection.cluster(), lambda: nsqext.arrow.bounds(topic, lookupd, **settings))
         total = sum(end - start for start, end in ranges.values())
         done = {part.partition: part.end for part in progress.parts()}
         count = sum(part.end - part.start for part in progress.parts())

@@ -36,7 +36,8 @@ async def run(
     format_of(file)
     if not file.is_file():
         raise InvalidInput(f"{file} is not a file", hint="nsqext export writes such files")
-    progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"))
+    target = f"{topic} at {connection.cluster()}"
+    progress = Progress.load(file.with_name(f"{file.name}.{topic}.progress"), target)
     skipped = count = progress.lines.get(file.name, 0)
     entries = entries_of(file, skipped)
     plan = Plan(topic=topic, speed=0.0, keep_partitions=keep_partitions, batch=batch)
@@ -50,4 +51,5 @@ async def run(
     if progress.path is not None:
         progress.path.unlink(missing_ok=True)
     record = {"topic": topic, "messages": count, "resumed": skipped}
-    connection.show(record, f"{counted(count, 'message')} imported into {topic}")
+    text = f"{counted(count, 'message')} imported into {topic}"
+    connection.show(record, text + (f", {skipped} of them before" if skipped else ""))

@@ -25,30 +25,40 @@ if TYPE_CHECKING:
     from nsqext import Producer
 
 
+_TARGET = "#target"  # in a progress file, besides the names of files
+
+
 @define
 class Progress:
     """Progress of a replay, in an atomically replaced file."""
 
     path: Path | None  #: None without a file
+    target: str  #: where the messages are published
     lines: dict[str, int] = field(factory=dict)
 
     @classmethod
-    def load(cls, path: Path | None) -> Progress:
-        """Load the file; without a file, start at the beginning."""
+    def load(cls, path: Path | None, target: str) -> Progress:
+        """Load the file, which must be of this target; without a file, start at the beginning."""
         if path is None or not path.exists():
-            return cls(path)
+            return cls(path, target)
         try:
             lines = orjson.loads(path.read_bytes())
         except ValueError as error:
             raise InvalidInput(f"{path} is not a progress file: {error}") from error
+        before = lines.pop(_TARGET, target) if isinstance(lines, dict) else target
+        if before != target:
+            raise InvalidSetting(
+                f"{path} is the progress of messages for {before}, and not for {target}",
+                hint="give the same addresses and topic to continue, or delete it to begin again",
+            )
         if not isinstance(lines, dict) or not all(isinstance(number, int) for number in lines.values()):
             raise InvalidInput(f"{path} is not a progress file", hint="delete it to begin again")
-        return cls(path, lines)
+        return cls(path, target, lines)
 
     def save(self, last: Entry) -> None:
         self.lines[last.file] = last.number
         if self.path is not None:
-            write_synced(self.path, orjson.dumps(self.lines))
+            write_synced(self.path, orjson.dumps({_TARGET: self.target, **self.lines}))
 
 
 @frozen
@@ -85,7 +95,8 @@ async def run(
     files = files_in(paths)
     if progress is not None and progress.is_dir():
         raise InvalidSetting(f"--progress {progress} is a folder", hint="give a file")
-    await _replay(connection, files, plan, Progress.load(progress))
+    target = f"{plan.topic or 'the recorded topics'} at {connection.cluster()}"
+    await _replay(connection, files, plan, Progress.load(progress, target))
 
 
 class _Clock:

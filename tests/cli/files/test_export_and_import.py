@@ -14,6 +14,7 @@ import pytest
 import nsqext.arrow
 from nsqext import OutgoingMessage
 from nsqext.broker import Cluster
+from nsqext.cli.files.export import ExportProgress
 from nsqext.cli.files.tables import entries_of
 from nsqext.cli.message_files import outgoing_message
 from nsqext.errors import InvalidInput
@@ -83,6 +84,8 @@ def test_a_killed_export_continues_and_has_each_message_once(cluster: Cluster, s
         process.kill()
         process.wait()
     assert not file.exists()
+    other = run(*words[:-1], "h:1")
+    assert (other.returncode, b"is the progress of an export of" in other.stderr) == (2, True)
     with Producer(cluster.lookupd) as producer:
         producer.publish_many(source, [b"later"] * 10, partition=0)  # the first run has fixed the end
     *_, last = lines(*words)
@@ -90,6 +93,22 @@ def test_a_killed_export_continues_and_has_each_message_once(cluster: Cluster, s
     table = pq.read_table(file)
     places = list(zip(table.column("partition").to_pylist(), table.column("offset").to_pylist(), strict=True))
     assert places == [(partition, offset) for partition in range(2) for offset in range(MESSAGES)]
+
+
+def test_an_export_that_was_killed_while_it_deleted_its_progress_reads_again_what_is_missing(tmp_path: Path) -> None:
+    """The parts that were left replaced the file."""
+    progress = ExportProgress(tmp_path / "all.jsonl")
+
+    def begin(topic: str, *names: str) -> list[tuple[int, int]]:
+        for name in names:
+            (progress.folder / f"0000-{name}.parquet").touch()
+        progress.begin(topic, "h:1", lambda: {0: (5, 30), 1: (0, 0)})
+        return [(part.start, part.end) for part in progress.parts()]
+
+    assert begin("orders") == []
+    assert begin("orders", "5-10", "20-30") == [(5, 10)]
+    (progress.folder / "plan.json").unlink()
+    assert begin("refunds") == []
 
 
 def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluster, source: str, tmp_path: Path) -> None:
@@ -103,11 +122,27 @@ def test_a_killed_import_continues_and_repeats_one_batch_at_most(cluster: Cluste
         process.stdout.readline()
         process.kill()
         process.wait()
+    other = run(*words[:-1], "h:1")
+    assert (other.returncode, b"is the progress of messages for" in other.stderr) == (2, True)
     *_, last = lines(*words)
     assert last["messages"] == 2 * MESSAGES and last["resumed"] >= batch
     found = stored(cluster, copy)
     assert {row[1:] for row in found} == {row[1:] for row in stored(cluster, source)}
     assert 2 * MESSAGES <= len(found) <= 2 * MESSAGES + batch
+
+
+def test_an_import_whose_output_is_closed_has_not_succeeded(cluster: Cluster, source: str, tmp_path: Path) -> None:
+    """Its exit code was 0, with a part of the messages."""
+    file, copy = tmp_path / "all.jsonl", f"copy_{token_hex(4)}"
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    address = cluster.lookupd[0]
+    lines("export", source, str(file), "--lookupd", address)
+    with started("import", str(file), copy, "--batch", "1", "--lookupd", address) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(20) == 1
+    assert 0 < len(stored(cluster, copy)) < 2 * MESSAGES
 
 
 def test_a_file_for_other_programs_is_imported(cluster: Cluster, tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_a_replay_notes_each_file_and_keeps_the_partitions_of_messages_without_k
         (tmp_path / name).write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in some))
     options = ("--topic", copy, "--speed", "0", "--keep-partitions", "--progress", str(progress))
     (done,) = lines("replay", str(tmp_path / "1.jsonl"), str(tmp_path / "2.jsonl"), *options, *where)
-    assert (done["replayed"], orjson.loads(progress.read_bytes())) == (5, {"1.jsonl": 3, "2.jsonl": 2})
+    noted = {"#target": f"{copy} at {cluster.lookupd[0]}", "1.jsonl": 3, "2.jsonl": 2}
+    assert (done["replayed"], orjson.loads(progress.read_bytes())) == (5, noted)
     found = lines("tail", copy, "--channel", "ch", "--until-end", *where)
     assert {(one["body"], one["partition"]) for one in found} == {("x", own), ("a", own), ("b", 1), ("c", 1)}
 
@@ -154,7 +155,16 @@ def test_mistakes_of_replay(tmp_path: Path) -> None:
     assert (missing.returncode, b"no files of recorded messages" in missing.stderr) == (2, True)
     (tmp_path / "progress").write_text(json.dumps([]))
     with pytest.raises(InvalidInput, match="is not a progress file"):
-        Progress.load(tmp_path / "progress")
+        Progress.load(tmp_path / "progress", "copy at h:1")
+    (tmp_path / "1.jsonl").write_text('{"body": "a"}\n')
+    (tmp_path / "progress").write_text(json.dumps({"#target": "copy at h:1, i:1", "1.jsonl": 1}))
+    for topic, address in (("copy", "h:2"), ("other", "i:1,h:1")):  # their messages before line 2 would be missing
+        words = ("replay", str(tmp_path / "1.jsonl"), "--topic", topic, "--progress", str(tmp_path / "progress"))
+        other = run(*words, "--lookupd", address)
+        assert (other.returncode, b"is the progress of messages for copy at h:1, i:1, and not" in other.stderr) == (
+            2,
+            True,
+        )
 
 
 def test_a_write_that_stores_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

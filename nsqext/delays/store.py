@@ -49,7 +49,8 @@ CREATE INDEX IF NOT EXISTS delayed_due ON delayed (next) WHERE next IS NOT NULL 
 CREATE INDEX IF NOT EXISTS delayed_held ON delayed (until) WHERE until IS NOT NULL;
 CREATE INDEX IF NOT EXISTS delayed_ended ON delayed (due) WHERE next IS NULL;
 """
-_END = "next=NULL, record='', state=0, until=NULL"
+# identities are forgotten a time after `due`, or after their end, which may be days later
+_END = "next=NULL, record='', state=0, until=NULL, due=max(due, :now)"
 _FREE = "until IS NOT NULL AND (until <= :clock OR until > :clock + span)"  # a lease or pause is over
 _TAKE = f"""
 UPDATE delayed SET until=:clock + :lease, span=:lease, state=:state WHERE identity IN (
@@ -178,7 +179,7 @@ class DelayStore:
         with self._transaction() as run:
             for record, body in records:
                 if isinstance(record, DelayCancel):
-                    self._cancel(run, record.identity, record.time)
+                    self._cancel(run, record.identity)
                 else:
                     values = (record.identity, record.topic, record.due, record.due, encode_delay(record, body))
                     run.execute(
@@ -190,9 +191,10 @@ class DelayStore:
     def cancel(self, identity: str) -> Cancellation:
         """Cancel a message; while it is being published, only a repetition after a failure is cancelled."""
         with self._transaction() as run:
-            return self._cancel(run, identity, round(time.time() * 1000))
+            return self._cancel(run, identity)
 
-    def _cancel(self, run: sqlite3.Connection, identity: str, now: int) -> Cancellation:
+    def _cancel(self, run: sqlite3.Connection, identity: str) -> Cancellation:
+        now = round(time.time() * 1000)  # not of the request: its message may be received later
         found = run.execute("SELECT state FROM delayed WHERE identity=? AND next IS NOT NULL", (identity,)).fetchone()
         if found is None:
             run.execute(
@@ -203,7 +205,7 @@ class DelayStore:
         if found[0] != _WAITING:
             run.execute("UPDATE delayed SET state=? WHERE identity=?", (_ENDING, identity))
             return Cancellation.TOO_LATE
-        run.execute(f"UPDATE delayed SET {_END} WHERE identity=?", (identity,))  # noqa: S608
+        run.execute(f"UPDATE delayed SET {_END} WHERE identity=:identity", {"identity": identity, "now": now})  # noqa: S608
         return Cancellation.CANCELLED
 
     def refuse(self, records: Sequence[tuple[bytes, str]]) -> None:
@@ -237,11 +239,13 @@ class DelayStore:
             lease: seconds until they are returned again, unless they are recorded as published or failed before.
         """
         with self._transaction() as run:
-            ended = [(identity,) for identity in published]
-            run.executemany(f"UPDATE delayed SET {_END}, error='' WHERE identity=?", ended)  # noqa: S608
+            due = int(now * 1000)
+            ended = [{"identity": identity, "now": due} for identity in published]
+            run.executemany(f"UPDATE delayed SET {_END}, error='' WHERE identity=:identity", ended)  # noqa: S608
             values = {
                 "clock": self._clock(),
-                "due": int(now * 1000),
+                "due": due,
+                "now": due,
                 "lease": lease,
                 "count": count,
                 "state": _PUBLISHING,
@@ -262,7 +266,8 @@ class DelayStore:
             alone: whether the message is the reason; otherwise messages of its topic that are due until then wait too.
         """
         with self._transaction() as run:
-            run.execute(f"UPDATE delayed SET {_END} WHERE identity=? AND state=?", (identity, _ENDING))  # noqa: S608
+            ended = {"identity": identity, "state": _ENDING, "now": int(now * 1000)}
+            run.execute(f"UPDATE delayed SET {_END} WHERE identity=:identity AND state=:state", ended)  # noqa: S608
             values = (self._clock() + pause, pause, error, identity)
             run.execute(
                 "UPDATE delayed SET until=?, span=?, error=?, state=0 WHERE identity=? AND next IS NOT NULL", values

@@ -441,8 +441,8 @@ async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch
     with DelayStore(tmp_path / "store") as store:
         for name, age in (("old", 120.0), ("new", 60.0), ("ended", 120.0)):
             store.add([(DelayedMessage(identity=name, topic="t", due=round((now - age) * 1000)), b"x")])
-        store.cancel("new")
-        store.cancel("ended")
+        for name, age in (("new", 60.0), ("ended", 120.0)):
+            store.take([name], 0, now - age, 0.0)
         async with scripted(store, Scripted(), keep=90.0):
             await eventually(lambda: not knows(store, "ended"), DEADLINE)
             assert knows(store, "new")

@@ -238,6 +238,18 @@ def test_identities_are_known_until_they_are_forgotten(tmp_path: Path) -> None:
         assert store.count() == 1
 
 
+def test_an_identity_is_kept_from_the_end_of_its_message_that_was_late(tmp_path: Path) -> None:
+    """A relay did not run for days: a cancellation was forgotten before its message was received."""
+    with DelayStore(tmp_path / "store") as store:
+        now = time.time()
+        store.add([(DelayCancel(identity="a", time=0), b""), (message("b", 10.0), b"B")])
+        assert store.take(["b"], 9, now, LEASE) == []
+        assert store.forget(now - 60.0) == 0
+        store.add([(message("a", 20.0), b"A"), (message("b", 10.0), b"B")])
+        assert store.count() == 0
+        assert store.forget(now + 60.0) == 2
+
+
 def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp_path: Path) -> None:
     with DelayStore(tmp_path / "store") as store:
         wrong = DelayedMessage(identity=["no text"], topic="t", due=1)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from nsqext.errors import (
 from nsqext.integrations import QueueTopics, kept_delay, log_lost
 from nsqext.integrations.celery.envelope import decode_message, due_time, expires_after, foreign_message
 from nsqext.lookup.lookup import share_lookup
+from nsqext.protocol.names import is_ephemeral
 from nsqext.settings import Given, build
 
 if TYPE_CHECKING:
@@ -158,11 +159,32 @@ class NsqClients:
         """Create a missing topic or channel, which keeps messages from now on.
 
         Without lookup, nsqd creates them with the first publish and the first consumer.
+
+        Raises:
+            InvalidState: it is missing, and ``topic_create`` is False: tasks would be dropped.
         """
-        if not self.has_lookup or not self.topics.topic_create or (topic, channel) in self._ready:
+        if not self.has_lookup or (topic, channel) in self._ready:
             return
-        self.admin.create_topic(topic, **self.topics.arguments(channel))
+        if self.topics.topic_create:
+            self.admin.create_topic(topic, **self.topics.arguments(channel))
+        elif not is_ephemeral(channel):
+            self._check(topic, channel)
         self._ready.add((topic, channel))
+
+    def _check(self, topic: str, channel: str) -> None:
+        """Raise InvalidState for a missing topic or channel; a first channel of the original NSQ gets all messages."""
+        try:
+            found = self.admin.topic(topic)
+            first = found.generation == "original" and not found.channels
+            missing = "" if first or channel in found.channels else f"the channel {channel}"
+        except TopicNotFound:
+            missing = "the topic"
+        if missing:
+            raise InvalidState(
+                f"{missing} of a queue does not exist, and topic_create is False",
+                topic=topic,
+                hint=f"nsqext topic create {topic} --channel {channel}",
+            )
 
     def publish(self, topic: str, body: bytes, headers: Mapping[str, str] | None, due: float | None) -> bool:
         """Publish a message at once, or due at a time in seconds since 1970; return False if no queue is bound."""

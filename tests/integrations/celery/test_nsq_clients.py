@@ -57,7 +57,7 @@ def test_queues_are_created_once_until_they_are_deleted(servers: ScriptedServers
 
 
 def test_queues_are_created_if_lookup_and_options_allow_it(servers: ScriptedServers) -> None:
-    clients(topic_create=False).create("t", "a")
+    clients(topic_create=False).create("t", "a#ephemeral")
     direct = NsqClients({"nsqd": "127.0.0.1:1"}, {})
     direct.create("t", "a")
     assert servers.calls == []

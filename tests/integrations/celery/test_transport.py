@@ -137,6 +137,22 @@ def test_a_message_without_a_queue_raises_nothing_and_makes_no_queue(
         assert [found.channels for found in made] == [()] * len(made)
 
 
+def test_a_queue_that_must_not_be_created_has_to_exist(cluster: Cluster, name: str) -> None:
+    """Its tasks were dropped, and their publishers noticed nothing."""
+    queue = kombu.Queue(name, kombu.Exchange("", "direct"), routing_key=name)
+    with kombu.Connection(f"nsq://{cluster.lookupd[0]}", transport_options={"topic_create": False}) as connection:
+        with pytest.raises(InvalidState, match="the topic of a queue does not exist, and topic_create is False"):
+            publish(connection, "one", queue, routing_key=name)
+        cluster.create_topic(name, channels=["other"])
+        with pytest.raises(InvalidState, match=f"the channel {name} of a queue does not exist"):
+            publish(connection, "one", queue, routing_key=name)
+        with sync.Admin(cluster.lookupd) as admin:
+            admin.create_channel(name, name)
+        publish(connection, "one", queue, routing_key=name)
+        receiver = Receiver(connection, queue)
+        assert receiver.wait(1) == ["one"]
+
+
 def test_prefetch_bounds_unacknowledged_messages_and_close_returns_them(connect: Connect, name: str) -> None:
     queue = kombu.Queue(name)
     connection = connect()

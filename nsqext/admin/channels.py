@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqext.admin.requests import AdminBase, ClusterRequests, http_of
+from nsqext.admin.requests import AdminBase, ClusterRequests, generation_of, http_of
 from nsqext.admin.stats import topic_stats
 from nsqext.arguments import check_number
 from nsqext.errors import InvalidInput, LookupFailed, OperationNotSupported, PartitionUnavailable
@@ -56,7 +56,7 @@ class ChannelAdmin(AdminBase):
             await _create_dispatched(requests, topic, channel, dispatch, key_header)
             return
         where = await requests.find(topic)
-        if where.meta.disable_channel_auto_create or not where.leaders:
+        if where.meta.disable_channel_auto_create or generation_of(where) == "original":
             await _register(requests, topic, channel)
         if not where.meta.disable_channel_auto_create:
             await requests.change_channel("create", topic, channel)

@@ -100,8 +100,10 @@ class NodeAdmin(AdminBase):
         if cluster_generation(infos) == "redesigned":
             await change_everywhere(requests, "/loglevel/set", {"loglevel": _LEVELS[level]}, lookupd=True)
             return
-        for info in infos:
-            await option(requests, info, "log_level", _ORIGINAL_LEVELS.get(level, level).encode())
+        value = _ORIGINAL_LEVELS.get(level, level).encode()
+        _, failed = await ask_all(infos, lambda info: option(requests, info, "log_level", value))
+        for error in failed.values():
+            raise error
 
     async def node_option(self, node: str, name: str) -> object:
         """Return an option of an nsqd of either generation, as its JSON value; times are nanoseconds.

@@ -16,6 +16,7 @@ from nsqext.errors import (
     InvalidInput,
     InvalidState,
     LookupFailed,
+    LookupUnreachable,
     NsqError,
     OperationNotSupported,
     PartitionUnavailable,
@@ -32,6 +33,7 @@ from nsqext.waits import Doubling, gather
 
 if TYPE_CHECKING:
     from nsqext.admin.results import Generation
+    from nsqext.lookup.responses import LookupNode
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -41,10 +43,11 @@ _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
 # seconds between repeats of the request for partitions while they lack leaders. A real cluster assigns these in its
 # check of all topics: once a minute, and after such a request if the last check is 6 s old
 _AGAIN = 7.0
+_NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 _PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
 # error codes of a node that is not the partition's leader, or not yet
-_UNSETTLED = ("E_FAILED_ON_NOT_LEADER", "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
+_UNSETTLED = (_NOT_LEADER, "E_FAILED_ON_NOT_WRITABLE", "E_TOPIC_NOT_EXIST", "TOPIC_NOT_FOUND")
 
 _NOT_IN_FLIGHT = "not in flight"  # status 500 for a message that is not in flight
 
@@ -77,14 +80,24 @@ class ClusterRequests:
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leader of the lookup nodes, or to all original lookup nodes."""
         nodes = await self.client.lookup_nodes()
-        leaders = [node for node in nodes if node.leader][:1]
+        leader = _leader_of(nodes)
+        if leader is not None:
+            try:
+                await self.client.http.ask(leader, path, params, method="POST")
+            except LookupFailed as error:
+                if not (isinstance(error, LookupUnreachable) or _NOT_LEADER in error.message):
+                    raise
+                self.client.relist()  # the list may be a minute old
+                other = _leader_of(await self.client.lookup_nodes())
+                if other in (None, leader):
+                    raise
+                await self.client.http.ask(other, path, params, method="POST")
+            return
         errors: list[NsqError] = []
-        for node in leaders or nodes:
+        for node in nodes:
             try:
                 await self.client.http.ask(node.address, path, params, method="POST")
             except (LookupFailed, TopicNotFound) as error:
-                if leaders:
-                    raise
                 errors.append(error)
         if len(errors) == len(nodes):
             raise failure(errors, str(params.get("topic", "")) or None)
@@ -130,6 +143,16 @@ class ClusterRequests:
             raise PartitionUnavailable(f"{path} was refused with {status} {text}", **where)
         hint = "check the name of the channel, or create it" if text.startswith("CHANNEL_NOT_FOUND") else None
         raise InvalidInput(f"{path} was refused with {status} {text}", **where, hint=hint)
+
+    async def post_to_nodes(self, where: PartitionMap, path: str) -> None:
+        """Send a change to all nodes of an original topic; raise a node's error after all are asked."""
+
+        async def change(node: Address) -> None:
+            await self.post(http_of(where, node), path, {"topic": where.topic})
+
+        _, failed = await ask_all(where.nodes, change)
+        for error in failed.values():
+            raise error
 
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
@@ -264,6 +287,11 @@ async def ask_all(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> tuple
 
     found = await gather(items, ask_one)
     return {item: result[0] for item, result in found.items() if result is not None}, failed
+
+
+def _leader_of(nodes: Iterable[LookupNode]) -> Address | None:
+    """Return the address of the leader of the lookup nodes; None for the original generation."""
+    return next((node.address for node in nodes if node.leader), None)
 
 
 def _refusal(body: bytes) -> str:

@@ -133,8 +133,7 @@ class TopicAdmin(ChannelAdmin):
                 return
             raise
         await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
-        for node in where.nodes:
-            await requests.post(http_of(where, node), "/topic/delete", {"topic": topic})
+        await requests.post_to_nodes(where, "/topic/delete")
         topic_changed(topic)
 
     async def upgrade_topic(self, topic: str) -> None:
@@ -319,8 +318,7 @@ class TopicAdmin(ChannelAdmin):
         where = await requests.find(topic)
         if generation_of(where) == "redesigned":
             raise unsupported(f"{action}_topic", "the redesigned NSQ pauses channels, not topics", topic)
-        for node in where.nodes:
-            await requests.post(http_of(where, node), f"/topic/{action}", {"topic": topic})
+        await requests.post_to_nodes(where, f"/topic/{action}")
 
     async def empty_topic(self, topic: str) -> None:
         """Discard the waiting messages of a topic and its channels.
@@ -334,8 +332,7 @@ class TopicAdmin(ChannelAdmin):
         where = await requests.find(topic)
         for channel in await self.channels(topic):
             await self.empty_channel(topic, channel)
-        for node in where.nodes:
-            await requests.post(http_of(where, node), "/topic/empty", {"topic": topic})
+        await requests.post_to_nodes(where, "/topic/empty")
 
     async def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
         """Hide a topic's node temporarily from consumers and producers, before it is taken out of service.

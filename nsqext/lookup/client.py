@@ -122,7 +122,7 @@ class LookupClient:
                 if any(answer.found for answer in answers):
                     break
         if all(isinstance(answer.error, LookupFailed) for answer in answers):
-            self._relist_at = float("-inf")
+            self.relist()
         return tuple(answers)
 
     async def lacks_channel(self, topic: str, partition: int) -> bool:
@@ -172,6 +172,10 @@ class LookupClient:
                     await self._list()
                     self._lists += 1
         return tuple(self._nodes.values())
+
+    def relist(self) -> None:
+        """Ask for the list of lookup nodes with the next request, because it is outdated."""
+        self._relist_at = float("-inf")
 
     async def _list(self) -> None:
         results = await self.ask_all(self.addresses, self._list_one)

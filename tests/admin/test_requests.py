@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ from nsqext import Admin
 from nsqext.admin.requests import ClusterRequests
 from nsqext.admin.stats import sum_up
 from nsqext.errors import (
+    ConnectionFailed,
     InvalidInput,
     LookupFailed,
     PartitionUnavailable,
@@ -89,6 +91,21 @@ async def test_a_refusal_of_lookup_is_raised_with_its_text(nodes: LookupNodes) -
         await requests_to(nodes).change_lookup("/topic/create", ORDERS)
 
 
+@pytest.mark.parametrize(
+    "failure", [httpx.ConnectError("down"), httpx.Response(400, json={"message": "E_FAILED_ON_NOT_LEADER"})]
+)
+@pytest.mark.parametrize("moved", [True, False])
+async def test_a_new_leader_of_the_lookup_nodes_is_asked_at_once(nodes: LookupNodes, failure: Any, moved: bool) -> None:
+    requests = requests_to(nodes)
+    await requests.client.lookup_nodes()
+    nodes.lists("a:4161", "a:4161", "b:4161", leader="a:4161" if moved else "b:4161")
+    former = nodes.route("b:4161", "/topic/create", failure, "POST")
+    new = nodes.route("a:4161", "/topic/create", OK, "POST")
+    with nullcontext() if moved else pytest.raises(LookupFailed, match=r"down|NOT_LEADER"):
+        await requests.change_lookup("/topic/create", ORDERS)
+    assert (former.call_count, new.call_count) == (1, moved)
+
+
 async def test_a_topic_that_is_created_meanwhile_exists(nodes: LookupNodes) -> None:
     for name in ("a:4161", "b:4161"):
         nodes.finds(name, lookup_json())
@@ -139,6 +156,33 @@ async def test_a_channel_is_created_at_every_leader(nodes: LookupNodes) -> None:
     await admin_of(nodes).create_channel("orders", "billing")
     assert params(first) == [{"topic": "orders", "channel": "billing", "partition": "0"}]
     assert params(second) == [{"topic": "orders", "channel": "billing", "partition": "1"}]
+
+
+async def test_a_channel_is_created_once_its_topic_has_a_leader_again(nodes: LookupNodes) -> None:
+    answers = [{}, {}, {0: "n1:4150"}]
+
+    def lookup(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=lookup_json(answers.pop(0) if len(answers) > 1 else answers[0], num=1))
+
+    nodes.lists("a:4161", "a:4161", leader="a:4161")
+    nodes.finds("a:4161", lookup)
+    created = nodes.route("n1:4151", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_channel("orders", "billing")
+    assert params(created) == [{"topic": "orders", "channel": "billing", "partition": "0"}]
+
+
+@pytest.mark.parametrize("action", ["delete", "pause", "unpause", "empty"])
+async def test_a_silent_node_of_an_original_topic_does_not_keep_others_from_a_change(
+    nodes: LookupNodes, action: str
+) -> None:
+    nodes.lists("a:4161")
+    nodes.finds("a:4161", {"channels": [], "producers": [node_json("o1:4150", ""), node_json("o2:4150", "")]})
+    nodes.route("a:4161", "/topic/delete", OK, "POST")
+    nodes.route("o1:4151", f"/topic/{action}", httpx.ConnectError("down"), "POST")
+    changed = nodes.route("o2:4151", f"/topic/{action}", OK, "POST")
+    with pytest.raises(ConnectionFailed, match="o1:4151"):
+        await getattr(admin_of(nodes), f"{action}_topic")("orders")
+    assert params(changed) == [{"topic": "orders"}]
 
 
 async def test_channels_that_have_to_be_registered_are_registered_at_lookup(nodes: LookupNodes) -> None:

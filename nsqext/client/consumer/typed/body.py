@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
-import orjson
 
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidBody, InvalidSetting
@@ -36,7 +35,7 @@ def body_decoder(kind: Any) -> BodyDecoder | None:
     if kind is str:
         return bytes.decode
     if kind is Any or kind is object:
-        return orjson.loads
+        return msgspec.json.decode  # orjson reads whole numbers above 2**64 as floats
     if uses_pydantic(kind):
         return _pydantic_decoder(kind)
     try:
@@ -78,8 +77,8 @@ def encode_body(value: object) -> bytes:
     """
     if isinstance(value, bytes):
         return value
-    if isinstance(value, str):
-        return value.encode()
+    if isinstance(value, (bytearray, memoryview)):
+        raise InvalidBody(f"a {type(value).__name__} would be encoded as text of JSON", hint="give bytes(value)")
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if parts and isinstance(parts[0], OutgoingMessage):
         raise InvalidBody(
@@ -88,6 +87,8 @@ def encode_body(value: object) -> bytes:
         )
     kind: Any = type(value)
     try:
+        if isinstance(value, str):
+            return value.encode()
         if _is_pydantic(kind):
             body: bytes = _pydantic_adapter(kind).dump_json(value, **_DUMP)
         else:

@@ -95,6 +95,13 @@ def test_topics_are_created_on_first_use_and_registered() -> None:
     assert expected == ["new", "other", ("other", 0, "ch")]
 
 
+@pytest.mark.parametrize("rest", [b"", b"\0\0\0\0", sized("", multi_body([b""]))[1:]])
+def test_mpub_creates_its_topic_before_the_body_is_read(rest: bytes) -> None:
+    node = _node()
+    Client(node).send(b"MPUB t\n" + rest)
+    assert ("t", 0) in node.hosted
+
+
 def test_the_first_channel_gets_the_stored_messages() -> None:
     node = _node()
     Client(node).ask(sized("MPUB t", multi_body([b"a", b"b"])))

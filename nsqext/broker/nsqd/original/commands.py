@@ -139,6 +139,8 @@ class OriginalValidator(CommandValidator):
         self.delay: float = self._delay(words[2]) if verb == b"DPUB" else 0.0
         if verb == b"MPUB":
             self.stale_auth: bool = not check_auth(self._client, name, self.topic, "")
+            if not self.stale_auth:
+                self._client.node.create_topic(self.topic)  # also for a body that is refused, or never comes
 
     def _delay(self, word: bytes) -> float:
         millis = parse_delay(word, f"DPUB could not parse timeout {decode(word)}")

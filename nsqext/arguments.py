@@ -152,14 +152,21 @@ def check_kinds(options: AttrsInstance) -> None:
                 raise InvalidSetting(f"{name}={value!r} is neither {' nor '.join(map(repr, kinds))}")
         elif not isinstance(value, kinds):
             if bool in kinds:
-                raise InvalidSetting(f"{name}={value!r} is not True or False")
+                check_flags(**{name: value})
             raise InvalidSetting(f"{name} is a {type(value).__name__}", hint="give text")
+
+
+def check_flags(**flags: object) -> None:
+    """Check arguments that are True or False: text such as ``"no"`` would be true. Raises InvalidSetting."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidSetting(f"{name}={value!r} is not True or False", hint=f"{name}=True or {name}=False")
 
 
 def check_plain_function(name: str, function: object) -> None:
     """Check that a setting is a function, and no coroutine function. Raises InvalidSetting."""
     if not callable(function):
-        raise InvalidSetting(f"{name}={function!r} is not a function")
+        raise InvalidSetting(f"{name}={function!r} is not a function", hint="give a function, and do not call it")
     if is_coroutine_function(function):
         raise InvalidSetting(
             f"{name}={function!r} is a coroutine function, which would not be awaited", hint="declare it with 'def'"

@@ -20,6 +20,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[arrow]'", name=_error.name) from _error
 
+from nsqext.arguments import check_flags
 from nsqext.client.producer.settings import ProducerSettings
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.lookup.settings import LookupSettings
@@ -163,6 +164,7 @@ def consume(
         InvalidSetting: unknown or invalid option.
         NsqError: the consumer failed.
     """
+    check_flags(until_empty=until_empty)
     given: dict[str, object] = {**options, "channel": channel, "read_mode": "channel", **_subscription(topics)}
     if "max_messages" in given:
         given["max_offsets_per_trigger"] = given.pop("max_messages")

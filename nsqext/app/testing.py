@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from attrs import evolve, frozen
 
-from nsqext.arguments import check_number, suggest
+from nsqext.arguments import check_flags, check_number, suggest
 from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
 from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
@@ -242,6 +242,7 @@ class AppTest:
             raise InvalidState("deliver() is for tests without a cluster", hint="publish the message with app.publish")
         if not self._entered:
             raise InvalidState("the test has not begun, or has ended", hint="use 'async with app.test() as test'")
+        check_flags(handled=handled)
         check_number("attempts", attempts, 1, _MOST_ATTEMPTS)
         check_partition(partition)
         check_trace_id(trace_id)

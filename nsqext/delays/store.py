@@ -14,6 +14,7 @@ from typing import Self
 from attrs import frozen
 
 from nsqext.app.relay import Cancellation, check_on_disk
+from nsqext.arguments import check_flags
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayRecord, encode_delay
 
@@ -123,6 +124,7 @@ class DelayStore:
     """
 
     def __init__(self, path: str | Path, *, create: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        check_flags(create=create)
         if not create and not Path(path).is_file():
             raise InvalidSetting(f"{path} does not exist", hint="name the file of a relay")
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from nsqext.arguments import check_counts
+from nsqext.arguments import check_counts, check_kinds
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class QueueTopics:
     topic_extend: bool = True  #: with extend headers
 
     def __attrs_post_init__(self) -> None:
+        check_kinds(self)
         check_counts(self, "topic_partitions", "topic_replicas")
 
     def arguments(self, channel: str) -> dict[str, Any]:

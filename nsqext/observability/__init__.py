@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attrs import frozen
 
+from nsqext.arguments import check_number, check_time
 from nsqext.client.consumer.message import HandlerSignal
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 
@@ -143,11 +144,17 @@ class LogObserver(Observer):
         logger: logger or its name.
         level: level of successful operations; failures are warnings.
         slow: seconds after which a successful operation is a warning, too; None for never.
+
+    Raises:
+        InvalidSetting: a level that is no number, or an invalid time.
     """
 
     def __init__(
         self, logger: str | logging.Logger = "nsqext.events", *, level: int = logging.DEBUG, slow: float | None = None
     ) -> None:
+        check_number("level", level)
+        if slow is not None:
+            check_time("slow", slow)
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._level = level
         self._slow = slow

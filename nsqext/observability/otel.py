@@ -19,6 +19,7 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[otel]'", name=_error.name) from _error
 
 from nsqext._version import __version__
+from nsqext.arguments import check_flags
 from nsqext.errors import InvalidSetting
 from nsqext.observability import UNOBSERVED, Observer, failure
 from nsqext.observability.otel_metrics import Instruments, Labels
@@ -73,7 +74,7 @@ class OpenTelemetry(Observer):
         body_size: record the size of bodies.
 
     Raises:
-        InvalidSetting: ``propagate`` has another value.
+        InvalidSetting: ``propagate`` has another value, or an argument is not True or False.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class OpenTelemetry(Observer):
     ) -> None:
         if propagate not in ("supported", "never"):
             raise InvalidSetting(f"propagate={propagate!r} is neither 'supported' nor 'never'")
+        check_flags(create_spans=create_spans, parent=parent, body_size=body_size)
         self.propagates: bool = propagate == "supported"
         self.create_spans: bool = create_spans
         self.parent: bool = parent

@@ -160,6 +160,14 @@ def autocommit_error() -> InvalidSetting:
     )
 
 
+def no_transaction_error(found: object) -> InvalidSetting:
+    """Return the error where ``begin`` returns something else."""
+    return InvalidSetting(
+        f"begin returned a {type(found).__name__}, which is no context manager",
+        hint="give a function that opens a transaction, such as sessionmaker(engine).begin",
+    )
+
+
 def uncommitted_error() -> InvalidSetting:
     """Return the error where the end of a transaction is a rollback."""
     return InvalidSetting(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from anyio import CancelScope, get_cancelled_exc_class, to_thread
 
+from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
 from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
@@ -24,6 +25,7 @@ from nsqext.transactions.boundaries import (
     end_error,
     finished_error,
     hidden_error,
+    no_transaction_error,
     uncommitted_error,
 )
 from nsqext.transactions.outages import MISSING, outage_of
@@ -67,6 +69,7 @@ class HandlerTransaction(Middleware, Generic[S]):
     }
 
     def __init__(self, begin: Begin[S]) -> None:
+        check_plain_function("begin", begin)
         self._begin = begin
         self._session: ContextVar[S] = ContextVar("nsqext_session")
         self._checked = False
@@ -235,6 +238,8 @@ class HandlerTransaction(Middleware, Generic[S]):
             if hidden is not None:
                 raise _not_hidden(hidden) from hidden
             return
+        if not isinstance(manager, AbstractContextManager):
+            raise no_transaction_error(manager)
         session = await to_thread.run_sync(manager.__enter__)
         try:
             yield session

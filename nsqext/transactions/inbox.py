@@ -68,7 +68,7 @@ class Inbox(HandlerTransaction[S]):
             None for the identity above. A message whose identity is no text, or empty, fails.
 
     Raises:
-        InvalidSetting: ``keep`` is not valid, or ``identity`` is no function, or a coroutine function.
+        InvalidSetting: ``keep`` is not valid, or ``begin`` or ``identity`` is no function, or a coroutine function.
     """
 
     _tables = ("nsqext_inbox", "nsqext_inbox_range")

@@ -84,6 +84,9 @@ class Positions(HandlerTransaction[S]):
 
     Args:
         begin: opens a transaction; see `Inbox`.
+
+    Raises:
+        InvalidSetting: ``begin`` is no function, or a coroutine function.
     """
 
     _tables = ("nsqext_position",)

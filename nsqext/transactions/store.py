@@ -14,6 +14,7 @@ import orjson
 from attrs import frozen
 
 from nsqext.app.relay import Cancellation, check_on_disk
+from nsqext.arguments import check_flags
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions.address import parse_address
 from nsqext.transactions.outages import outage_of
@@ -99,6 +100,7 @@ class OutboxStore:
     """
 
     def __init__(self, database: str, *, create: bool = False) -> None:
+        check_flags(create=create)
         self._address = parse_address(database)
         self.dialect: Dialect = self._address.dialect
         self._lock = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, cast
@@ -17,11 +17,16 @@ import pytest
 import nsqext
 import nsqext.sync
 from nsqext import Admin, App, Consumer, OutgoingMessage, Producer, Router
+from nsqext.arrow import consume
 from nsqext.client.consumer.options import BackoffOptions, ConsumerOptions, DeliveryOptions, FailureOptions
 from nsqext.client.producer.options import ProducerOptions
+from nsqext.delays import DelayStore
 from nsqext.errors import InvalidInput, InvalidName, InvalidSetting, InvalidState, UnknownSetting
+from nsqext.integrations import QueueTopics
 from nsqext.lookup.options import LookupOptions
-from nsqext.transactions import Outbox
+from nsqext.observability import LogObserver
+from nsqext.observability.otel import OpenTelemetry
+from nsqext.transactions import Inbox, Outbox, OutboxStore, Positions
 from nsqext.transport.options import ConnectionOptions
 from tests.support.blocking_client import eventually
 
@@ -118,6 +123,15 @@ def refused_arguments() -> dict[str, Callable[[], object]]:
         "router of nothing": lambda: app.include_router(cast("Any", None)),
         "router of a class": lambda: app.include_router(cast("Any", Router)),
         "lifespan that is no generator": lambda: app.lifespan(cast("Any", no_generator)),
+        "level of text": lambda: LogObserver(level=cast("Any", "INFO")),
+        "slow of text": lambda: LogObserver(slow=cast("Any", "1")),
+        "flag of telemetry": lambda: OpenTelemetry(parent=cast("Any", "no")),
+        "flag of task queues": lambda: QueueTopics(topic_create=cast("Any", "no")),
+        "flag of an outbox": lambda: OutboxStore("sqlite:///x.db", create=cast("Any", "no")),
+        "flag of delays": lambda: DelayStore("x.db", create=cast("Any", "no")),
+        "flag of a channel": lambda: consume("orders", "billing", NOWHERE, until_empty=cast("Any", "no")),
+        "transaction that was begun": lambda: Inbox(cast("Any", nullcontext())),
+        "positions in a coroutine function": lambda: Positions(cast("Any", no_generator)),
         "lifespan of nothing": lambda: app.lifespan(cast("Any", None)),
     }
 
@@ -195,7 +209,7 @@ def test_auto_finish_of_text_is_refused() -> None:
         Consumer("orders", "billing", lookupd=NOWHERE).handler(auto_finish=wrong),
         Router().handler("orders", "billing", auto_finish=wrong),
     ):
-        with pytest.raises(InvalidSetting, match=r"^auto_finish='no' is not True or False$"):
+        with pytest.raises(InvalidSetting, match=r"^auto_finish='no' is not True or False"):
             decorate(handle)
 
 

@@ -25,6 +25,7 @@ from nsqext.waits import Wakeup
 if TYPE_CHECKING:
     from nsqext import MessageBatch, Producer
     from nsqext.app import App
+    from nsqext.client.consumer.settings import HandlerSettings
     from nsqext.delays.store import DelayStore, DelaySummary
 
 T = TypeVar("T")
@@ -33,7 +34,16 @@ logger: logging.Logger = logging.getLogger("nsqext.delays")
 
 AT_ONCE: int = 200
 """Messages taken from the store and published together."""
-_IN_FLIGHT = 2000
+# whatever the app's settings: a record that is left out, or rejected while the store fails, is a message that is lost
+_EVERY_RECORD: HandlerSettings = {
+    "max_in_flight": 2000,
+    "max_attempts": 0,
+    "tag": None,
+    "ext_filter": None,
+    "sample_rate": 0,
+    "partitions": None,
+    "decompress": True,
+}
 RETRY: float = 15.0
 """Seconds until another attempt to publish a message."""
 POLL: float = 1.0
@@ -113,7 +123,7 @@ class DelayRelay(Relay):
         super().attach(app)
         kinds: tuple[type[DelayRecord], ...] = DelayedMessage, DelayCancel
         for channel, kind in zip(self.channels, kinds, strict=True):
-            register = app.batch_handler(self.topic, channel, max_wait=0.0, max_in_flight=_IN_FLIGHT)
+            register = app.batch_handler(self.topic, channel, max_wait=0.0, **_EVERY_RECORD)
             register(partial(self._add, kind=kind))
 
     async def _run(self, producer: Producer) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from nsqext import App, Consumer, Message, OutgoingMessage, Producer, Receipt
+from nsqext import App, AppSettings, Consumer, ExtFilter, Message, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
 from nsqext.delays import Cancellation, DelayRelay, DelayStore, relay
 from nsqext.errors import (
@@ -96,6 +96,27 @@ def make_topic(cluster: Cluster, *, extend: bool = False, ordered: bool = False)
     name = f"t_{token_hex(4)}"
     cluster.create_topic(name, channels=["ch"], extend=extend, ordered=ordered)
     return name
+
+
+def test_no_setting_of_an_app_keeps_records_from_its_relay(tmp_path: Path) -> None:
+    """Delayed messages were lost: rejected while the disk was full, or left out."""
+    settings: list[AppSettings] = [
+        {},
+        {"max_attempts": 3, "dead_letter": "dead", "reject_ordered": True},
+        {"tag": "canary"},
+        {"ext_filter": ExtFilter(1, "country", "NL")},
+        {"sample_rate": 50},
+        {"partitions": (1,)},
+        {"decompress": False},
+        {"max_in_flight": 1},
+    ]
+    with DelayStore(tmp_path / "store") as store:
+        found = []
+        for given in settings:
+            app = App("127.0.0.1:1", **given)
+            DelayRelay(store).attach(app)
+            found.append([app.options_of(spec) for spec in app.specs])
+    assert found[1:] == found[:-1]
 
 
 async def test_messages_are_published_when_they_are_due(cluster: Cluster, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ starts no task: its owner calls `Connection.tick`.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import time
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 from anyio.lowlevel import cancel_shielded_checkpoint
@@ -87,6 +89,7 @@ class Connection:
         self._oldest = 0.0
         self._ended: anyio.Event | None = None
         self._detached = False
+        _of_this_process.add(self)
 
     @property
     def usable(self) -> bool:
@@ -423,6 +426,11 @@ class Connection:
                 self._watch.stop_writing()
             self._wake_drainers()
 
+    def leave_to_parent(self) -> None:
+        """Close the descriptor of a forked process, which would keep the connection open when its parent closes it."""
+        self.closed = True  # the event loop, which the parent uses, keeps the socket
+        self._sock.close()
+
     def _wake_drainers(self) -> None:
         if self._drained is not None:
             self._drained.set()
@@ -574,3 +582,15 @@ class Connection:
 
 def _broken(error: OSError) -> ConnectionLost:
     return ConnectionLost(f"the connection broke: {error.strerror or error}")
+
+
+_of_this_process: WeakSet[Connection] = WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for connection in _of_this_process:
+        connection.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all_to_parent)

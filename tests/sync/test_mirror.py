@@ -32,8 +32,8 @@ ASYNC_ONLY = {
     "Batcher": {"end"},  # called by the producer
     # called by the consumer
     "Message": {
-        *("all_headers", "finish_now", "mark_answered", "mark_returned", "may_begin", "renew", "replace_body"),
-        *("requeue_now", "restore", "try_unpack"),
+        *("all_headers", "finish_now", "mark_answered", "mark_requeued", "mark_returned", "mark_unanswered"),
+        *("may_begin", "renew", "replace_body", "requeue_now", "restore", "try_unpack"),
     },
     "MessageBatch": {"finish_now"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from typing import TYPE_CHECKING, cast
@@ -386,3 +387,27 @@ async def test_a_connection_that_fails_is_reset_so_that_the_kernel_sends_nothing
                     peer.recv(1)
             else:
                 assert peer.recv(1) == b""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("breaks", [False, True], ids=["closed", "failed"])
+async def test_a_connection_ends_although_a_forked_process_lives(breaks: bool) -> None:
+    """Otherwise the server redelivers its messages when heartbeats are missing."""
+    reads, writes = os.pipe()
+    with paired_connection() as (connection, peer):
+        child = os.fork()
+        if child == 0:
+            os.close(writes)
+            os.read(reads, 1)
+            os._exit(0)
+        os.close(reads)
+        try:
+            if breaks:
+                connection.fail(ConnectionLost("lost"))
+            else:
+                connection.close()
+            peer.settimeout(20)
+            assert peer.recv(1) == b""
+        finally:
+            os.close(writes)
+            os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once

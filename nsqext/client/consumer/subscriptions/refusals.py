@@ -66,6 +66,7 @@ class Refusals:
         self._options = options
         self._misconfigured: set[Key] | None = set()
         self._demands: dict[str, bool] = {}  # requirements of servers that contradict lookup
+        self._listed: TopicMeta | None = None  # what they contradict
 
     def subscribed(self) -> None:
         """Note that a subscription succeeded: the settings of connections are right."""
@@ -85,7 +86,13 @@ class Refusals:
         return self._misconfigured.issuperset(keys)
 
     def corrected(self, meta: TopicMeta) -> TopicMeta:
-        """Return the topic's meta from lookup, corrected by servers' requirements."""
+        """Return the topic's meta from lookup, corrected by servers' requirements until lookup reports another meta.
+
+        A topic that was created again would keep the requirements of the one before: its channel would become ordered.
+        """
+        if meta != self._listed:
+            self._listed = meta
+            self._demands.clear()
         return evolve(meta, **self._demands)
 
     def heed(self, error: NsqError, request: SubscribeRequest) -> NsqError:

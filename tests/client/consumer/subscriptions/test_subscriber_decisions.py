@@ -101,6 +101,17 @@ async def test_a_subscription_ends_when_its_topic_was_upgraded(
             assert scene.opened[1].request.meta == meta
 
 
+async def test_what_servers_required_of_a_topic_is_not_required_of_the_next_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_subscriber(monkeypatch, view_of(NODE), OrderRequired("E_SUB_ORDER_IS_MUST")) as scene:
+        await scene.connections(1)
+        scene.moved(view_of(NODE, meta=TopicMeta(1, ordered=True)))
+        scene.moved(view_of(NODE))
+        await scene.connections(2)
+        assert [one.request.ordered for one in scene.opened] == [True, False]
+
+
 async def test_a_partition_without_leader_is_given_up_until_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
         scene.view = view_of()

@@ -397,13 +397,17 @@ class App(Router, Runnable):
                     published = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
                     await warn_of_unwritable(self._producer, published | {one.topic for one in self.published})
                     await self._consume()
-            if self._error is not None:
-                raise self._error
+        except Exception as error:
+            # of a lifespan, such as a relay's
+            self._error = self._error or (first_error(error) if isinstance(error, ExceptionGroup) else error)
+            raise
         finally:
             self._loop = None
             self._stopping.set()  # also after a failed lifespan or a cancellation: `wait` waits for it
             self._started.set()
             self._ended.set()
+        if self._error is not None:
+            raise self._error
 
     async def start_middleware(self) -> None:
         """Start each middleware of the app and its handlers once."""
@@ -468,7 +472,9 @@ class App(Router, Runnable):
     def health(self) -> Health:
         """Return whether the app is live and ready, with reasons; thread-safe."""
         if self._error is not None:
-            return Health(live=False, ready=False, reasons=(f"a consumer cannot continue: {self._error}",))
+            failed = isinstance(self._error, NsqError)
+            ended = f"a consumer cannot continue: {self._error}" if failed else f"the app has ended: {self._error!r}"
+            return Health(live=False, ready=False, reasons=(ended,))
         if not self._running:
             return Health(live=True, ready=False, reasons=("the app is not running",))
         if self._stopping.is_set():

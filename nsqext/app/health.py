@@ -22,7 +22,7 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Health:
     """The state of an app."""
 
-    live: bool  #: False if a consumer failed; restart the process
+    live: bool  #: False if a consumer or a lifespan failed; restart the process
     #: the app runs, every consumer has subscribed to all partitions once and has a connection, and no message above
     #: ``max_frame_size`` blocks a partition
     ready: bool

@@ -26,6 +26,7 @@ from nsqext.transactions.trace_context import without_active_span
 if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.transactions.store import OutboxRow, OutboxStore, OutboxSummary
+    from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.transactions")
 
@@ -237,9 +238,10 @@ class OutboxRelay(Relay):
         began = anyio.current_time()
         failure: NsqError | None = None
         stored: list[int] = []
+        receipts: Sequence[Receipt] = ()
         try:
             extend = (await producer.meta(topic)).extend_support
-            await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
+            receipts = await producer.publish_many(topic, [_message(row, extend=extend) for row in rows])
             stored = [row.sequence for row in rows]
         except BatchFailed as error:
             stored = [
@@ -250,6 +252,12 @@ class OutboxRelay(Relay):
             failure = next(outcome for outcome in error.outcomes if isinstance(outcome, NsqError))
         except NsqError as error:
             failure = error
+        if failure is None and len(receipts) < len(rows):
+            raise InvalidState(
+                f"middleware has dropped {len(rows) - len(receipts)} of {len(rows)} messages of the outbox",
+                topic=topic,
+                hint="run the relay in an app without it, or with nsqext outbox relay",
+            )
         slow = pace.took(rows, anyio.current_time() - began, timeout, failed=failure is not None)
         await self._delete(stored)
         if failure is None:

@@ -427,6 +427,30 @@ async def test_an_app_that_drains_is_live_but_not_ready(cluster: Cluster, topics
             release.set()
 
 
+async def test_an_app_whose_lifespan_has_failed_is_not_live(cluster: Cluster) -> None:
+    app = App(cluster.lookupd)
+    failing = anyio.Event()
+
+    async def fail() -> None:
+        await failing.wait()
+        raise ZeroDivisionError("no relay")
+
+    @app.lifespan
+    async def relay(_: App) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            yield
+
+    with anyio.fail_after(25), pytest.raises(ZeroDivisionError):
+        async with app:
+            assert app.health().live
+            failing.set()
+            await eventually(lambda: not app.health().ready)
+            assert app.health() == Health(
+                live=False, ready=False, reasons=("the app has ended: ZeroDivisionError('no relay')",)
+            )
+
+
 async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(cluster.lookupd, start_timeout=25.0)
     app.handler(topics[0], "ch")(nothing)

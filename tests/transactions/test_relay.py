@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,6 +22,7 @@ from psycopg import sql
 
 from nsqext import Consumer, OutgoingMessage, Position, Producer, Receipt
 from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidBody, InvalidSetting, InvalidState, PublishFailed
+from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
 from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
@@ -603,6 +604,25 @@ async def test_a_final_error_ends_the_relay(cluster: Cluster, database: str) -> 
                 await OutboxRelay(store, poll=0.05).run(producer)
 
 
+class Drops(Middleware):
+    """Drops every second message of a publish."""
+
+    async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+        publishing.messages = publishing.messages[::2]
+        return await send_next(publishing)
+
+
+@one_database
+async def test_middleware_that_drops_messages_ends_the_relay(cluster: Cluster, topic: str, database: str) -> None:
+    """They were deleted as if they were stored."""
+    fill(database, topic, 4, 10)
+    with OutboxStore(database) as store:
+        async with Producer(cluster.lookupd, middleware=[Drops()]) as producer:
+            with anyio.fail_after(_SECONDS), pytest.raises(InvalidState, match="dropped 2 of 4 messages of the outbox"):
+                await OutboxRelay(store, poll=0.05).run(producer)
+        assert store.summary(time.time()).waiting == 4
+
+
 _END_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
     "AND backend_type = 'client backend'"
@@ -788,10 +808,11 @@ class Scripted:
     async def meta(self, topic: str) -> Any:
         return self._meta
 
-    async def publish_many(self, topic: str, messages: list[OutgoingMessage]) -> None:
+    async def publish_many(self, topic: str, messages: list[OutgoingMessage]) -> list[Receipt]:
         self.calls.append((topic, [message.body for message in messages]))
         self.messages += messages
         await self._publish(topic, messages)
+        return [Receipt(topic, 0, "scripted")] * len(messages)
 
 
 async def accept(topic: str, messages: list[OutgoingMessage]) -> None:

@@ -120,8 +120,9 @@ def dedupe(rows: DataFrame, *, header: str = ID_HEADER, trace_ids: bool | None =
     if not choices if trace_ids is None else trace_ids:
         trace = sf.concat(sf.lit("trace:"), sf.col("trace_id").cast("string"))
         choices.append(sf.when(sf.col("trace_id") != 0, trace))
-    # a row without an id has its unique position
-    place = sf.concat_ws(":", sf.lit("at"), sf.col("partition").cast("string"), sf.col("offset").cast("string"))
+    # a row without an id has its unique position; of a channel it has none, and is no duplicate either
+    position = sf.concat_ws(":", sf.lit("at"), sf.col("partition").cast("string"), sf.col("offset").cast("string"))
+    place = sf.when(sf.col("offset").isNotNull(), position).otherwise(sf.expr("uuid()"))
     marked = rows.withColumn(_ID, sf.coalesce(*choices, place))
     if not rows.isStreaming:
         return _numbered(marked.withColumn(_TASK, task)) if "headers" in rows.columns else _single(marked)

@@ -28,8 +28,14 @@ def frame(spark: SparkSession, rows: list[Row], *, include_headers: bool = True)
     return spark.createDataFrame([tuple(one.get(name) for name in schema.fieldNames()) for one in rows], schema)
 
 
+def without_position(**fields: Any) -> Row:
+    """Return a row that was read from a channel."""
+    return {**row(0, **fields), "offset": None}
+
+
 def offsets(rows: DataFrame) -> list[int]:
-    return sorted(found.offset for found in rows.select("offset").collect())
+    """Return the sorted offsets of rows, -1 for none."""
+    return sorted(-1 if found.offset is None else found.offset for found in rows.select("offset").collect())
 
 
 def marked(offset: int, name: str, **fields: Any) -> Row:
@@ -97,6 +103,14 @@ def test_without_headers_trace_ids_count(spark: SparkSession) -> None:
     assert len(offsets(dedupe(rows, trace_ids=False))) == 6
 
 
+def test_rows_of_channels_without_id_stay(spark: SparkSession) -> None:
+    rows = [without_position(), without_position(), without_position(partition=None), without_position(trace_id=9)]
+    for include_headers in (True, False):
+        assert offsets(dedupe(frame(spark, rows, include_headers=include_headers))) == [-1] * 4
+    copies = [without_position(headers={"nsqext_id": "a"})] * 2
+    assert offsets(dedupe(frame(spark, [*rows, *copies]))) == [-1] * 5
+
+
 def test_columns_are_needed(spark: SparkSession) -> None:
     rows = frame(spark, [row(0)])
     with pytest.raises(InvalidInput, match="column offset is missing"):
@@ -105,7 +119,10 @@ def test_columns_are_needed(spark: SparkSession) -> None:
 
 def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
     schema, kept = read_schema(ALL_COLUMNS), list[list[int]]()
-    for batch in ([marked(0, "a"), marked(1, "b"), marked(2, "a")], [marked(3, "b"), marked(4, "c"), row(5)]):
+    for batch in (
+        [marked(0, "a"), marked(1, "b"), marked(2, "a")],
+        [marked(3, "b"), marked(4, "c"), row(5), *[without_position()] * 2],
+    ):
         rows = frame(spark, batch).withColumn("timestamp", sf.current_timestamp())
         rows.coalesce(1).write.mode("append").parquet(str(tmp_path / "source"))
     rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "source"))
@@ -114,8 +131,8 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
     assert "DeduplicateWithinWatermark" in plan(single)
     writer = single.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     run_to_end(writer.foreachBatch(lambda found, _: kept.append(offsets(found))).start)
-    assert [len(found) for found in kept if found] == [2, 2]
-    assert kept[1] == [4, 5]
+    assert [len(found) for found in kept if found] == [2, 4]
+    assert kept[1] == [-1, -1, 4, 5]
 
 
 def plan(rows: DataFrame) -> str:

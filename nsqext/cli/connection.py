@@ -301,6 +301,19 @@ class ServerAccess:
         own = settings_for(producer_settings(), found.values)
         return Producer(found.lookupd, nsqd=found.nsqd, **{**own, **settings})
 
+    def refuse_loss(self, *names: str) -> None:
+        """Raise InvalidSetting for consumer settings with which a command would lose messages.
+
+        They may be meant for services that have the same environment.
+        """
+        values = self.load().values
+        for name in names:
+            if values.get(name) and not (name == "max_attempts" and values.get("dead_letter")):
+                raise InvalidSetting(
+                    f"messages would be lost with the setting {name}={values[name]}",
+                    hint=f"leave it out of the URL, the context and the environment (NSQEXT_{name.upper()})",
+                )
+
     def consumer(self, topic: str, channel: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Return a consumer; ``settings`` override the command line."""
         from nsqext import Consumer

@@ -79,6 +79,7 @@ async def run(
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")
+    connection.refuse_loss("max_attempts")
     settings: dict[str, Any] = {"concurrency": concurrency}
     if running.start is not None:
         settings["start"] = parse_position(running.start)

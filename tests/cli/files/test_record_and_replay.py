@@ -186,6 +186,22 @@ def test_a_folder_that_cannot_be_created_ends_the_recorder_at_once(cluster: Clus
     assert (done.returncode, b"Not a directory" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (("record", "t", "--to", "backup"), "sample_rate=50"),
+        (("record", "t", "--to", "backup"), "max_attempts=3"),
+        (("relay", "t", "--to", "copy"), "max_attempts=3"),
+    ],
+)
+def test_settings_of_services_in_the_environment_lose_no_message(words: tuple[str, ...], setting: str) -> None:
+    """A half was recorded, and what could not be sent was dropped, with exit code 0."""
+    name, _, value = setting.partition("=")
+    done = run(*words, "--lookupd", "h:1", **{f"NSQEXT_{name.upper()}": value})  # type: ignore[arg-type]
+    assert done.returncode == 2
+    assert f"messages would be lost with the setting {setting}".encode() in done.stderr
+
+
 def test_a_full_disk_ends_the_recorder_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     topic = make_topic(cluster, "record")
     words = ("record", topic, "--to", str(tmp_path), "--batch", "10", "--lookupd", cluster.lookupd[0])

@@ -249,6 +249,13 @@ class AppTest:
         if key is not None and not isinstance(key, str):
             raise InvalidInput(f"a key is received as text, not as {type(key).__name__}", topic=topic)
         specs = self._receivers(topic, channel, tag, partition)
+        for spec in specs:
+            most = self._app.options_of(spec).failure.max_attempts
+            if 0 < most < attempts:
+                raise InvalidInput(
+                    f"no handler of channel {spec.channel} receives the message: it has max_attempts={most}",
+                    topic=topic,
+                )
         body = encode_body(value)
         if not body:
             raise InvalidBody("a body cannot be empty: no server delivers such a message", topic=topic)

@@ -71,7 +71,7 @@ class HandlerTransaction(Middleware, Generic[S]):
     def __init__(self, begin: Begin[S]) -> None:
         check_plain_function("begin", begin)
         self._begin = begin
-        self._session: ContextVar[S] = ContextVar("nsqext_session")
+        self._session: ContextVar[list[S]] = ContextVar("nsqext_session")  # empty behind the handler
         self._checked = False
         self.skipped: int = 0  #: messages that were handled before, and skipped
 
@@ -82,9 +82,12 @@ class HandlerTransaction(Middleware, Generic[S]):
             InvalidState: no message is being handled.
         """
         found = self._session.get(None)
-        if found is None:
-            raise InvalidState("no message is being handled", hint="call it in a handler with this middleware")
-        return found
+        if not found:
+            raise InvalidState(
+                "no message is being handled",
+                hint="call it in a handler with this middleware, and in no task that runs longer than the handler",
+            )
+        return found[0]
 
     async def start(self) -> None:
         """Call `check`; a warning is logged if the database does not respond.
@@ -179,7 +182,8 @@ class HandlerTransaction(Middleware, Generic[S]):
             undo.append(removal)
             await opened.guard()
             undo.clear()
-            token = self._session.set(session)
+            current = [session]
+            token = self._session.set(current)
             try:
                 result = await call_next(handling)
                 _check_not_requeued(message)
@@ -199,6 +203,7 @@ class HandlerTransaction(Middleware, Generic[S]):
                 raise
             finally:
                 opened.release()
+                current.clear()  # for tasks that the handler has started
                 self._session.reset(token)
             end = await opened.end()
             if end is not End.OPEN:

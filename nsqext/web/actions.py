@@ -182,7 +182,8 @@ def _position(form: ActionForm) -> Position:
         raise InvalidInput(f"position={kind!r} is not earliest, latest or time")
     text = form.needed("time")
     try:
-        return Position.at(datetime.fromisoformat(text).replace(tzinfo=UTC))
+        time = datetime.fromisoformat(text)
+        return Position.at(time if time.tzinfo else time.replace(tzinfo=UTC))
     except ValueError as error:
         raise InvalidInput(f"time={text!r} is not a time", hint="write it as 2030-12-31T23:59, in UTC") from error
 

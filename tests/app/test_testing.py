@@ -162,6 +162,19 @@ async def test_a_handler_receives_the_partitions_of_its_setting() -> None:
             await test.deliver("orders", b"")
 
 
+async def test_a_message_without_attempts_left_reaches_no_handler() -> None:
+    app = App(NOWHERE, max_attempts=3, dead_letter="dead")
+
+    @app.handler("orders", "billing")
+    async def bill(message: Message) -> int:
+        return message.attempts
+
+    async with app.test() as test:
+        assert await test.deliver("orders", b"one", attempts=3) == [3]
+        with pytest.raises(InvalidInput, match="no handler of channel billing receives the message"):
+            await test.deliver("orders", b"one", attempts=4)
+
+
 async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> None:
     app = App(NOWHERE)
     results = [

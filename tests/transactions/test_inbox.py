@@ -280,6 +280,29 @@ async def test_the_signal_that_a_message_is_done_commits_and_is_seen_by_outer_mi
     assert await effects(sessions) == ["body"]
 
 
+async def test_a_task_that_runs_longer_than_its_handler_has_no_session(
+    sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    """It began a transaction that nothing commits."""
+    inbox, ended, errors = Inbox(sessions.begin), anyio.Event(), list[str]()
+
+    async def later() -> None:
+        await ended.wait()
+        with pytest.raises(InvalidState, match="no message is being handled") as caught:
+            inbox.session()
+        errors.append(str(caught.value))
+
+    async with anyio.create_task_group() as tasks:
+
+        async def start(handling: Handling) -> None:
+            await note(inbox.session(), handling.message)
+            tasks.start_soon(later)
+
+        await inbox.handle(Handling([make_message(RecordingOwner(), 5100)], "ch"), start)
+        ended.set()
+    assert (len(errors), await effects(sessions)) == (1, ["body"])
+
+
 async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSession]) -> None:
     async def handle(_: Any) -> None:
         """Do nothing."""

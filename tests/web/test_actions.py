@@ -127,6 +127,8 @@ async def test_a_channel_is_skipped_and_moved(redesigned: Cluster) -> None:
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="the system does not change its time zone")
 async def test_a_position_is_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    zoned = ActionForm({"position": "time", "time": "2020-01-01T02:00+02:00"})
+    assert str(_position(zoned)) == "timestamp:1577836800"
     form = ActionForm({"position": "time", "time": "2020-01-01T00:00"})
     try:
         monkeypatch.setenv("TZ", "Asia/Tokyo")

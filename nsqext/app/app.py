@@ -385,11 +385,20 @@ class App(Router, Runnable):
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
 
     async def _main(self) -> None:
+        failure: BaseException | None = None
+
+        def note(_: object, error: BaseException | None, __: object) -> None:
+            nonlocal failure
+            if error is not None and not isinstance(error, anyio.get_cancelled_exc_class()):
+                failure = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._producer)
                 for lifespan in self.lifespans:
+                    stack.push(note)  # lifespans around it may hide its error
                     await stack.enter_async_context(lifespan(self))
+                stack.push(note)
                 await self.start_middleware()
                 self._warn_of_drops()
                 self._check_dead_letters_once()
@@ -398,16 +407,18 @@ class App(Router, Runnable):
                     await warn_of_unwritable(self._producer, published | {one.topic for one in self.published})
                     await self._consume()
         except Exception as error:
-            # of a lifespan, such as a relay's
-            self._error = self._error or (first_error(error) if isinstance(error, ExceptionGroup) else error)
+            note(None, error, None)
             raise
         finally:
+            if self._error is None and isinstance(failure, Exception):
+                self._error = failure
             self._loop = None
             self._stopping.set()  # also after a failed lifespan or a cancellation: `wait` waits for it
             self._started.set()
             self._ended.set()
-        if self._error is not None:
-            raise self._error
+        ended = failure if self._error is None else self._error
+        if ended is not None:
+            raise ended
 
     async def start_middleware(self) -> None:
         """Start each middleware of the app and its handlers once."""

@@ -427,6 +427,44 @@ async def test_an_app_that_drains_is_live_but_not_ready(cluster: Cluster, topics
             release.set()
 
 
+@pytest.mark.parametrize("where", ["start", "task", "middleware"])
+async def test_an_error_that_a_lifespan_hides_is_raised(cluster: Cluster, topics: tuple[str, str], where: str) -> None:
+    """The app ended as after `stop`, and `nsqext run` did not start it again."""
+
+    class Failing(Middleware):
+        async def start(self) -> None:
+            if where == "middleware":
+                raise ZeroDivisionError
+
+    app = App(cluster.lookupd, middleware=[Failing()])
+    app.handler(topics[0], "ch")(nothing)
+    hidden: list[BaseException] = []
+
+    @app.lifespan
+    async def hides(_: App) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            hidden.append(error)
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    @app.lifespan
+    async def fails(_: App) -> AsyncIterator[None]:
+        if where == "start":
+            raise ZeroDivisionError
+        async with anyio.create_task_group() as tasks:
+            if where == "task":
+                tasks.start_soon(fail)
+            yield
+
+    with anyio.fail_after(25), pytest.raises(ZeroDivisionError):
+        await app.serve()
+    assert len(hidden) == 1
+    assert not app.health().live
+
+
 async def test_an_app_whose_lifespan_has_failed_is_not_live(cluster: Cluster) -> None:
     app = App(cluster.lookupd)
     failing = anyio.Event()

@@ -260,7 +260,7 @@ def test_two_calls_for_a_key_at_once_are_found() -> None:
     first, second = Handled(0, "a", 1, 0.0, 2.0), Handled(1, "a", 2, 1.0, 3.0)
     never = float("inf")
     assert two_at_once([first, second], never) == [(first, second)]
-    for other in (second._replace(worker=0), second._replace(key="b"), second._replace(begin=2.0)):
+    for other in (Handled(0, "a", 2, 1.0, 3.0), Handled(1, "b", 2, 1.0, 3.0), Handled(1, "a", 2, 2.0, 3.0)):
         assert two_at_once([first, other], never) == []
-    assert two_at_once([first._replace(end=never), second], never) == [], "its process was killed"
+    assert two_at_once([Handled(0, "a", 1, 0.0, never), second], never) == [], "its process was killed"
     assert two_at_once([first, second], 0.5) == [], "its process was stopped"

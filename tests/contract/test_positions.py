@@ -183,7 +183,7 @@ async def test_each_message_has_its_effect_once_while_the_topic_is_expanded(
                 async with ledger.consumer():
                     if part == "ab":
                         await ledger.effects(1)
-                        async with soon_stable(admin, plan.name):
+                        async with soon_stable(cluster, plan.name):
                             await admin.expand_topic(plan.name, 2)
                     for number, bodies in enumerate(expected):
                         bodies += await ledger.publish(*(f"{number}{name}" for name in part), partition=number)

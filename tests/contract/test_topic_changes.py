@@ -16,6 +16,7 @@ from nsqext.admin.requests import http_of
 from nsqext.admin.topics import EXPAND
 from nsqext.errors import InvalidInput, OperationNotSupported, PublishFailed
 from tests.support.cluster import REAL
+from tests.support.cluster_requests import cluster_requests, offered_partitions
 from tests.support.messages import finish_all
 
 if TYPE_CHECKING:
@@ -40,15 +41,16 @@ async def new_topic(cluster: ClusterUnderTest, *channels: str) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def soon_stable(admin: Admin, topic: str) -> AsyncIterator[None]:
+async def soon_stable(cluster: ClusterUnderTest, topic: str) -> AsyncIterator[None]:
     """Have a real cluster check its topics, after which it expands a new one; else it does so once a minute."""
 
     async def change_nothing() -> None:
-        while True:
-            await admin._requests.change_lookup(
-                "/topic/meta/update", {"topic": topic, "disable_channel_auto_create": "false"}
-            )
-            await anyio.sleep(7)
+        async with cluster_requests(cluster.lookupd) as requests:
+            while True:
+                await requests.change_lookup(
+                    "/topic/meta/update", {"topic": topic, "disable_channel_auto_create": "false"}
+                )
+                await anyio.sleep(7)
 
     async with anyio.create_task_group() as tasks:
         if REAL:
@@ -69,7 +71,7 @@ async def test_new_partitions_are_published_to_and_consumed_at_once(
     ):
         await producer.publish(topic, b"before", key="key")
         assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
-        async with soon_stable(admin, topic):
+        async with soon_stable(cluster, topic):
             await admin.expand_topic(topic, 3)
         used, published = set[int | None](), 0
         with anyio.fail_after(25):  # clients of the process look it up at once, and not before the call returns
@@ -102,7 +104,7 @@ async def test_publishes_with_a_key_continue_while_another_process_expands_the_t
                     await anyio.sleep(0.02)
 
         tasks.start_soon(publish)
-        async with soon_stable(admin, topic):
+        async with soon_stable(cluster, topic):
             await admin.expand_topic(topic, 3)
         with anyio.fail_after(25):
             while used != {0, 1, 2}:  # noqa: ASYNC110 - the producer has no event for it
@@ -121,7 +123,7 @@ async def test_a_partition_that_was_added_by_another_process_is_asked_for(
     ):
         await producer.publish(topic, b"before", partition=0)
         monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
-        async with soon_stable(admin, topic):
+        async with soon_stable(cluster, topic):
             await admin.expand_topic(topic, 2)
         assert (await producer.publish(topic, b"after", partition=1)).partition == 1
 
@@ -130,15 +132,15 @@ async def test_a_partition_without_channel_is_named(cluster_under_test: ClusterU
     cluster = cluster_under_test
     async with (
         new_topic(cluster, channel) as topic,
-        Admin(cluster.lookupd) as admin,
+        cluster_requests(cluster.lookupd) as requests,
         Producer(cluster.lookupd, timeout=5.0) as producer,
     ):
         await producer.publish(topic, b"before")
-        async with soon_stable(admin, topic):
+        async with soon_stable(cluster, topic):
             # without channels, as another client does
-            await admin._requests.change_settled(EXPAND, {"topic": topic, "partition_num": 2}, topic, bounded=False)
+            await requests.change_settled(EXPAND, {"topic": topic, "partition_num": 2}, topic, bounded=False)
         with anyio.fail_after(240):
-            while not await admin._requests.client.lacks_channel(topic, 1):  # noqa: ASYNC110 - registered later
+            while not await requests.client.lacks_channel(topic, 1):  # noqa: ASYNC110 - registered later
                 await anyio.sleep(0.1)
         with pytest.raises(PublishFailed, match="the partition has no channel") as caught:
             await producer.publish(topic, b"after", partition=1)
@@ -178,23 +180,24 @@ async def test_a_consumer_of_another_process_receives_after_an_upgrade(
     async with (
         new_topic(cluster, channel) as topic,
         Admin(cluster.lookupd) as admin,
+        cluster_requests(cluster.lookupd) as requests,
         Consumer(topic, channel, lookupd=cluster.lookupd) as consumer,
     ):
-        where = await admin._requests.led(topic)
+        where = await requests.led(topic)
         node = http_of(where, where.leaders[0])
         pub: dict[str, str | int] = {
             "topic": topic,
             "partition": 0,
         }  # a producer would tell the consumer of its process
         if before:
-            await admin._requests.post(node, "/pub", pub, b"before")
+            await requests.post(node, "/pub", pub, b"before")
             assert [message.body for message in await finish_all(consumer, 1)] == [b"before"]
         monkeypatch.setattr("nsqext.admin.topics.topic_changed", lambda topic: None)
         if by_admin:
             await admin.upgrade_topic(topic)
         else:
-            await admin._requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
-        await admin._requests.post(node, "/pub", pub, b"after")
+            await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+        await requests.post(node, "/pub", pub, b"after")
         with anyio.fail_after(25):  # a missing heartbeat shows it after 31 s
             assert (await anext(consumer)).body == b"after"
 
@@ -241,18 +244,17 @@ async def test_settings_of_a_topic_are_changed(cluster_under_test: ClusterUnderT
 
 async def test_a_hidden_node_is_shown_again(cluster_under_test: ClusterUnderTest, channel: str) -> None:
     cluster = cluster_under_test
-
-    async def offered(admin: Admin) -> int:
-        answers = await admin._requests.client.lookup(topic, "w")
-        return sum(len(answer.partitions) for answer in answers)
-
-    async with new_topic(cluster, channel) as topic, Admin(cluster.lookupd) as admin:
+    async with (
+        new_topic(cluster, channel) as topic,
+        Admin(cluster.lookupd) as admin,
+        cluster_requests(cluster.lookupd) as requests,
+    ):
         leader = (await admin.topic(topic)).leaders[0]
         http = next(str(node.http) for node in await admin.nodes() if node.tcp == leader)
         await admin.tombstone(topic, http)
-        assert await offered(admin) == 0
+        assert await offered_partitions(requests, topic) == []
         await admin.tombstone(topic, http, restore=True)
-        assert await offered(admin) == 1
+        assert await offered_partitions(requests, topic) == [0]
 
 
 async def test_the_original_nsq_has_no_settings_of_topics(original: Original, channel: str) -> None:

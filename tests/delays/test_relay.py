@@ -32,6 +32,7 @@ from nsqext.middleware import Middleware, Publishing, SendNext
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.protocol.messages import IDENTITY_HEADER
 from tests.support.consumers import eventually
+from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.support.machine_pauses import unless_paused
 
 pytestmark = pytest.mark.anyio
@@ -614,17 +615,16 @@ async def test_a_full_disk_ends_no_relay_and_loses_no_message(
     """What is received is requeued, and what is published is recorded later."""
     monkeypatch.setattr(relay, "REOPEN", 0.01)
     topic = make_topic(redesigned)
-    with DelayStore(tmp_path / "store") as store:
-        run = store._database.execute
+    with kept_connections() as opened, DelayStore(tmp_path / "store") as store:
         async with relaying(redesigned, store) as delayed, receiving(redesigned, topic) as received:
             async with Producer(redesigned.lookupd, delay_topic=delayed, delay_via="relay") as producer:
                 await producer.publish(topic, b"before", delay=0.01)
                 await count(received, 1)
-                run(f"PRAGMA max_page_count = {run('PRAGMA page_count').fetchone()[0]}")
+                fill_disk(opened[0])
                 for number in range(3):
                     await producer.publish(topic, b"%d " % number + bytes(30_000), delay=0.01)
                 await eventually(lambda: "database or disk is full" in caplog.text, DEADLINE)
-                run("PRAGMA max_page_count = 1000000")
+                free_disk(opened[0])
             await count(received, 4)
             await eventually(lambda: store.count() == 0, DEADLINE)
     assert sorted(message.body[:2] for message, _ in received) == [b"0 ", b"1 ", b"2 ", b"be"]

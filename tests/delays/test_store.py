@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nsqext.delays import Cancellation, DelayRelay, DelayStore, WaitingMessage
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.protocol.delay_record import DelayCancel, DelayedMessage, decode_delay
+from tests.support.kept_connections import kept_connections
 
 LEASE = 60.0
 
@@ -209,9 +210,10 @@ def test_a_file_of_an_earlier_version_is_used(tmp_path: Path) -> None:
 
 def test_a_call_that_returned_is_on_disk(tmp_path: Path) -> None:
     """With synchronous=NORMAL a machine that loses power loses the last transactions."""
-    with DelayStore(tmp_path / "store") as store, store._transaction() as run:
-        assert run.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert run.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    with kept_connections() as opened, DelayStore(tmp_path / "store"):
+        (connection,) = opened
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_records_that_are_set_aside_are_kept_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,9 +276,23 @@ def test_a_call_waits_for_the_transaction_of_another_process(tmp_path: Path) -> 
 def test_a_transaction_has_its_lock_before_it_reads(tmp_path: Path) -> None:
     """SQLite ends a transaction that has read, and writes after another one, with an error at once."""
     path = tmp_path / "store"
-    locked = pytest.raises(sqlite3.OperationalError, match="locked")
-    with DelayStore(path) as store, closing(sqlite3.connect(path, timeout=0)) as other, store._transaction(), locked:
-        other.execute("BEGIN IMMEDIATE")
+    attempts: list[str] = []
+
+    def attempt(statement: str) -> None:
+        if not statement.startswith("BEGIN"):
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                attempts.append(str(error))
+            else:
+                other.rollback()
+                attempts.append("not locked")
+
+    with kept_connections() as opened, DelayStore(path) as store, closing(sqlite3.connect(path, timeout=0)) as other:
+        opened[0].set_trace_callback(attempt)
+        assert store.refused() == []
+        opened[0].set_trace_callback(None)
+    assert attempts[0] == "database is locked"
 
 
 def test_a_store_that_has_to_exist_is_not_created(tmp_path: Path) -> None:
@@ -409,10 +425,10 @@ def test_a_store_is_used_again_after_a_failed_commit(tmp_path: Path) -> None:
         refused = action == sqlite3.SQLITE_TRANSACTION and name == "COMMIT"
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
-    with DelayStore(tmp_path / "store") as store:
-        store._database.set_authorizer(refuse_commits)
+    with kept_connections() as opened, DelayStore(tmp_path / "store") as store:
+        opened[0].set_authorizer(refuse_commits)
         with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
             store.cancel("one")
-        store._database.set_authorizer(None)
+        opened[0].set_authorizer(None)
         assert store.cancel("one") is Cancellation.UNKNOWN
         assert store.count() == 0

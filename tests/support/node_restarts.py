@@ -11,6 +11,7 @@ import anyio
 
 from nsqext import Admin, Producer
 from nsqext.errors import NsqError
+from tests.support.cluster_requests import cluster_requests, offered_partitions
 
 if TYPE_CHECKING:
     from nsqext.admin.requests import ClusterRequests
@@ -37,9 +38,9 @@ async def until_nodes_lead(lookupd: list[str], nodes: Collection[str], topics: d
         nodes: TCP addresses of all nodes.
         topics: numbers of partitions, by topic.
     """
-    async with Admin(lookupd) as admin:
+    async with Admin(lookupd) as admin, cluster_requests(lookupd) as requests:
         with anyio.fail_after(_PATIENCE):
-            while not await _lead(admin, nodes, topics):  # noqa: ASYNC110 - no event for it
+            while not await _lead(admin, requests, nodes, topics):  # noqa: ASYNC110 - no event for it
                 await anyio.sleep(0.5)
 
 
@@ -55,16 +56,11 @@ async def published_again(lookupd: list[str], topic: str, body: bytes) -> Receip
     return None
 
 
-async def _lead(admin: Admin, nodes: Collection[str], topics: dict[str, int]) -> bool:
+async def _lead(admin: Admin, requests: ClusterRequests, nodes: Collection[str], topics: dict[str, int]) -> bool:
     try:
         listed = {str(node.tcp) for node in await admin.nodes()}
         return listed >= set(nodes) and all(
-            [len(await _offered(admin._requests, topic)) == count for topic, count in topics.items()]
+            [len(set(await offered_partitions(requests, topic))) == count for topic, count in topics.items()]
         )
     except NsqError:  # a lookup server that was restarted
         return False
-
-
-async def _offered(requests: ClusterRequests, topic: str) -> set[int]:
-    answers = await requests.client.lookup(topic, "w")
-    return {partition for answer in answers for partition in answer.partitions}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
 
@@ -32,10 +33,10 @@ def cluster() -> Iterator[Cluster]:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with empty tables, as `OutboxStore` takes it."""
     found: str = f"sqlite:///{tmp_path}/o.db" if request.param == "sqlite" else request.getfixturevalue("postgres")
-    with OutboxStore(found, create=True) as store:
+    with OutboxStore(found, create=True) as store, closing(store.connect()) as connection:
         for table in ("nsqext_outbox", "nsqext_outbox_relay", "nsqext_inbox", "nsqext_inbox_range", "nsqext_position"):
-            store._connection.execute(f"DELETE FROM {table}")  # noqa: S608
-        store._connection.execute("UPDATE nsqext_outbox_shard SET owner = '', until = 0")
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608
+        connection.execute("UPDATE nsqext_outbox_shard SET owner = '', until = 0")
     return found
 
 

@@ -119,13 +119,13 @@ class _Explained(OutboxStore):
 @pytest.mark.parametrize("shards", [range(16), range(5), range(1)])
 def test_the_index_contains_only_what_waits_and_is_used(database: str, shards: Sequence[int]) -> None:
     """Relays do not read through messages that were set aside."""
-    with _Explained(database) as store:
-        store._connection.execute(
+    with _Explained(database) as store, closing(store.connect()) as connection:
+        connection.execute(
             "INSERT INTO nsqext_outbox (identity, topic, body, shard, added, error) "
             "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 20000) "
             "SELECT 'i', 't', '1', n % 16, 1.0, CASE WHEN n % 20 = 0 THEN NULL ELSE 'too large' END FROM s"
         )
-        store._connection.execute("ANALYZE nsqext_outbox")
+        connection.execute("ANALYZE nsqext_outbox")
         assert store.rows(shards, [], 100)
         assert "nsqext_outbox_next" in store.plan
         if store.dialect == "postgresql":

@@ -201,7 +201,8 @@ async def test_refused_messages_are_deleted_on_request_after_a_time(database: st
         connection.commit()
     with OutboxStore(database) as store:
         store.refuse(store.rows(range(16), [], 10)[1].sequence, "too large")
-        errors = store._connection.execute("SELECT error FROM nsqext_outbox ORDER BY sequence").fetchall()
+        with closing(store.connect()) as connection:
+            errors = connection.execute("SELECT error FROM nsqext_outbox ORDER BY sequence").fetchall()
         assert errors == [(None,), ("too large",), (None,)]
         now = time.time()
         assert store.discard_refused(now - 60) == 0

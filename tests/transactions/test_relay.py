@@ -29,6 +29,7 @@ from nsqext.transactions.outages import POSTGRESQL, SQLITE, outage_of
 from nsqext.transactions.relay import Pace
 from nsqext.transactions.store import OutboxRow
 from tests.support.consumers import eventually
+from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.support.programs import ROOT
 from tests.support.tcp_relay import relaying
 from tests.transactions.test_outbox import add_with_driver, add_with_sqlalchemy, connect
@@ -322,7 +323,8 @@ def test_leases_end_by_the_clock_of_the_database(database: str) -> None:
     with OutboxStore(database) as store:
         before = time.time()
         store.lease("first", 100)
-        ends = store._connection.execute("SELECT DISTINCT until FROM nsqext_outbox_shard").fetchall()
+        with closing(store.connect()) as connection:
+            ends = connection.execute("SELECT DISTINCT until FROM nsqext_outbox_shard").fetchall()
     assert before - 1 < ends[0][0] - 100 < time.time() + 1  # SQLite's clock has milliseconds
     assert len(ends) == 1
 
@@ -485,15 +487,16 @@ async def test_messages_of_a_failed_batch_stay_and_stored_ones_are_deleted(
 
 @on_postgresql
 def test_a_call_behind_a_lost_connection_is_a_transaction(database: str) -> None:
+    """A call of two statements, of which the second fails."""
+    fill(database, "t", 1, 10)
     with OutboxStore(database) as store:
-        store.lease("first", 1, now=1.0)
+        (row,) = store.rows(range(16), [], 10)
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(_END_OTHERS)
-        with pytest.raises(ZeroDivisionError), store._transaction():
-            store._run("UPDATE nsqext_outbox_shard SET owner = 'second'", {})
-            raise ZeroDivisionError
-        with store._transaction():
-            assert store._run("SELECT DISTINCT owner FROM nsqext_outbox_shard", {}) == [("first",)]
+        sequences: list[Any] = [row.sequence, *range(10**6, 10**6 + 499), "no number"]
+        with pytest.raises(psycopg.DataError):
+            store.delete(sequences)
+        assert store.summary(0.0).waiting == 1
 
 
 @on_postgresql
@@ -757,11 +760,14 @@ def test_the_page_lists_every_outage() -> None:
 @one_database
 def test_an_error_that_has_rolled_back_already_is_raised(database: str) -> None:
     """As that of a full disk."""
-    with OutboxStore(database) as store:
-        with pytest.raises(ZeroDivisionError), store._transaction():
-            store._connection.execute("ROLLBACK")
-            raise ZeroDivisionError
-        assert store.summary(0.0).waiting == 0
+    fill(database, "t", 1, 10)
+    with kept_connections() as opened, OutboxStore(database) as store:
+        (row,) = store.rows(range(16), [], 10)
+        fill_disk(opened[0])
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            store.refuse(row.sequence, "x" * 1_000_000)
+        free_disk(opened[0])
+        assert (store.summary(0.0).waiting, store.summary(0.0).refused) == (1, 0)
 
 
 @one_database

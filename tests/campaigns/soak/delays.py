@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sqlite3
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ from nsqext.protocol.delay_record import DelayedMessage, decode_delay
 from tests.campaigns.soak.__main__ import say
 from tests.delays.kill_at_each_line import kill_at, lines
 from tests.support.command_line import Process, environment
+from tests.support.kept_connections import fill_disk, free_disk, kept_connections
 from tests.support.programs import ROOT
 from tests.support.tcp_relay import relaying
 
@@ -114,24 +116,22 @@ async def _serve(role: _Role) -> None:
     relay.time = SimpleNamespace(time=now, monotonic=time.monotonic)  # type: ignore[assignment,attr-defined]
     relay.publish_record = checked
     skeleton.MARGIN = role.margin
-    with DelayStore(folder / "store") as store:
+    with kept_connections() as opened, DelayStore(folder / "store") as store:
         app = App(role.lookupd, timeout=2.0, msg_timeout=3.0, address_map=role.address_map or None)
         DelayRelay(store, topic=_DELAYED).attach(app)
         async with anyio.create_task_group() as tasks:
             if role.full:
-                tasks.start_soon(_fill_disk, store)
+                tasks.start_soon(_fill_disk, opened[0])
             if role.line is not None:
                 kill_at((role.line[0], role.line[1]), role.times)
             await app.serve()
 
 
-async def _fill_disk(store: DelayStore) -> None:
+async def _fill_disk(connection: sqlite3.Connection) -> None:
     """Let the file of a store grow no longer for a while."""
-    run = store._database.execute
-    pages = run("PRAGMA page_count").fetchone()[0]
-    run(f"PRAGMA max_page_count = {pages}")
+    fill_disk(connection)
     await anyio.sleep(_FULL)
-    run("PRAGMA max_page_count = 1000000000")
+    free_disk(connection)
 
 
 # The attack

@@ -21,6 +21,7 @@ import orjson
 from attrs import frozen
 
 from nsqext import OutgoingMessage
+from nsqext.arguments import suggest
 from nsqext.errors import InvalidInput, ProtocolError
 from nsqext.protocol.headers import add_key, encode_headers
 
@@ -83,6 +84,11 @@ def outgoing_message(record: object) -> OutgoingMessage:
     """Return the message of a record, in which an extend header in bytes (``header_base64``) replaces headers."""
     if not isinstance(record, Mapping):
         raise InvalidInput("a message record must be a JSON object")
+    for name in record.keys() - _MEMBERS:
+        likely = suggest(str(name), _MEMBERS)
+        raise InvalidInput(
+            f"a message record has no member {name!r}", hint=f"did you mean {likely}?" if likely else "leave it out"
+        )
     body, content = record.get("body"), _decoded(record, "body_base64")
     if content is None:
         if not isinstance(body, str):
@@ -99,6 +105,14 @@ def outgoing_message(record: object) -> OutgoingMessage:
         return OutgoingMessage(content, None, None, None if header else trace_id, key, header=header)
     texts = {name: _as_text(value) for name, value in headers.items()} if headers else None
     return OutgoingMessage(content, texts, _text(record, "tag"), trace_id, key)
+
+
+_MEMBERS = frozenset(
+    {
+        *("body", "body_base64", "headers", "header_base64", "tag", "key", "trace_id"),
+        *("topic", "partition", "id", "offset", "timestamp", "attempts", "channels"),  # of a message that was received
+    }
+)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str | None:

@@ -144,7 +144,9 @@ def test_a_batch_that_unpacks_to_more_than_its_bound_is_refused(
         list(read_entries(path))
 
 
-@pytest.mark.parametrize("record", [[], {}, {"body": 1}, {"body_base64": "?"}, {"body": "a", "headers": []}])
+@pytest.mark.parametrize(
+    "record", [[], {}, {"body": 1}, {"body_base64": "?"}, {"body": "a", "headers": []}, {"body": "a", "delay": 5}]
+)
 def test_records_are_checked(record: object) -> None:
     with pytest.raises(InvalidInput):
         outgoing_message(record)

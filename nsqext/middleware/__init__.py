@@ -104,7 +104,8 @@ class RateLimit(Middleware):
 
 
 def _place_and_id(message: Message) -> object:
-    return message.topic, message.partition, message.id
+    # the ids of a topic that was created again begin at the first one
+    return message.topic, message.partition, message.id, message.timestamp
 
 
 class Deduplicate(Middleware):
@@ -117,7 +118,8 @@ class Deduplicate(Middleware):
     Args:
         window: number of stored ids.
         seconds: time for which an id is stored.
-        key: returns the identity of a message; by default topic, partition and id. With None, the message is handled.
+        key: returns the identity of a message; by default topic, partition, id and time. With None, the message is
+            handled.
     """
 
     unsupported = {  # noqa: RUF012 - declared by the base class

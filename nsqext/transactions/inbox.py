@@ -49,8 +49,8 @@ class Inbox(HandlerTransaction[S]):
 
     The identity is the header ``nsqext_id``, which outbox, relay of delayed messages and Spark sink send. On topics
     without headers, ``identity`` reads it from the body. Otherwise it is the offset in the log where the consumer
-    receives offsets (``queue_position``, or an ordered topic), or else the id of the message; both differ for a message
-    that was published twice.
+    receives offsets (``queue_position``, or an ordered topic), or else the id and time of the message; both differ for
+    a message that was published twice.
 
     Identities are kept for a time. Offsets are joined to ranges: the rows of a partition depend on the messages in
     flight or not handled by the channel, not on the number of handled messages.
@@ -118,7 +118,7 @@ class Inbox(HandlerTransaction[S]):
         if given is None and message.offset >= 0:
             self._unmerged[ChannelPartition(message.topic, channel, message.partition)] += 1
             return await self._ranges.add(opened, channel, message, now)
-        identity = f"{message.topic}/{message.id.hex() if given is None else _storable(given)}"
+        identity = f"{message.topic}/{_id_and_time(message) if given is None else _storable(given)}"
         values = {"channel": channel, "identity": identity, "handled": now}
         return (_REMOVE, values) if await opened.begin(_INSERT, values) else None
 
@@ -139,6 +139,11 @@ def _given(identity: object, topic: str) -> str | None:
         topic=topic,
         hint="return text that is not empty, or None for the header nsqext_id or the id of the message",
     )
+
+
+def _id_and_time(message: Message) -> str:
+    """Return what no other message has: the ids of a topic that was created again begin at the first one."""
+    return f"{message.id.hex()}@{message.timestamp}"
 
 
 def _storable(identity: str) -> str:

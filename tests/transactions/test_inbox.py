@@ -25,6 +25,7 @@ from nsqext.client.middleware import Handling
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.delays.relay import publish_record
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.middleware import Deduplicate
 from nsqext.protocol.delay_record import DelayedMessage, encode_delay
 from nsqext.transactions import Inbox, Outbox, Positions
 from tests.support.consumers import eventually
@@ -228,6 +229,29 @@ async def test_each_channel_handles_a_message(sessions: async_sessionmaker[Async
     assert calls == ["ch", "other"]
 
 
+@pytest.mark.parametrize("kind", [Inbox, Deduplicate])
+async def test_a_topic_that_is_created_again_has_new_messages_with_the_old_ids(
+    cluster: Cluster, sessions: async_sessionmaker[AsyncSession], kind: type[Inbox[AsyncSession] | Deduplicate]
+) -> None:
+    """They were skipped, and lost."""
+    name, middleware = f"t_{token_hex(4)}", Inbox(sessions.begin) if kind is Inbox else Deduplicate()
+    handled: list[tuple[bytes, bytes]] = []
+    for body in (b"old", b"new"):
+        cluster.create_topic(name, channels=["ch"])
+        consumer = Consumer(name, "ch", cluster.lookupd, middleware=[middleware])
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            handled.append((message.body, message.id))
+
+        async with Producer(cluster.lookupd) as producer, consumer:
+            await producer.publish(name, body)
+            await eventually(lambda: consumer.statistics().finished == 1, _SECONDS)  # noqa: B023
+        await anyio.to_thread.run_sync(cluster.delete_topic, name)
+    assert [body for body, _ in handled] == [b"old", b"new"]
+    assert handled[0][1] == handled[1][1]
+
+
 async def test_an_identity_of_the_program_goes_before_the_header(sessions: async_sessionmaker[AsyncSession]) -> None:
     inbox = Inbox(sessions.begin, identity=lambda message: "17")
 
@@ -313,7 +337,7 @@ async def test_old_identities_are_removed(sessions: async_sessionmaker[AsyncSess
     await Inbox(sessions.begin).handle(Handling([message], "ch"), handle)
     async with sessions() as session:
         left = list((await session.execute(text("SELECT identity FROM nsqext_inbox"))).scalars())
-    assert left == [f"{message.topic}/{message.id.hex()}"]
+    assert left == [f"{message.topic}/{message.id.hex()}@{message.timestamp}"]
 
 
 async def test_two_workers_do_not_handle_a_message_at_once(

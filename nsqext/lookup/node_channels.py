@@ -35,8 +35,11 @@ class NodeChannels:
         self._http = http  # not closed by this object
 
     async def exists(self, node: Address, topic: str, partition: int, channel: str) -> bool:
-        """Return whether a node has a channel; see `channel`."""
-        return await self.channel(node, topic, partition, channel) is not None
+        """Return whether a partition has a channel; raises PartitionUnavailable, also if the node does not lead it."""
+        parts = await self._partitions(node, topic, partition)
+        if not parts:
+            raise _not_led(node, topic, partition)
+        return any(channel in part.channels for part in parts)
 
     async def has_topic(self, node: Address, topic: str) -> bool:
         """Return whether a node of the original NSQ has a topic; raises PartitionUnavailable."""
@@ -68,8 +71,7 @@ class NodeChannels:
                 found = part.channels.get(channel)
                 behind = None if found is None else found.lag_bytes
                 return LogBounds(part.start, part.end, None if behind is None else part.end - behind)
-        text = "the node does not lead the partition"
-        raise PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
+        raise _not_led(node, topic, partition)
 
     async def move(self, node: Address, topic: str, partition: int, channel: str, position: str) -> None:
         """Move an existing channel to ``kind:number``; the server forgets its messages in flight.
@@ -145,6 +147,11 @@ async def ask_stats(
         return read_stats(unwrap(200, body, node), tcp or node)
     except (LookupFailed, ProtocolError) as error:
         raise unreadable("the statistics", body, node, topic, partition) from error
+
+
+def _not_led(node: Address, topic: str, partition: int) -> PartitionUnavailable:
+    text = "the node does not lead the partition"
+    return PartitionUnavailable(text, topic=topic, partition=partition, node=str(node))
 
 
 def unreadable(what: str, body: bytes, node: Address, topic: str | None, partition: int | None) -> PartitionUnavailable:

@@ -75,7 +75,8 @@ class Assignment:
     pending: Position | None = field(default=None, init=False)  #: to move the channel to as soon as possible
     #: no move is pending or possible
     moved: anyio.Event = field(factory=lambda: anyio.Event(), init=False)
-    start_applied: bool = field(default=False, init=False)  #: the start position was applied
+    #: if ``pending`` is the start position, `opened` when it was chosen
+    started_at: int | None = field(default=None, init=False)
     opened: int = field(default=0, init=False)  #: number of successful subscriptions
     ended_at: float = field(default=0.0, init=False)  #: end of the last subscription (monotonic seconds)
     warned_at: float = field(default=float("-inf"), init=False)  #: time of the last logged failure

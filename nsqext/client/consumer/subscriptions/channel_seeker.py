@@ -36,8 +36,9 @@ class ChannelSeeker:
         self._live = live  # open subscriptions by key; maintained by the subscriber
 
     async def apply_start(self, assignment: Assignment, view: PartitionMap, address: Address) -> None:
-        """Record the start position of the options before the first subscription to a partition.
+        """Record the start position of the options before a subscription that creates the channel.
 
+        This is the first one, or a later one to a topic or channel that was deleted and created again.
         `StartPositions` are asked before each subscription.
 
         Raises DataLoss, InvalidSetting or PartitionUnavailable.
@@ -51,15 +52,16 @@ class ChannelSeeker:
                 assignment.pending = found
             return
         start = self._options.start_of(assignment.partition)
-        if assignment.start_applied or start is None:
+        if start is None:
             return
+        if assignment.started_at == assignment.opened:  # nothing was subscribed: another leader may have the channel
+            assignment.pending = assignment.started_at = None
         http, partition = _leader(view, assignment, address)
-        wanted = self._options.start_existing or not await self._metadata.channels.exists(
+        wanted = (self._options.start_existing and not assignment.opened) or not await self._metadata.channels.exists(
             http, self._topic, partition, self._channel
         )
         if wanted and assignment.pending is None:  # the user may have called seek meanwhile
-            assignment.pending = start
-        assignment.start_applied = True
+            assignment.pending, assignment.started_at = start, assignment.opened
 
     async def move(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         """Move the channel to a pending position before the subscription sends RDY; raises PartitionUnavailable."""
@@ -69,7 +71,7 @@ class ChannelSeeker:
             subscription.skip_to(position)
             await self._metadata.channels.move(http, self._topic, partition, self._channel, str(position))
             if assignment.pending is position:  # otherwise the user called seek meanwhile
-                assignment.pending = None
+                assignment.pending = assignment.started_at = None
                 assignment.moved.set()
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
@@ -81,7 +83,7 @@ class ChannelSeeker:
         """
         assignments = self._chosen(self._assignments if partitions is None else partitions)
         for assignment in assignments:
-            assignment.pending = position
+            assignment.pending, assignment.started_at = position, None
             if assignment.moved.is_set():
                 assignment.moved = anyio.Event()
         subscriptions = [self._live[assignment.key] for assignment in assignments if assignment.key in self._live]

@@ -24,6 +24,7 @@ from nsqext.errors import (
     LookupFailed,
     LookupUnreachable,
     NsqError,
+    PartitionUnavailable,
 )
 from nsqext.types import Address
 from nsqext.waits import Wakeup, pause_after
@@ -280,7 +281,7 @@ class Subscriber:
             await anyio.sleep(pause_after(options.reconnect_wait, options.max_reconnect_wait, failures + 1, error))
         if self.closing or isinstance(assignment.key, Address):
             return  # a node of the original NSQ: `_may_subscribe` asks
-        suspect = assignment.key if isinstance(error, NOT_LEADER) else None
+        suspect = assignment.key if isinstance(error, (*NOT_LEADER, PartitionUnavailable)) else None
         try:
             await self._metadata.refresh(self._topic, "r", view, suspect)
         except NsqError as failure:

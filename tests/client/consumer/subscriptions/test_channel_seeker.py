@@ -97,16 +97,31 @@ class Scene:
 # Start positions
 
 
-async def test_a_new_channel_starts_where_the_options_say_and_only_once() -> None:
+async def test_each_new_channel_starts_where_the_options_say() -> None:
     scene = Scene(start=_FIRST)
     assert await scene.start() == _FIRST
     assert scene.channels.calls == [("exists", _HTTP, "t", 0, "ch")]
-    scene.assignments[0].pending = None
-    assert await scene.start() is None
-    assert len(scene.channels.calls) == 1
+    scene.assignments[0].opened += 1
+    await scene.move(0)
     scene.channels.known = True
-    assert await scene.start(1) is None
-    assert scene.assignments[1].start_applied
+    assert await scene.start() is None
+    scene.channels.known = False  # deleted, with its topic or alone
+    assert await scene.start() == _FIRST
+
+
+async def test_a_channel_that_another_leader_has_is_not_moved() -> None:
+    scene = Scene(start=_LAST)
+    assert await scene.start() == _LAST
+    scene.channels.known = True  # no subscription was opened meanwhile, which would have created it
+    assert await scene.start() is None
+
+
+async def test_a_channel_that_was_created_and_not_moved_is_moved_by_the_next_subscription() -> None:
+    scene = Scene(start=_FIRST)
+    assert await scene.start() == _FIRST
+    scene.assignments[0].opened += 1
+    scene.channels.known = True
+    assert await scene.start() == _FIRST
 
 
 async def test_a_channel_that_exists_is_moved_on_demand() -> None:
@@ -114,13 +129,15 @@ async def test_a_channel_that_exists_is_moved_on_demand() -> None:
     scene.channels.known = True
     assert [await scene.start(number) for number in (0, 1)] == [None, _FIRST]
     assert scene.channels.calls == []
+    scene.assignments[1].opened += 1
+    await scene.move(1)
+    assert await scene.start(1) is None
 
 
 async def test_a_seek_counts_more_than_the_start_position() -> None:
     scene = Scene(start=_FIRST)
     scene.assignments[0].pending = _LAST
-    assert await scene.start() == _LAST
-    assert scene.assignments[0].start_applied
+    assert [await scene.start(), await scene.start()] == [_LAST, _LAST]
 
 
 class Positions:

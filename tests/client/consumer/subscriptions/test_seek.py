@@ -48,6 +48,31 @@ async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str
         assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
 
 
+async def test_a_topic_that_is_created_again_begins_at_the_start(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, channels=["other"])
+    publish(cluster, topic, b"1")
+    async with opened(topic, cluster, **quick(start=_EARLIEST)) as consumer:
+        assert await take(consumer, 1) == [b"1"]
+        cluster.delete_topic(topic)
+        cluster.create_topic(topic, channels=["other"])
+        publish(cluster, topic, b"2", b"3")
+        assert await take(consumer, 2) == [b"2", b"3"]
+
+
+async def test_a_leader_that_lookup_does_not_know_yet_keeps_its_channel(cluster: Cluster, topic: str) -> None:
+    cluster.create_topic(topic, replicas=2, channels=["ch"])
+    publish(cluster, topic, b"1", b"2")
+    leader = cluster.leader(topic)
+    (follower,) = (name for name in cluster.in_sync(topic) if name != leader)
+    async with scripted_lookup() as lookup:
+        lookup.lists_leader(cluster.nodes[follower])
+        options = quick(start=Position.latest(), start_timeout=0.1)
+        async with Consumer(topic, "ch", str(lookup), **options) as consumer:
+            await eventually(lambda: len(lookup.questions) > 3)
+            lookup.lists_leader(cluster.nodes[leader])
+            assert await take(consumer, 2) == [b"1", b"2"]
+
+
 async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     publish(cluster, topic, b"1", b"2", b"3")

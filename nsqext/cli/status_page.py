@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.app.health import Health, HealthEndpoint, respond
 from nsqext.errors import InvalidSetting
@@ -110,6 +110,8 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
 
     async def ask() -> dict[int, WorkerStatus]:
         health = app.health()
+        if relay.outage is not None:
+            health = evolve(health, ready=False, reasons=(*health.reasons, relay.outage))
         text = (await to_thread.run_sync(generate_latest)).decode()
         return {1: WorkerStatus(live=health.live, ready=health.ready, reasons=health.reasons, metrics=text)}
 

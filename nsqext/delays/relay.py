@@ -148,10 +148,14 @@ class DelayRelay(Relay):
         """Call the store in a thread, again while it cannot be used."""
         while True:
             try:
-                return await to_thread.run_sync(partial(call, *arguments))
+                result = await to_thread.run_sync(partial(call, *arguments))
             except sqlite3.OperationalError as error:
+                self.outage = f"the store of delayed messages cannot be used: {error}"
                 logger.warning("the store of delayed messages cannot be used: %s", error)
                 await anyio.sleep(REOPEN)
+            else:
+                self.outage = None
+                return result
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []

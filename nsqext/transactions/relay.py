@@ -144,12 +144,16 @@ class OutboxRelay(Relay):
     async def _publish_all(self, producer: Producer, listener: OutboxListener, timeout: float) -> None:
         while not self._stopping:
             try:
-                if not await self._publish_next(producer, timeout):
+                more = await self._publish_next(producer, timeout)
+                self.outage = None
+                if not more:
                     await listener.wait(self._poll)
             except Exception as error:
                 if outage_of(error) is None:
                     raise
-                logger.warning("the database of the outbox cannot be used: %s", self._store.shown(error))
+                shown = self._store.shown(error)
+                self.outage = f"the database of the outbox cannot be used: {shown}"
+                logger.warning("the database of the outbox cannot be used: %s", shown)
                 await anyio.sleep(_RECONNECT)
 
     def _leave(self, listener: OutboxListener) -> None:

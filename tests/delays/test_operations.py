@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,10 @@ def test_a_relay_serves_its_metrics_and_the_doctor_reads_them(tmp_path: Path) ->
             assert found["delays"]["status"] == "warning"
             assert found["delays"]["text"] == "1 delayed message waiting, none is due; 1 record set aside"
             assert found["service delayed/relay"]["status"] == "ok"
+            with closing(sqlite3.connect(path)) as database:
+                for before, behind, status in (("delayed", "away", 503), ("away", "delayed", 200)):
+                    database.execute(f"ALTER TABLE {before} RENAME TO {behind}")
+                    eventually(lambda: plain_http.get(f"http://{address}/readyz").status_code == status)  # noqa: B023
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
 

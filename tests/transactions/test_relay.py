@@ -607,6 +607,19 @@ async def test_a_final_error_ends_the_relay(cluster: Cluster, database: str) -> 
                 await OutboxRelay(store, poll=0.05).run(producer)
 
 
+@one_database
+async def test_a_relay_says_that_its_database_cannot_be_used(cluster: Cluster, database: str) -> None:
+    with OutboxStore(database) as store, closing(connect(database)) as connection:
+        relay = OutboxRelay(store, poll=0.05)
+        async with Producer(cluster.lookupd) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(relay.run, producer)
+            for before, behind in (("nsqext_outbox_relay", "away"), ("away", "nsqext_outbox_relay")):
+                connection.execute(f"ALTER TABLE {before} RENAME TO {behind}")
+                connection.commit()
+                await eventually(lambda: (relay.outage is not None) is (behind == "away"), _SECONDS)  # noqa: B023
+            tasks.cancel_scope.cancel()
+
+
 class Drops(Middleware):
     """Drops every second message of a publish."""
 

@@ -78,8 +78,9 @@ class Middleware:
     finishes the messages. An object may serve several clients and tasks.
     """
 
-    #: handlers that it cannot surround, ``batches`` and ``auto_finish=False``, each with what to do instead
+    #: hints by what it cannot be used with, ``batches``, ``auto_finish=False`` or ``a transaction around it``
     unsupported: ClassVar[Mapping[str, str]] = {}
+    opens_transaction: ClassVar[bool] = False  #: whether an error behind the handler undoes its effects
 
     def attach(self, client: Client) -> None:
         """Called with each `nsqext.Producer` and `nsqext.Consumer` of this middleware, at its creation."""
@@ -123,10 +124,12 @@ def check_middleware(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]
 
 def check_handler_kind(middleware: Iterable[Middleware], *, batch: bool = False, auto_finish: bool = True) -> None:
     """Raise InvalidSetting if middleware cannot surround a handler of batches, or one that answers later."""
-    kind = "batches" if batch else "" if auto_finish else "auto_finish=False"
+    kinds = {"batches"} if batch else set[str]() if auto_finish else {"auto_finish=False"}
     for one in middleware:
-        if kind in one.unsupported:
+        for kind in kinds & one.unsupported.keys():
             raise InvalidSetting(f"{type(one).__name__} cannot be used with {kind}", hint=one.unsupported[kind])
+        if one.opens_transaction:
+            kinds.add("a transaction around it")
 
 
 def _overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware]:

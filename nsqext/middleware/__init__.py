@@ -123,7 +123,8 @@ class Deduplicate(Middleware):
     """
 
     unsupported = {  # noqa: RUF012 - declared by the base class
-        "auto_finish=False": "a message counts as handled when its handler returns: leave out auto_finish"
+        "auto_finish=False": "a message counts as handled when its handler returns: leave out auto_finish",
+        "a transaction around it": "a message would count as handled although its commit fails: give it first",
     }
 
     def __init__(

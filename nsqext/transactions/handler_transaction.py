@@ -63,6 +63,7 @@ class HandlerTransaction(Middleware, Generic[S]):
     """What `Inbox` and `Positions` share."""
 
     _tables: ClassVar[tuple[str, ...]]
+    opens_transaction = True
     unsupported = {  # noqa: RUF012 - declared by the base class
         "batches": "use a handler of single messages, or give it to those handlers alone: handler(…, middleware=[…])",
         "auto_finish=False": "the message is recorded as handled when its handler returns: leave out auto_finish",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
     from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.types import TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -71,7 +72,7 @@ class Subscriber:
         self._changed = Wakeup()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
-        self._ordered_warned = False
+        self._ordered_warned = self._all_warned = False
         self._shared_checked = False
         self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
         self._tag = self._options.tag
@@ -296,11 +297,7 @@ class Subscriber:
         request = SubscribeRequest(
             *place, meta, options=options, tag=self._tag, client_id=self._client_id, key_tags=self._key_tags
         )
-        if options.tag is not None and not meta.extend_support and not assignment.opened:
-            logger.warning(
-                "the topic does not support tags: all messages are received",
-                extra={"topic": self._topic, "tag": options.tag},
-            )
+        self._warn_of_all_messages(meta)
         failure = self._options.failure
         if failure.max_attempts and not failure.reject_ordered and meta.ordered and not self._ordered_warned:
             self._ordered_warned = True
@@ -343,6 +340,20 @@ class Subscriber:
             if subscription is not None:
                 self._disconnected(assignment, subscription, reason)
         return reason
+
+    def _warn_of_all_messages(self, meta: TopicMeta) -> None:
+        """Log once that a topic's messages are received whatever the settings say, again after it had the support."""
+        if meta.extend_support:
+            self._all_warned = False
+            return
+        ignored = [name for name in ("tag", "ext_filter") if getattr(self._options, name) is not None]
+        if ignored and not self._all_warned:
+            self._all_warned = True
+            logger.warning(
+                "the topic does not support tags and headers: %s has no effect, all messages are received",
+                ignored[0],
+                extra={"topic": self._topic, "tag": self._options.tag},
+            )
 
     async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets

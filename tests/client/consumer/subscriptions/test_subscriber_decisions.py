@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext import Position
+from nsqext import ExtFilter, Position
 from nsqext.client.consumer.options import BackoffOptions, FailureOptions
 from nsqext.errors import (
     ConnectionFailed,
@@ -30,6 +30,8 @@ from tests.support.sleeps import recorded_sleeps, settled
 from tests.support.subscriber_scene import NODE, OTHER, Connection, Scene, running_subscriber, texts_with, view_of
 
 pytestmark = pytest.mark.anyio
+
+_RED = ExtFilter(1, "colour", "red")
 
 
 async def test_each_partition_is_subscribed_once(
@@ -327,7 +329,8 @@ async def test_whose_backoff_counts(monkeypatch: pytest.MonkeyPatch, mode: Any, 
 @pytest.mark.parametrize(
     ("meta", "settings", "text"),
     [
-        (TopicMeta(2), {"tag": "red"}, "does not support tags"),
+        (TopicMeta(2), {"tag": "red"}, "does not support tags and headers: tag has no effect"),
+        (TopicMeta(2), {"ext_filter": _RED}, "does not support tags and headers: ext_filter has no effect"),
         (TopicMeta(2, ordered=True), {"failure": FailureOptions(max_attempts=3)}, "max_attempts has no effect"),
         (
             TopicMeta(2, ordered=True),
@@ -336,6 +339,7 @@ async def test_whose_backoff_counts(monkeypatch: pytest.MonkeyPatch, mode: Any, 
         ),
         (TopicMeta(2), {"key": "k"}, "2 further connections consume t/ch"),
         (TopicMeta(2, extend_support=True), {"tag": "red"}, None),
+        (TopicMeta(2, extend_support=True), {"ext_filter": _RED}, None),
         (TopicMeta(2, ordered=True), {"failure": FailureOptions(max_attempts=3, reject_ordered=True)}, None),
         (TopicMeta(2), {"failure": FailureOptions(max_attempts=3)}, None),
         (TopicMeta(2, ordered=True), {"key": "k"}, None),

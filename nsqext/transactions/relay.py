@@ -15,7 +15,7 @@ from anyio import to_thread
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
 from nsqext.client.producer.publishing import OutgoingMessage
-from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidState, NsqError
+from nsqext.errors import BatchFailed, ExtendNotSupported, InvalidHeader, InvalidState, NsqError
 from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.transactions.listener import OutboxListener
@@ -321,8 +321,13 @@ def _is_final(error: NsqError, rows: Sequence[OutboxRow]) -> bool:
 
 
 def _message(row: OutboxRow, *, extend: bool) -> OutgoingMessage:
-    headers: dict[str, str] = orjson.loads(row.headers) if row.headers else {}
-    if extend:
-        trace_context: dict[str, str] = orjson.loads(row.trace_context) if row.trace_context else {}
-        headers = {**trace_context, **headers, IDENTITY_HEADER: row.identity}
+    """Return the message of a row; raises InvalidHeader for a row of another program."""
+    headers: dict[str, str]
+    try:
+        headers = dict(orjson.loads(row.headers)) if row.headers else {}
+        if extend:
+            trace_context: dict[str, str] = dict(orjson.loads(row.trace_context)) if row.trace_context else {}
+            headers = {**trace_context, **headers, IDENTITY_HEADER: row.identity}
+    except (TypeError, ValueError) as error:
+        raise InvalidHeader(f"headers of a row are no object of JSON: {error}", topic=row.topic) from error
     return OutgoingMessage(bytes(row.body), headers or None, row.tag, None, None if row.key is None else bytes(row.key))

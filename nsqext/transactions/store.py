@@ -26,7 +26,8 @@ MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
 _READ_ONLY = "25006"  # SQLSTATE of a read-only server
 _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE owner = :owner RETURNING owner"
-_COLUMNS = "sequence, identity, topic, key, tag, headers, trace_context, body"
+# SQLite keeps the text that another program writes in place of bytes
+_COLUMNS = "sequence, identity, topic, CAST(key AS {0}), tag, headers, trace_context, CAST(body AS {0})"
 _TABLES = ("nsqext_outbox", "nsqext_outbox_shard", "nsqext_outbox_relay")
 _LAST_ERROR = "SELECT error FROM nsqext_outbox WHERE error IS NOT NULL ORDER BY sequence DESC LIMIT 1"
 _NO_COLUMN = "42703"  # SQLSTATE
@@ -279,6 +280,7 @@ class OutboxStore:
                 nothing is returned.
         """
         parts, left_out = _named("s", sorted(shards)), _named("t", sorted(without))
+        columns = _COLUMNS.format(DIALECTS[self.dialect]["bytes"])
         if not parts:
             return []
         others = " AND topic NOT IN " + _listed(left_out) if left_out else ""
@@ -292,7 +294,7 @@ class OutboxStore:
             if last is None:
                 return []
             found = self._run(
-                f"SELECT {_COLUMNS} {chosen} AND sequence <= :last ORDER BY sequence LIMIT :count",
+                f"SELECT {columns} {chosen} AND sequence <= :last ORDER BY sequence LIMIT :count",
                 {**values, "last": last},
             )
             if owner is not None:

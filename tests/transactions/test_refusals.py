@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, closing
 from secrets import token_hex
 from typing import Any, cast
 
+import anyio
 import pytest
 
-from nsqext import OutgoingMessage, Producer
+from nsqext import Consumer, OutgoingMessage, Producer
 from nsqext.broker import Cluster
 from nsqext.cli.admin.findings import judge_outbox
 from nsqext.errors import ExtendNotSupported, InvalidPartition, InvalidSetting, NsqError, OperationNotSupported
@@ -102,6 +103,26 @@ async def test_a_message_of_another_program_for_a_wrong_topic_is_set_aside(clust
     async with relayed(cluster, database) as store:
         await eventually(lambda: store.summary(time.time()).refused == 1, _SECONDS)
         assert "no topic" in store.summary(time.time()).reason
+
+
+@one_database
+async def test_rows_that_other_programs_have_written_hold_back_no_other(cluster: Cluster, database: str) -> None:
+    """They ended the relay each time it was started."""
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    wrong = ("headers = 'not JSON'", "headers = '[1]'", "trace_context = '{'")
+    add(database, topic, *({} for _ in wrong), {})
+    with closing(connect(database)) as connection:
+        for number, change in enumerate((*wrong, "body = 'text', key = 'k'"), 1):  # text in place of bytes
+            connection.execute(f"UPDATE nsqext_outbox SET {change} WHERE sequence = {number}")  # noqa: S608
+        connection.commit()
+    async with relayed(cluster, database) as store, Consumer(topic, "ch", cluster.lookupd) as consumer:
+        with anyio.fail_after(_SECONDS):
+            message = await anext(consumer)
+        assert (message.body, message.key) == (b"text", "k")
+        await message.finish()
+        await eventually(lambda: store.summary(time.time()).refused == len(wrong), _SECONDS)
+        await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
 
 
 @one_database

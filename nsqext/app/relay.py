@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from nsqext import Producer
     from nsqext.app.app import App
 
-_LAST = 5.0  # seconds for what is being published when an app ends
+LAST: float = 5.0
+"""Seconds for what is being published when an app ends."""
 MARGIN: float = 5.0
 """Seconds beyond the timeout of a publish after which another relay takes over leased messages."""
 
@@ -89,7 +90,7 @@ class Relay:
             yield
             if not ended.is_set():  # another run would end at once
                 self.stop()
-            with anyio.move_on_after(_LAST):
+            with anyio.move_on_after(LAST):
                 await ended.wait()
             tasks.cancel_scope.cancel()
 

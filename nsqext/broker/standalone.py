@@ -129,7 +129,8 @@ def _guard(broadcast_address: str, settings: NsqdSettings | LookupdSettings) -> 
     return HttpGuard((broadcast_address, *settings.http_hosts)) if settings.http_guard else None
 
 
-def _make_node(settings: NsqdSettings) -> Node:
+def make_node(settings: NsqdSettings) -> Node:
+    """Return a node with these settings, without sockets."""
     from nsqext.broker.nsqd.node import Node
 
     options = evolve(
@@ -150,7 +151,7 @@ async def run_nsqd(settings: NsqdSettings) -> None:
     from nsqext.broker.nsqd.server import NsqdServer
 
     with locked(settings.node.data_path):
-        node = _make_node(settings)
+        node = make_node(settings)
         node.load()
         tls = settings.tls.context(settings.generation) if settings.tls and settings.https else None
         server = NsqdServer(node, settings.tcp, settings.http, https=settings.https if tls else None, https_context=tls)

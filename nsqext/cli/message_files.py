@@ -153,7 +153,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 SUFFIX = ".jsonl.gz"
 _CHUNK = 1 << 18
-_MOST_UNPACKED = 1 << 30  # bytes of a decompressed member (batch)
+MOST_UNPACKED: int = 1 << 30
+"""Bytes of a decompressed member (batch)."""
 
 
 class MessageFiles:
@@ -264,9 +265,9 @@ def _members(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 raise InvalidInput(f"{path.name} is damaged: {error}") from error
             parts.append(unpacked)
             size += len(unpacked)
-            if size > _MOST_UNPACKED:
+            if size > MOST_UNPACKED:
                 raise InvalidInput(
-                    f"a batch of {path.name} unpacks to more than {_MOST_UNPACKED} bytes",
+                    f"a batch of {path.name} unpacks to more than {MOST_UNPACKED} bytes",
                     hint="the file may be hostile",
                 )
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail

@@ -57,6 +57,8 @@ class SharedLoop:
     def __init__(self) -> None:
         #: of event loops in the parent of this forked process
         self.orphaned: tuple[BlockingPortal, ...] = ()
+        #: starts the event loop for the first open object, and ends it after the last
+        self.provider: BlockingPortalProvider
         self._portal: BlockingPortal | None = None
         self._kept: tuple[BlockingPortalProvider, BlockingPortal] | None = None
         self._renew()
@@ -71,12 +73,12 @@ class SharedLoop:
             self.orphaned = (*self.orphaned, portal)
             # the end of the interpreter would wait for its thread forever
             _refuse(portal, "the event loop stayed in the parent when this process was forked")
-        self._provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
+        self.provider = BlockingPortalProvider("asyncio", {"use_uvloop": find_spec("uvloop") is not None})
 
     def enter(self) -> tuple[BlockingPortalProvider, BlockingPortal]:
         """Start the event loop unless it runs; return its provider, to be exited, and its portal."""
         _check_system_threads()
-        provider = self._provider
+        provider = self.provider
         self._portal = provider.__enter__()
         return provider, self._portal
 

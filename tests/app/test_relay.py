@@ -65,7 +65,7 @@ async def run_and_end(cluster: Cluster, relay: DelayRelay | OutboxRelay, *, rele
 async def test_a_delayed_message_that_is_being_published_is_recorded(
     cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
 ) -> None:
-    monkeypatch.setattr(relay, "_LAST", 30.0 if released else 0.1)
+    monkeypatch.setattr(relay, "LAST", 30.0 if released else 0.1)
     with DelayStore(tmp_path / "store") as store:
         delayed = DelayRelay(store, topic=f"{topic}_delayed")
         cluster.create_topic(delayed.topic, channels=delayed.channels)
@@ -78,7 +78,7 @@ async def test_a_delayed_message_that_is_being_published_is_recorded(
 async def test_a_message_of_an_outbox_that_is_being_published_is_deleted(
     cluster: Cluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
 ) -> None:
-    monkeypatch.setattr(relay, "_LAST", 30.0 if released else 0.1)
+    monkeypatch.setattr(relay, "LAST", 30.0 if released else 0.1)
     database = tmp_path / "outbox"
     with OutboxStore(f"sqlite:///{database}", create=True) as store, closing(sqlite3.connect(database)) as connection:
         Outbox().add(connection, topic, b"x")

@@ -81,7 +81,7 @@ async def test_one_failure_pauses_a_consumer_of_many_idle_topics_as_long_as_docu
     topics: Topics, channel: str
 ) -> None:
     async def attempt(number: int) -> None:
-        own = topics._replace(prefix=f"{topics.prefix}_{number}")
+        own = Topics(topics.lookupd, f"{topics.prefix}_{number}")
         assert await _longest_gap_after_a_failure(own, channel) < _PAUSE + 1.0
 
     await unless_paused(attempt, 0.1)

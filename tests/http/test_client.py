@@ -31,7 +31,7 @@ async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
     if url == CLOSED:
         monkeypatch.setattr(http_client, "sys", SimpleNamespace(modules={}))
         monkeypatch.setattr(http_client, "load_httpcore", load)
-    monkeypatch.setattr(http_client, "_system_certificates", load)
+    monkeypatch.setattr(http_client, "system_certificates", load)
     client = HttpClient(5)
 
     async def ask() -> None:

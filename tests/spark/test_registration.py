@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from nsqext._version import __version__
 from nsqext.errors import InvalidState
-from nsqext.spark import register, registration, root_cause
+from nsqext.spark import register, root_cause
 from nsqext.spark.registration import check_pyspark, check_workers, default_source, driver_python
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_a_session_that_has_found_the_format_registers_nothing(
 ) -> None:
     """Spark would log a warning."""
     added: list[object] = []
-    monkeypatch.setattr(registration, "_add", lambda *given: added.append(given))
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda *given: added.append(given))
     register(spark)
     assert added == []
 

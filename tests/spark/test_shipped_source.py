@@ -68,6 +68,12 @@ def _run(program: str, root: Path, file: Path) -> str:
     return done.stdout
 
 
+def run_on_worker(monkeypatch: pytest.MonkeyPatch, files: str) -> None:
+    """Run as a process of an executor whose files are in a folder."""
+    monkeypatch.setattr(SparkFiles, "_root_directory", files)
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+
+
 def test_processes_without_the_package_load_the_source_its_readers_and_writers(shipped: Path, tmp_path: Path) -> None:
     _run(_PLAN, tmp_path / "driver" / "streaming_job", shipped)
     printed = _run(_TASK, tmp_path / "executor", shipped)
@@ -84,8 +90,7 @@ def test_a_missing_dependency_of_the_package_is_named(monkeypatch: pytest.Monkey
     package = tmp_path / "shop"
     package.mkdir()
     (package / "__init__.py").write_text("import missing_dependency")
-    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path / "files"))
-    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    run_on_worker(monkeypatch, str(tmp_path / "files"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     for _ in range(2):  # first without the package, then with it
         with pytest.raises(ModuleNotFoundError, match="missing_dependency"):
@@ -97,8 +102,7 @@ def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (package / "cli").mkdir(parents=True)
     for name in ("__init__.py", "cli/main.py", "orders.py"):
         (package / name).write_text("")
-    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path / "files"))
-    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    run_on_worker(monkeypatch, str(tmp_path / "files"))
     archive = shipped_source.pack(package)
     first = shipped_source.unpack(archive)
     assert shipped_source.unpack(archive) == first
@@ -112,8 +116,7 @@ def test_one_folder_for_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_folder_that_cannot_be_created_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
-    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    run_on_worker(monkeypatch, str(tmp_path))
     archive = shipped_source.pack(tmp_path)
     target = shipped_source.unpack(archive)
     target.rmdir()

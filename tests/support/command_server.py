@@ -209,7 +209,7 @@ def main() -> None:
     remember_commands()
     for name in (*_LAZY, *sys.argv[2:]):
         import_module(name)
-    import_module("nsqext.http.client")._without_certificates()
+    import_module("nsqext.http.client").without_certificates()
     # help of a group, and of a command with options, for whose types typer imports pydantic
     for command in (["topic", "--help"], ["delay", "list", "--help"]):
         with redirect_stdout(io.StringIO()), suppress(SystemExit):

@@ -24,7 +24,7 @@ __all__ = ("Reading", "after_slow_starts", "forget_last_commit", "post", "run_to
 T = TypeVar("T")
 
 _DEADLINE = 90
-_STARTS = 60.0
+STARTS = 60.0
 """Seconds in which a stream whose start was too slow is started again."""
 _SLOW_START = "Python worker failed to connect back"
 
@@ -109,7 +109,7 @@ def after_slow_starts(action: Callable[[], T]) -> T:
     Spark gives the Python process that plans a stream 10 seconds to start, which no setting changes. On a machine that
     is too busy for that a stream is started again with its checkpoint, as users are advised to do.
     """
-    until = time.monotonic() + _STARTS
+    until = time.monotonic() + STARTS
     while True:
         try:
             return action()

@@ -11,13 +11,15 @@ from nsqext.spark.cluster.admin import SourceAdmin
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import plan_tasks
 from nsqext.spark.read.range_reader import RangeReader
+from tests.support import plain_http
 
 if TYPE_CHECKING:
+    from nsqext.broker import Cluster
     from nsqext.spark.cluster.client_config import ClientConfig
     from nsqext.spark.read.frames import Block
     from nsqext.spark.read.offsets import Range
 
-__all__ = ("SingleReader", "bodies", "split")
+__all__ = ("SingleReader", "bodies", "ephemeral_channels", "split")
 
 
 class SingleReader(RangeReader):
@@ -68,3 +70,13 @@ def bodies(block: Block) -> list[bytes]:
     """Return the bodies of the messages of a block."""
     assert block.columns.bodies is not None
     return block.columns.bodies
+
+
+def ephemeral_channels(cluster: Cluster, topic: str) -> set[str]:
+    """Return the channels that readers of a topic have at running nodes."""
+    found: set[str] = set()
+    for node in cluster.nodes.values():
+        stats = plain_http.get(f"http://{node.http}/stats?format=json&topic={topic}").json()
+        for listed in stats.get("data", stats)["topics"]:
+            found |= {one["channel_name"] for one in listed["channels"] if "#ephemeral" in one["channel_name"]}
+    return found

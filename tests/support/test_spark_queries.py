@@ -46,6 +46,6 @@ def test_only_a_slow_start_is_repeated(failures: list[str], starts: int) -> None
 
 
 def test_starts_are_repeated_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_queries, "_STARTS", -1.0)
+    monkeypatch.setattr(spark_queries, "STARTS", -1.0)
     with pytest.raises(StreamingQueryException, match="failed to connect back"):
         run_to_end(lambda: cast("StreamingQuery", FakeQuery(SLOW)))

@@ -21,4 +21,4 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the clients of a test an event loop of their own, which ends with the last of them."""
-    monkeypatch.setattr(shared_loop, "_provider", BlockingPortalProvider("asyncio"))
+    monkeypatch.setattr(shared_loop, "provider", BlockingPortalProvider("asyncio"))

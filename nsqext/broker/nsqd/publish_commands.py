@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Store = Callable[["Node", "Hosted", Sequence[Any], str], Stored]
 
-_PART = 2000  # messages stored in one turn of the event loop
+PART: int = 2000
+"""Messages stored in one turn of the event loop."""
 logger: logging.Logger = logging.getLogger("nsqext.broker.nsqd")
 _LENGTH = 4
 _RECORD_HEAD = 26
@@ -37,7 +38,7 @@ _RECORD_HEAD = 26
 
 def is_large(hosted: Hosted, items: Sequence[object]) -> bool:
     """Return whether a publish needs `store_in_parts`: it, or the publish in progress, is large."""
-    return len(items) > _PART or hosted.storing is not None
+    return len(items) > PART or hosted.storing is not None
 
 
 async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequence[T]], Stored]) -> Stored:
@@ -50,10 +51,10 @@ async def store_in_parts(hosted: Hosted, items: Sequence[T], put: Callable[[Sequ
     hosted.storing = done = anyio.Event()
     parts: list[Stored] = []
     try:
-        for start in range(0, len(items), _PART):
+        for start in range(0, len(items), PART):
             if parts:
                 await checkpoint()
-            parts.append(put(items[start : start + _PART]))
+            parts.append(put(items[start : start + PART]))
     except (RequestError, Refusal):
         if parts:
             hosted.partition.rollback(parts[0])

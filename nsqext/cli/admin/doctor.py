@@ -98,7 +98,7 @@ async def examine(connection: ServerAccess) -> list[Finding]:
     if all(finding.status == "error" for finding in findings):
         return findings
     async with LookupClient(connection.lookup(), connection.options().lookup) as client, connection.admin() as admin:
-        await _collect(findings, "lookup", lambda: _examine_lookup(client))
+        await _collect(findings, "lookup", lambda: examine_lookup(client))
         nodes = await _collect(findings, "nodes", admin.nodes)
         findings += _examine_versions(nodes or ())
         for node in nodes or ():
@@ -155,7 +155,8 @@ async def _examine_address(kind: str, address: Address) -> list[Finding]:
     return findings
 
 
-async def _examine_lookup(client: LookupClient) -> Finding:
+async def examine_lookup(client: LookupClient) -> Finding:
+    """Return whether the lookup nodes respond, and whether they have one leader."""
     nodes = await client.lookup_nodes()
     leaders = [str(node.address) for node in nodes if node.leader]
     if leaders:

@@ -22,9 +22,8 @@ _TIMEOUT = 5.0
 _MOST_REDELIVERED = 0.05  # of the handled messages
 _LONGEST_LAG = 10_000  # messages of a relay
 
-# the labels of a series, in the order of the keys of `Numbers`
 _OF_CHANNEL = ("topic", "channel")
-_SERIES: dict[str, tuple[tuple[str, ...], Callable[[float, float], float]]] = {
+SERIES: dict[str, tuple[tuple[str, ...], Callable[[float, float], float]]] = {
     **dict.fromkeys(
         (
             "consumer_dropped_messages_total",
@@ -51,6 +50,7 @@ _SERIES: dict[str, tuple[tuple[str, ...], Callable[[float, float], float]]] = {
         ((), max),
     ),
 }
+"""The labels of each series, in the order of the keys of `Numbers`, and how two values of a key are combined."""
 Numbers = Mapping[tuple[str, ...], float]
 """Values of a series, by its labels."""
 
@@ -103,9 +103,9 @@ def read_series(text: str, namespace: str) -> dict[str, Numbers]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name.removeprefix(f"{namespace}_")
-            if name == sample.name or name not in _SERIES:
+            if name == sample.name or name not in SERIES:
                 continue
-            labels, combine = _SERIES[name]
+            labels, combine = SERIES[name]
             key = tuple(sample.labels.get(label, "") for label in labels)
             value = float(sample.value)
             values = found[name]
@@ -115,7 +115,7 @@ def read_series(text: str, namespace: str) -> dict[str, Numbers]:
 
 def judge(series: Mapping[str, Numbers]) -> Iterator[Finding]:
     """Return the findings about a service."""
-    channels = sorted({key for name, numbers in series.items() if _SERIES[name][0] == _OF_CHANNEL for key in numbers})
+    channels = sorted({key for name, numbers in series.items() if SERIES[name][0] == _OF_CHANNEL for key in numbers})
     for key in channels:
         findings = list(_judge_channel("/".join(key), partial(_value, series, key=key)))
         yield from findings or [Finding("ok", f"service {'/'.join(key)}", "nothing dropped, no dead letters")]

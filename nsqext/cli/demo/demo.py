@@ -35,7 +35,8 @@ CANARY = "canary"
 _FILE = "flights-2013-01-01.csv"
 _CHANNEL = "departures"
 _PUBLISHERS = 64
-_IDLE_TIMEOUT = 20.0  # seconds without a message until missing messages count as lost
+IDLE_TIMEOUT: float = 20.0
+"""Seconds without a message until missing messages count as lost."""
 _DUPLICATES_WAIT = 0.5  # seconds to wait for duplicates after the last flight
 
 _Lookupd = Annotated[
@@ -113,7 +114,7 @@ async def _publish_and_consume(
         published = progress.add_task("published", total=count)
         await _publish_all(producer, topic, check, partial(progress.advance, published))
         arrived, seen = time.monotonic(), 0
-        while not check.complete and time.monotonic() < arrived + _IDLE_TIMEOUT:
+        while not check.complete and time.monotonic() < arrived + IDLE_TIMEOUT:
             if check.received.total() > seen:
                 arrived, seen = time.monotonic(), check.received.total()
             await anyio.sleep(0.01)

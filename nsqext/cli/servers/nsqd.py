@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
     flags = read_program("nsqd", arguments, FLAGS, check_nsqd, defaults, redesigned_flags.NSQD)
     encrypted = flags.get("tls-cert") and flags.get("tls-key")
     listen_early(flags[name] for name in ("tcp-address", "http-address", "https-address")[: 3 if encrypted else 2])
-    run_program("nsqd", flags, lambda: _serve(flags))
+    run_program("nsqd", flags, lambda: serve(flags))
 
 
 def check_nsqd(flags: dict[str, Any]) -> None:
@@ -156,7 +156,8 @@ def _chosen(flags: Mapping[str, Any], members: Mapping[str, str]) -> dict[str, A
     return {member: flags[name] for name, member in members.items() if name in flags}
 
 
-async def _serve(flags: dict[str, Any]) -> None:
+async def serve(flags: dict[str, Any]) -> None:
+    """Run nsqd with the flags of its command line until a signal ends it."""
     from nsqext.broker.engine.options import ChannelRules, NodeOptions
     from nsqext.broker.standalone import NsqdSettings, TlsFiles, run_nsqd
 

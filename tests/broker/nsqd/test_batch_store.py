@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower the limit of a large batch to ten messages."""
-    monkeypatch.setattr(publish_commands, "_PART", 9)
+    monkeypatch.setattr(publish_commands, "PART", 9)
 
 
 def bodies(bench: Bench) -> list[str]:

@@ -93,8 +93,11 @@ def _start_twice(right: Any, self: Any, *args: Any) -> None:
 
 
 def _other_receipt(right: Any, target: Any, response: bytes, trace_id: int) -> Any:
+    from nsqext import Receipt
+
     found = right(target, response, trace_id)
-    return found._replace(message_id=found.message_id + 1) if found.message_id else found
+    topic, partition, node, message_id, *rest = found
+    return Receipt(topic, partition, node, message_id + 1, *rest) if message_id else found
 
 
 def _send_without_rest(right: Any, self: Any, data: Any, requests: int = 0) -> None:

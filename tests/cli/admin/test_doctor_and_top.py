@@ -11,7 +11,7 @@ import pytest
 
 from nsqext import sync
 from nsqext.broker import Cluster
-from nsqext.cli.admin.doctor import _examine_lookup
+from nsqext.cli.admin.doctor import examine_lookup
 from nsqext.cli.admin.stats import View
 from nsqext.lookup.client import LookupClient
 from tests.support.command_line import Terminal, lines, run
@@ -88,7 +88,7 @@ async def test_the_doctor_does_not_look_for_a_leader_behind_a_gateway(cluster: C
         LookupClient(f"http://{cluster.lookupd[0]}/nsq", transport=gateway) as client,
     ):
         assert any(node.redesigned for node in await client.lists.nodes())
-        finding = await _examine_lookup(client)
+        finding = await examine_lookup(client)
     assert (finding.status, "behind a gateway" in finding.text) == ("ok", True)
 
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 from prometheus_client import CollectorRegistry, generate_latest
 
 from nsqext import App, Message, Reject
-from nsqext.cli.admin.service_metrics import _SERIES, judge, read_series
+from nsqext.cli.admin.service_metrics import SERIES, judge, read_series
 from nsqext.observability.prometheus import Prometheus
 from tests.support.command_line import run
 from tests.support.consumers import eventually
@@ -39,7 +39,7 @@ def findings(page: str) -> dict[str, tuple[str, str]]:
 
 def test_every_series_that_is_judged_exists_with_its_labels() -> None:
     known = exported()
-    for name, (labels, _) in _SERIES.items():
+    for name, (labels, _) in SERIES.items():
         assert known[f"nsqext_{name}"] >= set(labels), name
 
 

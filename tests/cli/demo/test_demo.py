@@ -212,7 +212,7 @@ def test_a_failed_run_prints_the_violation_and_exits_with_1(
     expected: dict[str, int],
 ) -> None:
     monkeypatch.setattr(demo, "Producer", producer)
-    monkeypatch.setattr(demo, "_IDLE_TIMEOUT", 0.5)
+    monkeypatch.setattr(demo, "IDLE_TIMEOUT", 0.5)
     code, output = run_demo(capsys, "--partitions", "2", "--nodes", "1")
     assert "violations found" in output
     assert counts(output).items() >= expected.items()

@@ -139,7 +139,7 @@ def test_a_batch_that_unpacks_to_more_than_its_bound_is_refused(
     line = b'{"body":"' + b"a" * 3_000_000 + b'"}\n'
     path.write_bytes(gzip.compress(line) * 2)
     assert [len(entry.record["body"]) for entry in read_entries(path)] == [3_000_000] * 2
-    monkeypatch.setattr(message_files, "_MOST_UNPACKED", 2_000_000)
+    monkeypatch.setattr(message_files, "MOST_UNPACKED", 2_000_000)
     with pytest.raises(InvalidInput, match="unpacks to more than 2000000 bytes"):
         list(read_entries(path))
 

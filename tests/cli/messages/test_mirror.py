@@ -280,8 +280,10 @@ def test_a_body_is_read_once_for_the_lane_and_the_partition() -> None:
 def test_keys_of_lost_messages_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.cli.messages.mirror._MOST_READ", 2)
     placement = Placement(TopicMeta(), TopicMeta(partition_num=1), Kept(key_member="customer.id"))
-    for number in range(5):
-        message = _Body()
+    messages = [_Body() for _ in range(5)]
+    for number, message in enumerate(messages):
         message.id = b"%d" % number
         assert placement.key(cast("Message", message)) == "7"
-    assert [place[2] for place in placement._read] == [b"3", b"4"]
+    for message in reversed(messages):
+        assert placement.key(cast("Message", message)) == "7"
+    assert [message.reads for message in messages] == [2, 2, 2, 1, 1]

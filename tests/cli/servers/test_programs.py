@@ -19,9 +19,9 @@ from attrs import frozen
 
 import nsqext
 from nsqext.broker import Cluster
-from nsqext.broker.standalone import NsqdSettings, _make_node
+from nsqext.broker.standalone import NsqdSettings, make_node
 from nsqext.cli.servers.broker import banner_of
-from nsqext.cli.servers.nsqd import _serve
+from nsqext.cli.servers.nsqd import serve
 from tests.support import command_line, plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup
 from tests.support.server_program import LOCAL, running
@@ -332,12 +332,12 @@ def test_the_sync_timeout_decides_when_a_redesigned_node_flushes(monkeypatch: py
     started: list[float] = []
 
     async def record(settings: NsqdSettings) -> None:
-        started.append(_make_node(settings).options.flush_interval)
+        started.append(make_node(settings).options.flush_interval)
 
     monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", record)
     for flags in ({}, {"sync-timeout": 0.5}):
         anyio.run(
-            _serve, {"tcp-address": "", "http-address": "", "https-address": "", "generation": "redesigned", **flags}
+            serve, {"tcp-address": "", "http-address": "", "https-address": "", "generation": "redesigned", **flags}
         )
     assert started == [8.0, 2.0]
 

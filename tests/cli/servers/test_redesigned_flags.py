@@ -59,7 +59,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> NsqdSettings:
 
     monkeypatch.setattr("nsqext.broker.standalone.run_nsqd", keep)
     addresses = {"tcp-address": "", "http-address": "", "https-address": ""}
-    anyio.run(nsqd._serve, addresses | _read("-generation=redesigned", *arguments))
+    anyio.run(nsqd.serve, addresses | _read("-generation=redesigned", *arguments))
     return found[0]
 
 

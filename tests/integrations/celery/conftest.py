@@ -21,9 +21,9 @@ Connect = Callable[..., kombu.Connection]
 @pytest.fixture(autouse=True)
 def every_client_is_closed() -> Iterator[None]:
     """Check that a test leaves no blocking client open, each of which has a lease of the shared event loop."""
-    before = shared_loop._provider._leases
+    before = shared_loop.provider._leases
     yield
-    assert shared_loop._provider._leases == before
+    assert shared_loop.provider._leases == before
 
 
 @pytest.fixture(scope="module", params=["redesigned", "original"])

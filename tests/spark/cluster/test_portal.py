@@ -18,7 +18,8 @@ from nsqext.spark.cluster import portal
 from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read.offsets import Range
 from nsqext.sync import Producer
-from tests.support.spark_readers import SingleReader, bodies
+from tests.support.blocking_client import eventually
+from tests.support.spark_readers import SingleReader, bodies, ephemeral_channels
 
 if TYPE_CHECKING:
     from nsqext.spark.read.frames import Block
@@ -92,10 +93,10 @@ def test_a_generator_that_is_closed_early_closes_the_reader(cluster: Cluster, to
     reader = SingleReader(ClientConfig(tuple(cluster.lookupd)), Range(topic, 0, 0, 101), block_rows=10)
     blocks = blocks_of(reader)
     assert next(blocks).first == 0
-    assert reader._reader is not None
+    assert ephemeral_channels(cluster, topic)
     assert isinstance(blocks, Iterator)
     blocks.close()  # type: ignore[attr-defined]
-    assert reader._reader is None
+    eventually(lambda: ephemeral_channels(cluster, topic), lambda found: not found)
 
 
 _PROGRAM = """

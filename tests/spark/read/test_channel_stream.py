@@ -179,8 +179,11 @@ def test_a_stopped_query_keeps_no_message(original: Cluster, topic: str, monkeyp
     monkeypatch.setattr(Admin, "aclose", close_slowly)
     publish(original, topic, 10)
     source = reader(original, topic)
-    _, end = read_on(source, source.initialOffset(), 10)
-    held = [int(message.body) for message in source._opened()._original._held]
+    found, end, held = 0, source.initialOffset(), list[int]()
+    while found < 10:  # a batch is finished when the next one is read
+        batches, end = source.read(end)
+        held = values(batches) or held
+        found += len(held)
     source.stop()
     restarted = reader(original, topic)
     try:

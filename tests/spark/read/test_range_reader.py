@@ -31,7 +31,7 @@ from nsqext.spark.cluster.client_config import ClientConfig
 from nsqext.spark.read import range_reader as ranges
 from nsqext.spark.read.offsets import Range
 from tests.support.fake_nsqd import until
-from tests.support.spark_readers import SingleReader, bodies, split
+from tests.support.spark_readers import SingleReader, bodies, ephemeral_channels, split
 
 pytestmark = pytest.mark.anyio
 
@@ -92,20 +92,6 @@ async def read(reader: SingleReader) -> list[int]:
                 assert found == body(number)
                 numbers.append(number)
     return numbers
-
-
-def ephemeral_channels(cluster: Cluster, topic: str) -> set[str]:
-    """Channels of readers that are there, at all nodes."""
-
-    def look(core: object) -> set[str]:
-        found: set[str] = set()
-        for running in core.nodes.values():  # type: ignore[attr-defined]
-            for (name, _), hosted in running.member.node.hosted.items():
-                if name == topic:
-                    found |= {channel for channel in hosted.partition.channels if "#ephemeral" in channel}
-        return found
-
-    return set(cluster._run(look))
 
 
 async def gone(cluster: Cluster, topic: str) -> None:

@@ -28,6 +28,7 @@ from nsqext.spark.read.offsets import Range
 from nsqext.spark.read.planning import Planned
 from nsqext.spark.read.range_reader import RangeReader, TaskReader
 from nsqext.types import TopicMeta
+from tests.support.clock import replace_clock
 from tests.support.range_scene import LEADER, Clock, Connection, Servers, fins, frames
 from tests.support.sleeps import replace_sleep
 from tests.support.spark_readers import bodies
@@ -51,7 +52,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(range_reader, "_clock", lambda: clock.now)
+    replace_clock(monkeypatch, lambda: clock.now)
     monkeypatch.setattr(range_reader, "TICK", 0.25)
     replace_sleep(monkeypatch, clock.sleep)
     return clock

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,4 +138,6 @@ def test_a_stream_remembers_ids(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def plan(rows: DataFrame) -> str:
-    return str(rows._jdf.queryExecution().analyzed().toString())
+    with redirect_stdout(io.StringIO()) as printed:
+        rows.explain("extended")
+    return printed.getvalue()

@@ -30,3 +30,13 @@ async def test_an_application_is_made_once_by_its_first_request() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as client:
         assert [(await client.get("/ping")).text for _ in range(2)] == ["OK", "OK"]
     assert len(made) == 1
+
+
+async def test_an_error_of_an_endpoint_is_an_internal_error() -> None:
+    def broken(call: Call) -> str:
+        raise RuntimeError("broken")
+
+    transport = httpx.ASGITransport(application([route("GET", "/x", broken, Form.TEXT)]), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
+        answer = await client.get("/x")
+    assert (answer.status_code, answer.json()) == (500, {"message": "INTERNAL_ERROR"})

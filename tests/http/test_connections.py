@@ -189,6 +189,25 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         await eventually(lambda: list(server.open) == [2])
 
 
+async def test_a_response_whose_body_is_not_read_closes_its_connection() -> None:
+    closed = anyio.Event()
+
+    async def handle(stream: SocketStream) -> None:
+        await stream.receive()
+        await stream.send(http(b"x" * 11))
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            await stream.receive()
+        closed.set()
+
+    async with serving(handle) as address:
+        client = HttpClient(25.0, most=10)
+        with pytest.raises(HttpRequestFailed, match="longer than 10 bytes"):
+            await client.request("GET", f"http://{address}/")
+        with anyio.fail_after(25):
+            await closed.wait()
+        await client.aclose()
+
+
 async def test_closing_closes_idle_and_used_connections() -> None:
     async with server_and_client() as (server, client, url):
         server.held = {"/held": anyio.Event()}

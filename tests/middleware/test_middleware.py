@@ -256,7 +256,7 @@ async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> Non
     assert await deliver(1, 2, 1, 2) == [1, 2]
     assert await deliver(3, 2, 1) == [3, 1]  # 1 was outside of the window
     now += 11
-    assert await deliver(1) == [1]
+    assert await deliver(3, 4, 3, 1) == [3, 4, 1]  # 3 is handled again, and is newer than 1 then
     with pytest.raises(Requeue):
         await deliver(9)
     handled.append(9)
@@ -468,6 +468,7 @@ class _Awaited(Middleware):
         lambda: RateLimit(-1),
         lambda: RateLimit(1, burst=0),
         lambda: Deduplicate(0),
+        lambda: Deduplicate(seconds=0),
         lambda: Deduplicate(key=AsyncMock()),
         lambda: App("127.0.0.1:1", middleware=[Deduplicate()]).handler("t", "ch", auto_finish=False)(print),
         lambda: Decompress(max_size=0),

@@ -55,6 +55,8 @@ async def test_cluster_stats() -> None:
         members = {"hostname", "broadcast_address", "tcp_port", "http_port", "leader_load_factor", "node_load_factor"}
         assert (found["stable"], found["topn_topics"]) == (True, [])
         assert [set(node) for node in found["node_stat_list"]] == [members] * 3
+        loads = {node[name] for node in found["node_stat_list"] for name in ("leader_load_factor", "node_load_factor")}
+        assert loads == {0.8}, "as of a real node without messages"
         found = (await client.get("/cluster/stats?topn=2")).json()
         assert [entry["topic"] for entry in found["topn_topics"]] == ["t"]
         assert (await client.get("/cluster/stats?topn=x&y=%zz")).json()["topn_topics"] == []

@@ -422,6 +422,7 @@ async def test_metrics_in_the_format_of_prometheus() -> None:
     answer = await web.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     lines = answer.text.splitlines()
+    assert 'nsqd_topic_depth{topic="t",partition="0"} 2' in lines
     assert 'nsqd_topic_messages_total{topic="t",partition="0"} 2' in lines
     assert 'nsqd_channel_depth{topic="t",partition="0",channel="ch"} 2' in lines
     assert "# TYPE nsqd_channel_messages_total counter" in lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqext.broker.engine.options import NodeOptions
-from nsqext.broker.nsqd.node import SHORTEST_TICK, Node
+from nsqext.broker.nsqd.node import SHORTEST_TICK, Node, PublishStats
 from tests.support.nsqd_sessions import Client, Clock, make_node, sized
 
 
@@ -84,3 +84,9 @@ def test_a_frozen_node_ticks_at_the_shortest_interval() -> None:
     assert times.node.seconds_to_tick() == SHORTEST_TICK
     times.node.faults.thaw()
     assert times.node.seconds_to_tick() == 0.25
+
+
+def test_messages_are_counted_by_the_size_of_their_body() -> None:
+    stats = PublishStats()
+    stats.note([99, 100, 1023, 1024, 2047, 2048], 0)
+    assert stats.sizes[:5] == [1, 2, 2, 1, 0]

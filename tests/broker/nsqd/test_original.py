@@ -261,6 +261,10 @@ async def test_stats_list_consumers_and_producers() -> None:
     assert (channel["client_count"], channel["in_flight_count"], channel["global_msg_count"]) == (1, 1, 1)
     assert channel["clients"][0]["message_count"] == 1
     (found,) = answer["producers"]
+    received = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
+    assert [found[name] for name in received] == [0] * 5
+    answer = (await web.get("/stats?format=json&topic=t&include_clients=false")).json()
+    assert answer["producers"] is None
     assert (found["client_id"], found["pub_counts"]) == ("10.0.0.1", [{"topic": "t", "count": 1}])
     text = (await web.get("/stats")).text
     assert "   [V2 10.0.0.1:7           ] msgs: 1        topics: t=1 connected: 0s\n" in text

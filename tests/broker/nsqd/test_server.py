@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import anyio
 import httpx
@@ -266,6 +269,24 @@ async def test_an_address_in_use_is_an_error_and_closes_all_sockets() -> None:
     async with _running() as running:
         with pytest.raises(OSError, match="in use"):
             await NsqdServer(Node("n2"), running.server.addresses["tcp"]).serve()
+
+
+async def test_the_sockets_of_a_node_are_closed_if_one_of_its_addresses_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        server = NsqdServer(Node("n1"), http=f"127.0.0.1:{used.getsockname()[1]}")
+        with pytest.raises(OSError, match="in use"):
+            await server.serve()
+    with pytest.raises(OSError, match="connect"):
+        await anyio.connect_tcp("127.0.0.1", int(server.addresses["tcp"].rpartition(":")[2]))
+
+
+async def test_a_node_forgets_a_client_that_has_left() -> None:
+    async with _running() as running:
+        peer = await running.connect()
+        await peer.ask(sized("PUB t 0", b"x"))
+        left = ref(next(iter(running.node.sessions.values())))
+        await peer.stream.aclose()
+        await _until(lambda: (gc.collect(), left())[1] is None)
 
 
 async def test_faults_on_the_wire() -> None:

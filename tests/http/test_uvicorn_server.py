@@ -1,0 +1,170 @@
+"""How an HTTP server begins, ends, and waits for file descriptors, over real sockets."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from attrs import define, field
+
+from nsqext.errors import InvalidSetting
+from nsqext.http.uvicorn_server import HttpGuard, HttpServer, listen
+from nsqext.types import Address
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The servers run on asyncio."""
+    return "asyncio"
+
+
+@define
+class Running:
+    """A server whose requests wait for ``answer``."""
+
+    address: tuple[str, int]
+    server: HttpServer
+    requested: anyio.Event = field(factory=anyio.Event)
+    answer: anyio.Event = field(factory=anyio.Event)
+    cancelled: anyio.Event = field(factory=anyio.Event)
+    ended: anyio.Event = field(factory=anyio.Event)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer when the test says so."""
+        self.requested.set()
+        try:
+            await self.answer.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled.set()
+            raise
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"OK"})
+
+
+@asynccontextmanager
+async def running(
+    listener: socket.socket | None = None, guard: HttpGuard | None = None
+) -> AsyncIterator[tuple[Running, anyio.abc.TaskGroup]]:
+    """Serve until the test stops the server, or cancels the tasks."""
+    listener = listener or listen(Address("127.0.0.1", 0))
+    found: Running | None = None
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert found is not None
+        await found.app(scope, receive, send)
+
+    found = Running(listener.getsockname(), HttpServer(app, guard=guard))
+
+    async def serve(*, task_status: Any) -> None:
+        try:
+            await found.server.serve(listener, task_status=task_status)
+        finally:
+            found.ended.set()
+
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve)
+            await anyio.lowlevel.checkpoint()
+            yield found, tasks
+            found.server.kill()
+
+
+async def rest_of(stream: anyio.abc.SocketStream) -> bytes:
+    """Return what is received until the connection ends, in either way."""
+    found = b""
+    while True:
+        try:
+            found += await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return found
+
+
+async def test_a_server_that_stops_answers_running_requests_and_accepts_no_others() -> None:
+    async with running() as (found, _):
+        async with await anyio.connect_tcp(*found.address) as idle, await anyio.connect_tcp(*found.address) as stream:
+            await stream.send(REQUEST)
+            await found.requested.wait()
+            found.server.stop()
+            assert await rest_of(idle) == b"", "a connection without a request is closed at once"
+            with pytest.raises(OSError, match="connect"):
+                await anyio.connect_tcp(*found.address)
+            found.answer.set()
+            assert (await rest_of(stream)).endswith(b"OK")
+        await found.ended.wait()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda found, _: found.server.stop(),
+        lambda found, _: found.server.kill(),
+        lambda _, tasks: tasks.cancel_scope.cancel(),
+    ],
+    ids=["stop, after a second", "kill", "cancellation"],
+)
+async def test_the_end_of_a_server_closes_its_connections_and_cancels_requests(
+    end: Callable[[Running, anyio.abc.TaskGroup], None],
+) -> None:
+    async with running() as (found, tasks):
+        stream = await anyio.connect_tcp(*found.address)
+        await stream.send(REQUEST)
+        await found.requested.wait()
+        end(found, tasks)
+        with anyio.CancelScope(shield=True), anyio.fail_after(25):
+            assert await rest_of(stream) == b""
+            await found.cancelled.wait()
+            await found.ended.wait()
+            await stream.aclose()
+
+
+class Scarce(socket.socket):
+    """A listening socket for whose next connection there is no file descriptor."""
+
+    refused = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Fail once, as `accept` of the system does."""
+        if not self.refused:
+            self.refused += 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return super().accept()
+
+
+async def test_a_connection_waits_while_there_is_no_file_descriptor() -> None:
+    listener = Scarce()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    listener.setblocking(False)
+    async with running(listener) as (found, _):
+        found.answer.set()
+        async with await anyio.connect_tcp(*found.address) as stream:
+            await stream.send(REQUEST)
+            assert (await stream.receive()).startswith(b"HTTP/1.1 200")
+    assert listener.refused == 1
+
+
+async def test_a_guarded_server_refuses_other_hosts() -> None:
+    async with running(guard=HttpGuard()) as (found, _):
+        async with await anyio.connect_tcp(*found.address) as stream:
+            await stream.send(REQUEST)
+            answer = await stream.receive()
+        assert answer.startswith(b"HTTP/1.1 403")
+        assert not found.requested.is_set()
+
+
+def test_a_listening_socket_never_blocks_and_a_port_in_use_is_named() -> None:
+    with listen(Address("127.0.0.1", 0)) as listener:
+        assert not listener.getblocking()
+        port = listener.getsockname()[1]
+        with pytest.raises(InvalidSetting, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*another port, or 0"):
+            listen(Address("127.0.0.1", port))

@@ -276,7 +276,7 @@ async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> Non
         assert await call(unique, make_message(RecordingOwner(), 10), handle) is None
         unique = Deduplicate()
     assert handled == [9, 9, 9, 10, 10]
-    by_trace = Deduplicate(key=lambda message: message.trace_id or None)
+    by_trace = Deduplicate(1, key=lambda message: message.trace_id or None)
     for _ in range(2):
         await call(by_trace, make_message(RecordingOwner(), 1), handle)
     assert len(handled) == 7

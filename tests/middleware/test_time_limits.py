@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -73,6 +74,18 @@ async def test_handlers_that_begin_later_have_their_whole_time() -> None:
         for number in range(4):
             tasks.start_soon(late, number * 0.01)  # no handler begins, and sets the timer, after the first end
     assert min(took) > 0.045, took  # uvloop counts milliseconds
+
+
+async def test_a_handler_that_has_ended_keeps_nothing_until_the_end_of_its_time() -> None:
+    middleware = HandlerTimeout(3600)
+
+    async def handle() -> object:
+        return object()
+
+    for _ in range(20):
+        await call(middleware, handle)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "TimedScope"]
 
 
 async def test_a_handler_that_catches_its_cancellation_is_cancelled_again() -> None:

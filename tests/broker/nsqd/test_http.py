@@ -342,6 +342,8 @@ async def test_stats_list_topics_channels_and_clients() -> None:
     assert "        [V2 me:5                 ] state: 3 inflt: 1    rdy: 2    fin: 0        " in text
     assert (await web.get("/stats")).text.count("\n") == 8
     assert "current confirm &{{{0 0} 0} 0}" in (await web.get("/message/stats?topic=t&channel=ch")).text
+    (history,) = (await web.get("/message/historystats", v1=True)).json()["node_hourly_pub_size_stats"]
+    assert (history["topic_name"], history["topic_partition"]) == ("t", "0")
     assert len((await web.get("/message/historystats?topic=t&partition=0")).json()["hourly_pub_size"]) == 22
     assert _status(await web.get("/message/historystats?topic=t&partition=x"))[0] == 400
     assert _status(await web.get("/message/historystats?partition=x")) == (404, '{"message":"E_TOPIC_NOT_EXIST"}')

@@ -292,7 +292,7 @@ async def test_info_ping_and_options() -> None:
     assert (await web.get("/config/max_rdy_count")).text == "7"
     assert (await web.put("/config/nsqlookupd_tcp_addresses", content=b'["127.0.0.1:1"]')).json() == ["127.0.0.1:1"]
     assert node.switches.lookupd_addresses == ["127.0.0.1:1"]
-    assert (await web.put("/config/log_level", content=b"debug")).text == "1"
+    assert [(await web.put("/config/log_level", content=level)).text for level in (b"fatal", b"debug")] == ["5", "1"]
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 

@@ -20,6 +20,7 @@ def test_a_record_too_long_by_its_extend_part_is_refused_late() -> None:
     assert client.ask(sized("PUB x 0", b"b" * 100)) == f"!E_PUB_FAILED {text}"
     assert client.ask(sized("MPUB x 0", pack(">II", 1, 100) + b"b" * 100)) == f"!E_MPUB_FAILED {text}"
     assert client.open
+    assert (node.hosted["x", 0].failed, node.publish_failed) == (2, 2)
     assert client.ask(sized("PUB x 0", b"b" * 99)) == "OK"
     entry = node.hosted["x", 0].partition.log.at(1)
     assert entry is not None
@@ -107,6 +108,7 @@ def test_a_follower_refuses_publishes_and_stays_open() -> None:
     hosted.leader = False
     client = Client(node)
     assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
+    assert (hosted.failed, node.publish_failed) == (1, 1)
     assert client.open
     assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_LEADER "
     assert not client.open

@@ -297,6 +297,9 @@ async def test_faults_on_the_wire() -> None:
         start = anyio.current_time()
         assert await peer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
         assert anyio.current_time() - start >= 0.04
+        wrong = await running.connect()
+        assert (await wrong.ask(b"nothing\n"))[0] == 1
+        await wrong.wait_closed()
         faults.heal()
         faults.add(Rule("cut", "out", left=1))
         await peer.send(sized("PUB t 0", b"a"))

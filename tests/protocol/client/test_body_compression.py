@@ -20,6 +20,7 @@ from nsqext.protocol.client.body_compression import (
     check_codec,
     compress_body,
     decompress_body,
+    inflate,
     is_compressed,
 )
 
@@ -163,3 +164,10 @@ def test_unknown_codecs_are_refused() -> None:
         check_codec(codec)
     with pytest.raises(InvalidSetting, match="zstd"):
         check_codec("zstd")
+
+
+def test_the_limit_of_a_decompressed_body_is_its_largest_size() -> None:
+    body = gzip.compress(b"x" * 100)
+    assert inflate(body, 100) == b"x" * 100
+    with pytest.raises(ProtocolError, match="99 are allowed"):
+        inflate(body, 99)

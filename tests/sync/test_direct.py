@@ -605,7 +605,12 @@ def test_a_silent_server_loses_the_connection() -> None:
 def test_a_connection_that_ends_while_no_thread_publishes_is_forgotten() -> None:
     with blocking(request_timeout=0.1) as (connection, right):
         right.close()
-        until(lambda: connection.connections.tick() or not len(connection.connections))
+
+        def ticked_off() -> bool:
+            connection.connections.tick()
+            return not len(connection.connections)
+
+        until(ticked_off)
 
 
 def test_a_connection_that_is_shut_down_wakes_its_thread() -> None:

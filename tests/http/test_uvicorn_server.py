@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import trustme
 from attrs import define, field
 
 from nsqext.errors import InvalidSetting
@@ -53,7 +55,10 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    listener: socket.socket | None = None, guard: HttpGuard | None = None
+    listener: socket.socket | None = None,
+    guard: HttpGuard | None = None,
+    tls: ssl.SSLContext | None = None,
+    seen: Callable[[Any], None] = lambda scope: None,
 ) -> AsyncIterator[tuple[Running, anyio.abc.TaskGroup]]:
     """Serve until the test stops the server, or cancels the tasks."""
     listener = listener or listen(Address("127.0.0.1", 0))
@@ -61,9 +66,10 @@ async def running(
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert found is not None
+        seen(scope)
         await found.app(scope, receive, send)
 
-    found = Running(listener.getsockname(), HttpServer(app, guard=guard))
+    found = Running(listener.getsockname(), HttpServer(app, guard=guard, tls=tls))
 
     async def serve(*, task_status: Any) -> None:
         try:
@@ -113,7 +119,7 @@ async def test_a_server_that_stops_answers_running_requests_and_accepts_no_other
     ids=["stop, after a second", "kill", "cancellation"],
 )
 async def test_the_end_of_a_server_closes_its_connections_and_cancels_requests(
-    end: Callable[[Running, anyio.abc.TaskGroup], None],
+    end: Callable[[Running, anyio.abc.TaskGroup], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as (found, tasks):
         stream = await anyio.connect_tcp(*found.address)
@@ -125,6 +131,30 @@ async def test_the_end_of_a_server_closes_its_connections_and_cancels_requests(
             await found.cancelled.wait()
             await found.ended.wait()
             await stream.aclose()
+    assert not [record for record in caplog.records if record.exc_info], "the end is no error"
+
+
+async def test_a_server_that_is_killed_accepts_nothing_from_then_on() -> None:
+    async with running() as (found, _):
+        found.server.kill()
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(found.address, 25):
+            pass
+
+
+async def test_requests_over_tls_name_the_address_of_their_connection_as_client() -> None:
+    authority, clients = trustme.CA(), list[str]()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    async with running(tls=context, seen=lambda scope: clients.append(scope["client"][0])) as (found, _):
+        found.answer.set()
+        async with await anyio.connect_tcp(
+            *found.address, ssl_context=trusting, tls_standard_compatible=False
+        ) as stream:
+            await stream.send(REQUEST.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n"))
+            assert (await stream.receive()).endswith(b"OK")
+    assert clients == ["127.0.0.1"]
 
 
 class Scarce(socket.socket):
@@ -149,7 +179,7 @@ async def test_a_connection_waits_while_there_is_no_file_descriptor() -> None:
         found.answer.set()
         async with await anyio.connect_tcp(*found.address) as stream:
             await stream.send(REQUEST)
-            assert (await stream.receive()).startswith(b"HTTP/1.1 200")
+            assert await stream.receive() == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK"
     assert listener.refused == 1
 
 

@@ -255,7 +255,9 @@ async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert await deliver(1, 2, 1, 2) == [1, 2]
     assert await deliver(3, 2, 1) == [3, 1]  # 1 was outside of the window
-    now += 11
+    now += 10
+    assert await deliver(3, 1) == [], "it is the last moment"
+    now += 1
     assert await deliver(3, 4, 3, 1) == [3, 4, 1]  # 3 is handled again, and is newer than 1 then
     with pytest.raises(Requeue):
         await deliver(9)

@@ -137,7 +137,7 @@ async def test_keys_for_a_topic_that_was_created_again_without_extend_support_ar
         assert (counted.stored, counted.failed) == ((1, count) if listed else (1 + count, 0))
         verbs = [command.words[0].decode() for command in node.commands]
         verb = "MPUB" if many else "PUB"
-        assert verbs == ["PUB_EXT", f"{verb}_EXT"] if listed else ["PUB_EXT", f"{verb}_EXT", verb]
+        assert verbs == (["PUB_EXT", f"{verb}_EXT"] if listed else ["PUB_EXT", f"{verb}_EXT", verb])
 
 
 @pytest.mark.parametrize("batch_of", [0, 1, 2])

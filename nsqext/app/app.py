@@ -408,6 +408,8 @@ class App(Router, Runnable):
                     await self._consume()
         except Exception as error:
             note(None, error, None)
+            if isinstance(error, ExceptionGroup):  # of a lifespan's task group
+                raise first_error(error) from error
             raise
         finally:
             if self._error is None and isinstance(failure, Exception):

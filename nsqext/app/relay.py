@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -104,6 +105,7 @@ class Relay:
             producer: an open producer, without middleware that drops messages.
 
         Raises:
+            InvalidSetting: the producer's ``timeout`` is infinite.
             InvalidState: the store was closed.
             Exception: an error of an outbox's database that is final; see `nsqext.transactions.outages`.
         """
@@ -129,8 +131,15 @@ def check_on_disk(database: sqlite3.Connection, name: str) -> None:
 
 
 def publish_timeout(producer: Producer) -> float:
-    """Return the seconds in which a publish ends."""
-    return float(str(producer.settings["timeout"]))
+    """Return the seconds in which a publish ends.
+
+    Raises:
+        InvalidSetting: it never ends: what a killed relay had leased would be published by no other.
+    """
+    timeout = float(str(producer.settings["timeout"]))
+    if timeout == inf:
+        raise InvalidSetting("a relay needs a time limit of publishes: timeout=inf", hint="give timeout in seconds")
+    return timeout
 
 
 def lease_time(timeout: float) -> float:

@@ -13,6 +13,7 @@ import pytest
 from nsqext import App
 from nsqext.app import relay
 from nsqext.delays import DelayRelay, DelayStore
+from nsqext.errors import InvalidSetting
 from nsqext.middleware import Middleware
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
@@ -110,3 +111,13 @@ async def test_a_relay_that_was_stopped_runs_again_with_its_app(cluster: Cluster
             connection.commit()
             async with app:
                 await eventually(lambda: outbox.statistics().published == 1, 20)
+
+
+async def test_a_relay_whose_publishes_may_take_for_ever_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """What it had leased when it was killed was never published."""
+    with DelayStore(tmp_path / "delayed") as delays, OutboxStore(f"sqlite:///{tmp_path}/x.db", create=True) as outbox:
+        for one in (DelayRelay(delays), OutboxRelay(outbox)):
+            app = App(cluster.lookupd, timeout=float("inf"))
+            one.attach(app)
+            with anyio.fail_after(25), pytest.raises(InvalidSetting, match="a relay needs a time limit"):
+                await app.serve()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from attrs import evolve, frozen
 
 from nsqext.arguments import check_flags, check_number, suggest
-from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited, requeue_not_awaited
 from nsqext.client.consumer.message import KeySharing, Message, Owner
 from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
@@ -281,6 +281,7 @@ class AppTest:
         """Call a handler, and check that its middleware did."""
         calls: list[None] = []
         result = await self._app.tested_handler_of(spec, lambda: calls.append(None))(message)
+        check_awaited(result)
         if message.requeue_called and not message.answered and spec.auto_finish:
             raise requeue_not_awaited()
         if bool(calls) is handled:

@@ -16,6 +16,7 @@ import anyio
 
 from nsqext.arguments import check_number, check_plain_function, check_time, is_number
 from nsqext.client.consumer.handlers.batches import MessageBatch
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited
 from nsqext.client.consumer.message import Finish, Reject
 from nsqext.client.middleware import CallNext, Handling, Middleware, SendNext
 from nsqext.client.producer.publishing import Publishing
@@ -160,6 +161,7 @@ class Deduplicate(Middleware):
         result: object = None
         try:
             result = await call_next(handling)
+            check_awaited(result)
         except Finish as signal:
             finish = signal
         for entry, message in entries.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from anyio import CancelScope, get_cancelled_exc_class, to_thread
 
 from nsqext.arguments import check_plain_function
-from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited, requeue_not_awaited
 from nsqext.client.consumer.message import Finish
 from nsqext.client.middleware import Middleware
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
@@ -187,6 +187,7 @@ class HandlerTransaction(Middleware, Generic[S]):
             token = self._session.set(current)
             try:
                 result = await call_next(handling)
+                check_awaited(result)
                 _check_not_requeued(message)
             except Finish as signal:  # the message is done: commit
                 finish = signal

@@ -243,6 +243,11 @@ async def test_a_handler_that_does_not_await_its_requeue_fails() -> None:
     async def handle(message: Message) -> None:
         message.requeue(1.0)  # type: ignore[unused-coroutine]
 
+    @app.handler("refunds", "billing")
+    async def forget(message: Message) -> object:
+        return message.touch()
+
     async with app.test() as test:
-        with pytest.raises(InvalidState, match="did not await it"):
-            await test.deliver("orders", b"1")
+        for topic in ("orders", "refunds"):
+            with pytest.raises(InvalidState, match="did not await it"):
+                await test.deliver(topic, b"1")

@@ -234,21 +234,25 @@ def test_a_message_that_its_handler_requeues_is_handled_again(
         async def call(act: Callable[[Message], Awaitable[object]]) -> None:
             message = make_message(RecordingOwner(in_order=True), 77, offset=7777)
 
-            async def handler(_: Handling) -> None:
+            async def handler(_: Handling) -> object:
                 await add(middleware.session(), f"{once.__name__} {act.__name__}")
-                await act(message)
+                return await act(message)
 
             await middleware.handle(Handling([message], "requeues"), handler)
 
         async def forgets(message: Message) -> None:
             message.requeue()  # type: ignore[unused-coroutine]
 
+        async def returns(message: Message) -> object:
+            return message.touch()
+
         async def finishes(message: Message) -> None:
             await message.finish()
 
         await call(Message.requeue)
-        with pytest.raises(InvalidState, match="did not await it"):
-            await call(forgets)
+        for act in (forgets, returns):
+            with pytest.raises(InvalidState, match="did not await it"):
+                await call(act)
         assert effects() == []
         with pytest.raises(InvalidState, match="has finished its message before its transaction was committed"):
             await call(finishes)  # the message is gone: its effect stays

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Message, MessageBatch, Producer
-from nsqext.middleware import Decompress
+from nsqext.middleware import Decompress, Deduplicate
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -58,6 +58,37 @@ async def test_a_message_whose_requeue_was_not_awaited_is_delivered_again(
     assert attempts == [1, 2]
     [failure] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "called requeue() and did not await it" in failure.getMessage()
+
+
+@pytest.mark.parametrize("way", ["alone", "batch", "deduplicated"])
+async def test_a_handler_that_returns_a_coroutine_has_failed(
+    cluster: Cluster, topic: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its message was finished, and nothing was done."""
+    attempts, saved = list[int](), list[int]()
+    middleware = [Deduplicate()] if way == "deduplicated" else []
+    consumer = Consumer(topic, "ch", cluster.lookupd, middleware=middleware, requeue_delay=0.01, backoff="off")
+
+    async def save(number: int) -> object:
+        saved.append(number)
+        return None
+
+    async def handle(message: Message) -> object:
+        attempts.append(message.attempts)
+        return save(message.attempts) if message.attempts == 1 else await save(message.attempts)
+
+    async def handle_batch(batch: MessageBatch) -> object:
+        return await handle(batch[0])
+
+    if way == "batch":
+        consumer.batch_handler(max_count=1)(handle_batch)
+    else:
+        consumer.handler(handle)
+    async with Producer(cluster.lookupd) as producer, consumer:
+        await producer.publish(topic, b"1")
+        await eventually(lambda: consumer.statistics().finished == 1)
+    assert (attempts, saved) == ([1, 2], [2])
+    assert "save, and did not await it" in caplog.text
 
 
 async def test_a_message_that_waits_in_its_lane_is_not_finished_by_the_end_of_its_handler(

@@ -1,6 +1,8 @@
-"""The failure of a handler that forgot to await an answer."""
+"""The failure of a handler that forgot to await an answer, or its result."""
 
 from __future__ import annotations
+
+import inspect
 
 from nsqext.errors import InvalidState
 
@@ -11,3 +13,13 @@ def requeue_not_awaited() -> InvalidState:
         "the handler called requeue() and did not await it",
         hint="write 'await message.requeue(…)', or raise Requeue(…), as handlers that are declared with 'def' have to",
     )
+
+
+def check_awaited(result: object) -> None:
+    """Raise InvalidState for a result that is a coroutine: what the handler should do has not happened."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidState(
+            f"the handler returned the coroutine {result.__qualname__}, and did not await it",
+            hint="write 'return await …'",
+        )

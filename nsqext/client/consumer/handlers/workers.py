@@ -360,7 +360,10 @@ class Workers:
         await self.source.policy.failed(message, requeue_not_awaited())
 
     def note_unused(self, handler: AnyHandler, result: object) -> None:
-        """Log once that nothing uses what a handler returned."""
+        """Log once that nothing uses what a handler returned; raises InvalidState for a coroutine."""
+        from nsqext.client.consumer.handlers.forgotten_await import check_awaited
+
+        check_awaited(result)
         if self._unused is None:
             from nsqext.client.consumer.handlers.unused_result import UnusedResult
 

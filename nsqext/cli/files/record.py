@@ -46,9 +46,9 @@ async def run(
     """Write messages to compressed files with headers, keys, times and partitions, until ^C, SIGTERM or the end.
 
     Bodies stay compressed as they are stored. A message is finished after its batch is synchronized with the disk: a
-    killed recorder loses no message, and records its last batch again. A new channel starts with the oldest stored
-    message, on the original NSQ with the next published message. There the messages in flight to a killed recorder are
-    redelivered after msg_timeout, 60 seconds by default.
+    killed recorder loses no message, and records those in flight again: its last two batches, at most. A new channel
+    starts with the oldest stored message, on the original NSQ with the next published message. There the messages in
+    flight to a killed recorder are redelivered after msg_timeout, 60 seconds by default.
     """
     connection.refuse_loss("max_attempts", "sample_rate", "ext_filter")
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)

@@ -45,7 +45,7 @@ ROOMS = {
         "tests/broker/test_listeners.py",
     ),
     "protocol": ("tests/protocol", "tests/captures", "tests/property", "tests/client/producer/test_request.py"),
-    "transport": ("tests/transport", "tests/sync"),
+    "transport": ("tests/transport", "tests/sync/test_direct.py"),
     "broker/nsqd": ("tests/broker/nsqd", "tests/captures"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
     "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read/test_anchor.py"),

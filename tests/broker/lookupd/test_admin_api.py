@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from tests.broker.lookupd.test_api import V1, add_channel, create, talk
-from tests.support.coordinators import running, until
+from tests.support.coordinators import make_coordinator, running, until
 
 ERRORS = [
     ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
@@ -132,6 +132,39 @@ async def test_a_removed_node_is_emptied() -> None:
         await until(coordinator, "writable")
         await create(client, "u", "partition_num=1&replicator=2")
         assert gone not in coordinator.replica_sets["u", 0].state.replicas
+
+
+_NOT_LEADER, _NO_LEADER = "E_FAILED_ON_NOT_LEADER", "Not nsqlookup leader"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("method", "path", "status", "text"),
+    [
+        ("POST", "/topic/create?topic=u&partition_num=1&replicator=1", 400, _NOT_LEADER),
+        ("GET", "/cluster/stats", 400, _NOT_LEADER),
+        ("POST", "/topic/delete?topic=t&partition=**", 500, _NO_LEADER),
+        ("POST", "/topic/partition/expand?topic=t&partition_num=2", 500, _NO_LEADER),
+        ("POST", "/topic/meta/update?topic=t&syncdisk=5", 400, _NO_LEADER),
+        ("POST", "/channel/create?topic=r&channel=new", 400, _NO_LEADER),
+        ("POST", "/channel/delete?topic=r&channel=ch", 400, _NO_LEADER),
+        ("POST", "/cluster/node/remove?remove_node=n1", 400, _NO_LEADER),
+        ("POST", "/cluster/upgrade/begin", 400, _NO_LEADER),
+    ],
+)
+async def test_a_lookup_node_that_does_not_lead_refuses_changes(method: str, path: str, status: int, text: str) -> None:
+    coordinator = make_coordinator()
+    async with talk(coordinator) as (_, leader):
+        await create(leader, "t")
+        await create(leader, "r", "partition_num=1&replicator=1&disable_channel_auto_create=true")
+        await until(coordinator, "writable")
+        answer = await leader.post("/channel/create?topic=r&channel=ch")
+        assert (answer.status_code, answer.text) == (200, "")
+    async with talk(coordinator, leads=False) as (_, client):
+        answer = await client.request(method, path, headers=V1)
+        assert (answer.status_code, answer.json()["message"]) == (status, text)
+    assert sorted(coordinator.topics) == ["r", "t"]
+    assert not coordinator.upgrading
 
 
 @pytest.mark.anyio

@@ -24,12 +24,15 @@ NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 
 
 @asynccontextmanager
-async def talk(coordinator: Coordinator | None = None) -> AsyncIterator[tuple[Coordinator, httpx.AsyncClient]]:
+async def talk(
+    coordinator: Coordinator | None = None, *, leads: bool = True
+) -> AsyncIterator[tuple[Coordinator, httpx.AsyncClient]]:
     coordinator = coordinator or make_coordinator()
     group = LookupdGroup()
     lookupd = Lookupd(coordinator, group, name="l1", tcp=Address("127.0.0.1", 4160), http=Address("127.0.0.1", 4161))
     group.nodes.append(lookupd)
-    group.elect()
+    if leads:
+        group.elect()
     transport = httpx.ASGITransport(lookupd_app(lookupd))
     async with httpx.AsyncClient(transport=transport, base_url="http://lookup") as client:
         yield coordinator, client

@@ -65,6 +65,7 @@ async def test_nodes_and_debug_name_partitions() -> None:
     assert (nodes[0]["topics"], nodes[0]["tombstones"]) == (["ta", "tb"], [False, False])
     assert debug["channel:tb:0"] == [{"channelName": "c1", "partitionID": "0", "peerId": "127.0.0.1:99"}]
     assert [entry["partitionID"] for entry in debug["topic:ta"]] == ["0", "1"]
+    assert [entry["id"] for name in debug for entry in debug[name] if name.startswith("peerInfo:")] == ["127.0.0.1:99"]
 
 
 async def test_a_topic_without_channels_is_not_for_writers() -> None:

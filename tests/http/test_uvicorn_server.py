@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -149,7 +150,10 @@ async def test_a_server_that_is_killed_accepts_nothing_from_then_on() -> None:
             pass
 
 
-async def test_requests_over_tls_name_the_address_of_their_connection_as_client() -> None:
+async def test_requests_over_tls_name_the_address_of_their_connection_as_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     authority, clients = trustme.CA(), list[str]()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -163,6 +167,7 @@ async def test_requests_over_tls_name_the_address_of_their_connection_as_client(
             await stream.send(REQUEST.replace(b"\r\n\r\n", b"\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n"))
             assert (await answer_of(stream)).startswith(b"HTTP/1.1 200")
     assert clients == ["127.0.0.1"]
+    assert not [record for record in caplog.records if record.name == "uvicorn.access"]
 
 
 class Scarce(socket.socket):

@@ -48,7 +48,7 @@ ROOMS = {
     "transport": ("tests/transport", "tests/sync/test_direct.py"),
     "broker/nsqd": ("tests/broker/nsqd", "tests/captures"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
-    "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read/test_anchor.py"),
+    "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read"),
     "broker/engine": ("tests/broker/engine",),
     "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),
     "spark/read": ("tests/spark/read",),

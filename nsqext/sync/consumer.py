@@ -14,6 +14,7 @@ from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.blocking import in_thread
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.handlers.forgotten_await import check_awaited
 from nsqext.client.consumer.handlers.unused_result import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
@@ -154,6 +155,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
             while message is not None:
                 result = context.copy().run(function, Message(message, answers))
                 if result is not None:
+                    check_awaited(result)
                     unused(result)
                 if not (message.answered or auto_finish):
                     return

@@ -129,6 +129,27 @@ def test_a_handler_decides_by_its_end(cluster: Cluster, topic: str) -> None:
     assert attempts == [1, 2, 3, 4]
 
 
+def test_a_handler_that_returns_a_coroutine_has_failed(cluster: Cluster, topic: str) -> None:
+    """Its message was finished, and nothing was done."""
+    fill(cluster, topic, 1)
+    consumer = make(cluster, topic)
+    attempts: list[int] = []
+
+    async def save() -> None:
+        raise AssertionError("awaited")
+
+    @consumer.handler  # type: ignore[type-var]
+    def handle(message: sync.Message) -> object:
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            return save()
+        consumer.stop()
+        return None
+
+    consumer.run()
+    assert attempts == [1, 2]
+
+
 def test_sigterm_drains(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     consumer = make(cluster, topic)

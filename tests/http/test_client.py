@@ -6,12 +6,17 @@ import logging
 import ssl
 import threading
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from nsqext.http import client as http_client
 from nsqext.http.client import HttpClient, HttpRequestFailed
+from tests.support.fake_lookupd import serving
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
 
 CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
 
@@ -55,3 +60,19 @@ async def test_a_failed_request_names_no_secret(url: str, caplog: pytest.LogCapt
         await client.request("GET", url)
     await client.aclose()
     assert "hunter2" not in f"{failed.value!r} {caplog.text}"
+
+
+async def _close_after_request(stream: SocketStream) -> None:
+    await stream.receive()
+
+
+@pytest.mark.anyio
+async def test_a_failed_request_says_whether_it_may_have_been_sent() -> None:
+    client, sent = HttpClient(5), list[bool]()
+    async with serving(_close_after_request) as address:
+        for url in (f"http://{address}/pub", CLOSED, "http://[bad/"):
+            with pytest.raises(HttpRequestFailed) as failed:
+                await client.request("POST", url, content=b"x")
+            sent.append(failed.value.sent)
+    await client.aclose()
+    assert sent == [True, False, False]

@@ -103,8 +103,13 @@ async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(anyio, "getaddrinfo", unknown)
-    with pytest.raises(ConnectionFailed, match="Name or service not known"):
+    with pytest.raises(ConnectionFailed, match="Name or service not known") as failed:
         await connect(Address("nowhere", 1), 5)
+    assert "lookup" not in failed.value.message
+    with pytest.raises(
+        ConnectionFailed, match=r"lookup 10.0.0.1:4161 lists the node .*nowhere:1, whose name is unknown"
+    ):
+        await connect(Address("nowhere", 1, listed_by="10.0.0.1:4161"), 5)
 
 
 def test_time_runs_out_and_the_socket_is_closed(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:

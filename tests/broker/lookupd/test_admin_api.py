@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from tests.broker.lookupd.test_api import V1, add_channel, create, talk
-from tests.support.coordinators import make_coordinator, running, until
+from tests.support.coordinators import hosted, make_coordinator, running, until
 
 ERRORS = [
     ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
@@ -49,7 +50,7 @@ async def test_routes_without_effect_are_accepted(path: str) -> None:
 
 @pytest.mark.anyio
 async def test_cluster_stats() -> None:
-    async with talk() as (_, client):
+    async with talk() as (coordinator, client):
         await create(client, "t")
         found = (await client.get("/cluster/stats")).json()
         members = {"hostname", "broadcast_address", "tcp_port", "http_port", "leader_load_factor", "node_load_factor"}
@@ -57,7 +58,12 @@ async def test_cluster_stats() -> None:
         assert [set(node) for node in found["node_stat_list"]] == [members] * 3
         loads = {node[name] for node in found["node_stat_list"] for name in ("leader_load_factor", "node_load_factor")}
         assert loads == {0.8}, "as of a real node without messages"
+        stored = hosted(coordinator, coordinator.replica_sets["t", 0].state.leader).partition.put(
+            [NewMessage(bytes(1 << 20))]
+        )
         found = (await client.get("/cluster/stats?topn=2")).json()
+        loads = {node[name] for node in found["node_stat_list"] for name in ("leader_load_factor", "node_load_factor")}
+        assert loads == {0.8, 0.8 + stored.size / (1 << 20)}
         assert [entry["topic"] for entry in found["topn_topics"]] == ["t"]
         assert (await client.get("/cluster/stats?topn=x&y=%zz")).json()["topn_topics"] == []
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+_LEVELS = (b"fatal", b"error", b"warn", b"info", b"debug")
+
 
 def _node(clock: Clock | None = None, **options: Any) -> Node:
     limits = ServerLimits.original(**options.pop("limits", {}))
@@ -292,7 +294,7 @@ async def test_info_ping_and_options() -> None:
     assert (await web.get("/config/max_rdy_count")).text == "7"
     assert (await web.put("/config/nsqlookupd_tcp_addresses", content=b'["127.0.0.1:1"]')).json() == ["127.0.0.1:1"]
     assert node.switches.lookupd_addresses == ["127.0.0.1:1"]
-    assert [(await web.put("/config/log_level", content=level)).text for level in (b"fatal", b"debug")] == ["5", "1"]
+    assert [(await web.put("/config/log_level", content=level)).text for level in _LEVELS] == list("54321")
     assert (await web.put("/config/verbose", content=b"true")).json() == {"message": "INVALID_OPTION"}
 
 

@@ -231,6 +231,7 @@ async def test_messages_are_found_by_time(servers: Servers, topics: dict[str, st
         for count in (first, first + 5, first + 9):
             found = await admin.leaders.nodes.message(leader, topic, 0, "count", count + 1)
             assert found.count == count
+            assert await admin.count_since(topic, 0, found.timestamp) <= count
             assert await admin.count_at(topic, 0, found.timestamp // 1_000_000) <= count
             assert await admin.count_at(topic, 0, found.timestamp // 1_000_000 + 1) > count
 

@@ -204,26 +204,38 @@ class ClusterRequests:
         partitions: Sequence[int] | None = None,
         operation: str | None = None,
     ) -> None:
-        """Make a change once at the leader of each partition, or at each node of an original topic."""
+        """Make a change once at the leader of each partition, or at each node of an original topic.
+
+        All are asked, also if some do not respond or have no leader; then an error is raised.
+        """
         check_topic(topic)
         check_channel(channel)
         done: set[int | Address] = set()
 
         async def attempt() -> None:
-            where = await self.led(topic)
+            where = await self.find(topic)
             if operation is not None and where.nodes:
                 raise unsupported(operation, "the original NSQ cannot do this", topic)
-            chosen = where.leaders.keys() if partitions is None else partitions
+            created = {*range(where.meta.partition_num), *where.leaders}
+            if not created and not where.nodes:
+                raise PartitionUnavailable("no node holds the topic", topic=topic)
+            chosen = sorted(created) if partitions is None else partitions
             for number in chosen:
-                if number not in where.leaders:
+                if number not in created:
                     raise InvalidInput(f"the topic has no partition {number}", topic=topic, partition=number)
-                if number not in done:
-                    await change(where, number, where.leaders[number])
-                    done.add(number)
-            for node in where.nodes:
-                if node not in done:
-                    await change(where, -1, node)
-                    done.add(node)
+
+            async def ask(holder: int | Address) -> None:
+                if isinstance(holder, Address):
+                    await change(where, -1, holder)
+                elif holder in where.leaders:
+                    await change(where, holder, where.leaders[holder])
+                else:
+                    raise PartitionUnavailable("the partition has no leader", topic=topic, partition=holder)
+                done.add(holder)
+
+            _, failed = await ask_all([one for one in (*chosen, *where.nodes) if one not in done], ask)
+            for error in sorted(failed.values(), key=_may_pass):
+                raise error
 
         await self.settled(attempt, topic)
 
@@ -292,6 +304,11 @@ async def ask_all(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> tuple
 def _leader_of(nodes: Iterable[LookupNode]) -> Address | None:
     """Return the address of the leader of the lookup nodes; None for the original generation."""
     return next((node.address for node in nodes if node.leader), None)
+
+
+def _may_pass(error: NsqError) -> bool:
+    """Return whether `ClusterRequests.settled` repeats what this error ended."""
+    return isinstance(error, (PartitionUnavailable, ConnectionFailed))
 
 
 def _refusal(body: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -82,7 +82,7 @@ class LookupClient:
         self._limiter = anyio.Semaphore(self.options.max_concurrent)
         #: limits parsing to a response per turn of the event loop, so that other tasks run
         self.reading: anyio.Lock = anyio.Lock()
-        self._parsed: dict[tuple[str, str, Address], tuple[bytes, LookupAnswer]] = {}
+        self._parsed: dict[tuple[str, str, Address], tuple[bytes, Mapping[Address, Address], LookupAnswer]] = {}
 
     async def __aenter__(self) -> LookupClient:
         return self
@@ -147,14 +147,25 @@ class LookupClient:
         key = (topic, access, address)
         known = self._parsed.get(key)
         digest = blake2b(body, digest_size=16).digest()
+        reached_at = self.options.reached_at
         if known is not None and status == 200 and known[0] == digest:
-            return known[1] if known[1].epoch == epoch else evolve(known[1], epoch=epoch)
+            _, reached, answer = known
+            if all(reached_at(listed) == there for listed, there in reached.items()):
+                return answer if answer.epoch == epoch else evolve(answer, epoch=epoch)
+        reached = {}
+
+        def mapped(listed: Address) -> Address:
+            reached[listed] = there = reached_at(listed)
+            return there
+
         async with self.reading:
-            answer = read_lookup(unwrap(status, body, address), address, epoch, self.options.max_nodes, self.mapped)
+            answer = read_lookup(
+                unwrap(status, body, address), address, epoch, self.options.max_nodes, self.mapped and mapped
+            )
         if status == 200:
             if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()
-            self._parsed[key] = (digest, answer)
+            self._parsed[key] = (digest, reached, answer)
         return answer
 
     @cached_property

@@ -109,7 +109,11 @@ class LookupOptions:
         if given is None:
             return listed
         if callable(given):
-            return _parse_address(given(str(listed)), "address_map")
+            try:
+                text = given(str(listed))
+            except Exception as error:
+                raise InvalidSetting(f"address_map raised {error!r} for {listed}") from error
+            return _parse_address(text, "address_map")
         table = _read_address_map(given) if isinstance(given, str) else given
         whole = table.get(str(listed))
         if whole is not None:

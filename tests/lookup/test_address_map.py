@@ -12,8 +12,10 @@ from nsqext import Admin, Consumer, Producer
 from nsqext.broker import Cluster
 from nsqext.broker.options import ClusterOptions
 from nsqext.errors import InvalidSetting, PublishFailed
+from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
 from nsqext.types import Address
+from tests.support.fake_lookupd import LookupNodes, lookup_json
 from tests.support.machine_pauses import repeated_if_paused
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +41,7 @@ def lookupd() -> Iterator[str]:
         ({"nsqd-0": "::1"}, None),
         (lambda address: address.replace("4150", "14150"), ("nsqd-0", 14150)),
         (lambda address: "nowhere", None),
+        (lambda address: {}[address], None),
     ],
 )
 def test_listed_addresses_are_mapped(given: Any, reached: tuple[str, int] | None) -> None:
@@ -49,6 +52,19 @@ def test_listed_addresses_are_mapped(given: Any, reached: tuple[str, int] | None
     else:
         found = LookupOptions(address_map=given).reached_at(listed)
         assert (found.host, found.port) == reached
+
+
+async def test_a_map_that_changes_is_asked_again_although_the_answer_is_the_same() -> None:
+    nodes = LookupNodes()
+    nodes.lists("a:4161")
+    nodes.finds("a:4161", lookup_json({0: "n1:4150"}, num=1))
+    tunnels = {"n1": "t1", "a": "a"}
+    client = LookupClient("a:4161", LookupOptions(address_map=tunnels), nodes.transport)
+    found = []
+    for tunnels["n1"] in ("t1", "t1", "t2"):
+        (answer,) = await client.lookup("orders")
+        found.append(answer.partitions[0].tcp.host)
+    assert found == ["t1", "t1", "t2"]
 
 
 @pytest.mark.parametrize("given", ["a=b:1", "a", "=", {"a": 1}, {"a:x": "b:1"}, 5])

@@ -62,7 +62,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
     ) -> None:
         super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
         self._port = ConsumePort(self._original)
-        self._fetched: dict[int, AsyncMessageBatch] = {}
+        self._fetched = threading.local()  # the last batch of each thread, while the thread runs
         self._running = False
         self._answers: AnswerQueue | None = None
 
@@ -264,7 +264,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # this thread cannot answer messages while it waits for the close
-        batch = self._fetched.pop(threading.get_ident(), None)
+        batch: AsyncMessageBatch | None = vars(self._fetched).pop("batch", None)
         if batch is not None and batch.unanswered and self._portal is not None:
             with suppress(InvalidState):
                 # RDY 0 first: otherwise the server redelivers them to this consumer
@@ -310,6 +310,5 @@ class Consumer(BlockingClient[AsyncConsumer]):
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
         """Return at most ``n`` messages; see `nsqext.Consumer.fetch`."""
-        batch = self._run(self._original.fetch, n, timeout)
-        self._fetched[threading.get_ident()] = batch
+        self._fetched.batch = batch = self._run(self._original.fetch, n, timeout)
         return MessageBatch(batch, self._opened())

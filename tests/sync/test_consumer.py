@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -314,6 +315,15 @@ def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, 
     with make(cluster, topic, close_timeout=60.0) as consumer:
         batch = consumer.fetch(1, 10.0)
     assert batch.unanswered == []
+
+
+def test_the_batch_of_an_ended_thread_is_not_kept(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(lambda: consumer.fetch(1, 10.0).finish()).result()
+        gc.collect()
+        assert [one for one in gc.get_objects() if type(one) is AsyncMessageBatch] == []
 
 
 def test_the_batch_of_the_thread_that_closes_is_requeued_behind_rdy_0(

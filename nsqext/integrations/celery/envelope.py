@@ -20,6 +20,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,8 +69,11 @@ def decode_message(body: bytes, headers: Mapping[str, Any]) -> dict[str, Any] | 
     rest, content = _read_rest(body, headers)
     if rest is None:
         return None
-    is_text = rest.pop("text", False)
-    return {**rest, "body": content.decode() if is_text else content}
+    found = {**rest, "body": content}
+    if found.pop("text", False):
+        with suppress(UnicodeDecodeError):  # bytes of another publisher: the receiver's decoding fails, and reports it
+            found["body"] = content.decode()
+    return found
 
 
 def foreign_message(body: bytes, queue: str) -> dict[str, Any]:
@@ -98,10 +102,13 @@ def _read_rest(body: bytes, headers: Mapping[str, Any]) -> tuple[dict[str, Any] 
 
 def _checked(rest: Any) -> dict[str, Any]:
     """Return the members; raise KeyError or TypeError if they are not a message's."""
-    rest["properties"]["delivery_info"]["routing_key"]
+    route = rest["properties"]["delivery_info"]
     if not isinstance(rest["headers"], dict):
         raise TypeError("headers are not an object")
-    return dict(rest)
+    if not (isinstance(route["routing_key"], str) and isinstance(route.get("exchange", ""), str)):
+        raise TypeError("exchange and routing key are not text")
+    properties = {name: value for name, value in rest["properties"].items() if name in _PROPERTIES}
+    return {**rest, "properties": properties}
 
 
 def due_time(message: Mapping[str, Any]) -> float | None:
@@ -120,7 +127,7 @@ def expires_after(message: Mapping[str, Any]) -> float | None:
     """Return the seconds that a message may wait in its queue (``expiration``), or None."""
     try:
         return int(message["properties"]["expiration"]) / 1000  # milliseconds as text, as in AMQP
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

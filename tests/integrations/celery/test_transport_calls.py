@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import kombu
+import orjson
 import pytest
 from kombu.exceptions import ChannelError
 
@@ -17,6 +18,7 @@ from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, QueueConsum
 from nsqext.integrations.celery.transport import Transport
 from nsqext.types import TopicMeta
 from tests.integrations.celery.scripted import ScriptedMessage, ScriptedServers
+from tests.support.tables import table
 
 
 @pytest.fixture
@@ -332,3 +334,31 @@ def test_without_lookup_nothing_is_deleted(servers: ScriptedServers, name: str) 
 
 def test_celery_uses_its_event_loop_and_sends_no_heartbeats() -> None:
     assert (Transport.implements.asynchronous, Transport.implements.heartbeats) == (True, False)
+
+
+@table(
+    "broken",
+    [
+        {"text": True},  # and the body is not
+        {"properties": {"expiration": "9" * 400}},
+        {"properties": {"body_encoding": "unknown"}},
+        {"properties": {"body_encoding": 1}},
+        {"properties": {"delivery_info": {"exchange": "exchange", "routing_key": 1}}},
+        {"properties": {"delivery_info": {"exchange": 1, "routing_key": "queue"}}},
+    ],
+)
+def test_a_broken_message_of_another_program_reaches_the_receiver(
+    servers: ScriptedServers, channel: Any, broken: dict[str, Any]
+) -> None:
+    exchange = kombu.Exchange("exchange", type="topic")
+    queue = kombu.Queue("queue", exchange, routing_key="#")(channel)
+    queue.declare()
+    received: list[Any] = []
+    with kombu.Consumer(channel, queue, on_message=received.append):
+        route = {"exchange": "", "routing_key": "queue"}
+        properties = {"delivery_info": route, **broken.pop("properties", {})}
+        header = {"headers": {}, "properties": properties, **broken}
+        servers.consumers[-1].handle(ScriptedMessage(b"\xff", {"kombu": orjson.dumps(header).decode()}))
+        drain(channel)
+    (message,) = received
+    assert message.body == b"\xff"

@@ -20,9 +20,11 @@ except ModuleNotFoundError as _error:
 
 from nsqext._version import __version__
 from nsqext.arguments import check_flags
-from nsqext.errors import InvalidSetting
+from nsqext.client.producer.request import key_bytes
+from nsqext.errors import InvalidHeader, InvalidSetting
 from nsqext.observability import UNOBSERVED, Observer, failure
 from nsqext.observability.otel_metrics import Instruments, Labels
+from nsqext.protocol.headers import MAX_HEADER_BYTES, encode_headers
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram
@@ -55,6 +57,9 @@ TAG = "messaging.nsq.message.tag"
 _TRACE = trace.get_tracer_provider.__globals__
 _METRICS = metrics.get_meter_provider.__globals__
 
+_OTHERS = 512  # bytes of tag, delay and compression beside the headers, at most
+_ESCAPED = 6  # bytes of a character of a key in JSON, at most
+
 Attributes = dict[str, Any]
 
 
@@ -67,7 +72,7 @@ class OpenTelemetry(Observer):
         tracer_provider: by default the global provider.
         meter_provider: by default the global provider.
         propagate: ``supported`` writes the context of a publish to the extend headers of its messages on topics with
-            extend support; ``never`` does not.
+            extend support, unless a message would become too large by it; ``never`` does not.
         create_spans: record a span for each message of a batch, linked to the batch's span.
         parent: make a handler's span a child of the publisher's span instead of a link; a batch's span always links to
             its messages' publishers.
@@ -247,7 +252,7 @@ class _PublishSpan(_ObservedSpan):
         def inject(meta: TopicMeta) -> None:
             if meta.extend_support:
                 found = zip_longest(publishing.messages, contexts[: len(publishing.messages)])
-                publishing.messages = [_with_context(message, one) for message, one in found]
+                publishing.messages = [_with_context(publishing, message, one) for message, one in found]
 
         publishing.on_topic.append(inject)
 
@@ -357,12 +362,22 @@ def _link(origin: Context, attributes: Attributes | None = None) -> Link:
     return Link(trace.get_current_span(origin).get_span_context(), attributes)
 
 
-def _with_context(message: OutgoingMessage, origin: Context | None) -> OutgoingMessage:
+def _with_context(publishing: Publishing, message: OutgoingMessage, origin: Context | None) -> OutgoingMessage:
     carrier: dict[str, str] = {}
     # without an origin, another middleware added the message; a header given as bytes stays
     if origin is not None and message.header is None:
         propagate.inject(carrier, origin)
-    return evolve(message, headers={**(message.headers or {}), **carrier}) if carrier else message
+    if not carrier:
+        return message
+    key = publishing.key if message.key is None else message.key
+    room = _OTHERS if key is None else _OTHERS + _ESCAPED * len(key_bytes(key))
+    try:
+        header = encode_headers(headers := {**(message.headers or {}), **carrier})
+    except InvalidHeader:  # a message is not lost for its trace
+        return message
+    size = room + len(header)
+    fits = size <= MAX_HEADER_BYTES and size + len(message.body) <= publishing.max_message_size
+    return evolve(message, headers=headers) if fits else message
 
 
 @lru_cache(maxsize=4096)  # partitions, in turn

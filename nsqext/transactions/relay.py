@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import orjson
 from anyio import to_thread
+from attrs import evolve
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
 from nsqext.arguments import check_number, check_time
@@ -270,6 +271,8 @@ class OutboxRelay(Relay):
             if len(rows) > 1:
                 self._alone.add(topic)
                 return False
+            if rows[0].trace_context:  # a message is not lost for its trace
+                return await self._publish_part(producer, topic, [evolve(rows[0], trace_context=None)], timeout, pace)
             await self._refuse(rows[0], failure)
             return True
         if slow and len(rows) > 1:

@@ -147,3 +147,23 @@ async def test_an_invalid_context_is_not_linked(cluster: Cluster, topic: str, ba
             await handled.wait()
     (span,) = spans.get_finished_spans()
     assert (span.name, len(span.links)) == (f"process {topic}", 0)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_no_publish_fails_for_its_trace(cluster: Cluster, topic: str, batch: bool) -> None:
+    """A context that does not fit beside the message is left out."""
+    messages = [
+        OutgoingMessage(b"x" * 69_950),
+        OutgoingMessage(b"one", {"a": "x" * 59_950}),
+        OutgoingMessage(b"two", {"a": "x" * 50_000}, key="k" * 9_950),
+        OutgoingMessage(b"three", {"a": "x"}, key="k"),
+    ]
+    tracers = TracerProvider()
+    async with Producer(cluster.lookupd, max_message_size=70_000, middleware=[OpenTelemetry(tracers)]) as producer:
+        with tracers.get_tracer("test").start_as_current_span("request"):
+            if batch:
+                await producer.publish_many(topic, messages)
+            for message in () if batch else messages:
+                await producer.publish(topic, message.body, headers=message.headers, key=message.key)
+    contexts = await received(cluster, topic, len(messages))
+    assert [context is not None for context in contexts].count(True) == 1

@@ -884,6 +884,21 @@ async def test_of_two_messages_only_the_refused_one_is_set_aside(database: str) 
 
 
 @one_database
+async def test_a_message_that_is_too_large_by_its_trace_is_published_without_it(database: str) -> None:
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if "traceparent" in (messages[0].headers or {}):
+            raise InvalidBody("too large", topic=topic)
+
+    fill(database, "t", 1, 4)
+    with closing(sqlite3.connect(database.removeprefix("sqlite:///"))) as connection:
+        connection.execute('UPDATE nsqext_outbox SET trace_context = \'{"traceparent":"00"}\'')
+        connection.commit()
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)) as relay:
+            await eventually(lambda: relay.statistics() == (1, 0, 0), _SECONDS)
+
+
+@one_database
 async def test_more_messages_are_published_at_once_after_fast_publishes(database: str) -> None:
     producer, bodies = Scripted(accept), fill(database, "t", 8, 100_000)
     with OutboxStore(database) as store:

@@ -90,6 +90,7 @@ class Publisher:
     async def _prepare(self, publishing: Publishing) -> Place | None:
         """Call what waits for the topic's meta; return the place among the keys, if lookup had to be asked."""
         topic = publishing.topic
+        publishing.max_message_size = self._routes.topic_options.of(topic).max_message_size
         route = self._routes.current(topic)
         if route is not None:
             for call in publishing.on_topic:

@@ -45,6 +45,7 @@ class Publishing:
     via: Literal["consumer", "relay"] | None = None  #: see `nsqext.Producer.publish`
     identity: str | None = None  #: see `nsqext.Producer.publish`
     receipts: Sequence[Receipt] = ()  #: empty until the messages are stored
+    max_message_size: int = 0  #: bytes of body and headers that the topic accepts; known when `on_topic` is called
     #: called with the topic's meta before messages are encoded; may replace them
     on_topic: list[Callable[[TopicMeta], object]] = field(factory=list)
     #: topics and keys whose lock the caller has

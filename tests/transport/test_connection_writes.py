@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio.lowlevel import current_token
 
 from nsqext.errors import ConnectionLost, NotSent, NsqError, RequestTimeout
 from tests.support.clock import replace_clock
@@ -34,6 +35,11 @@ async def test_a_request_that_the_kernel_sends_in_parts() -> None:
         await big.ended.wait()
         await small.ended.wait()
         assert (big.outcome, small.outcome) == (b"1", b"2")
+        loop = current_token().native_token
+        if hasattr(loop, "remove_writer"):
+            assert not loop.remove_writer(connection.fileno()), (
+                "the loop does not wake for a socket that can be written"
+            )
 
 
 @pytest.mark.parametrize("reads", [True, False])

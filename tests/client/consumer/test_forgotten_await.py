@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Message, MessageBatch, Producer
+from nsqext.client.consumer.handlers.message_keys import lane_number
 from nsqext.middleware import Decompress, Deduplicate
 from tests.support.consumers import eventually
 
@@ -91,21 +92,37 @@ async def test_a_handler_that_returns_a_coroutine_has_failed(
     assert "save, and did not await it" in caplog.text
 
 
-async def test_a_message_that_waits_in_its_lane_is_not_finished_by_the_end_of_its_handler(
-    cluster: Cluster, topic: str
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_message_that_its_handler_requeues_waits_for_the_end_of_its_handler(
+    cluster: Cluster, topic: str, fails: bool
 ) -> None:
-    consumer = Consumer(topic, "ch", cluster.lookupd, key=lambda message: "k", msg_timeout=1.0)
+    first, second = (next(key for key in "abcdef" if lane_number(key.encode(), 2) == lane) for lane in range(2))
+    consumer = Consumer(
+        topic, "ch", cluster.lookupd, key=lambda one: one.body, concurrency=2, requeue_delay=0.01, msg_timeout=1.0
+    )
+    seen: list[tuple[str, int]] = []
+    later = anyio.Event()
 
     @consumer.handler
     async def handle(message: Message) -> None:
-        if message.attempts == 1:
-            await message.requeue(60.0)
-            await eventually(lambda: not message.answered)  # it is touched
+        key = message.body.decode()
+        seen.append((key, message.attempts))
+        if key == second:
+            if message.attempts == 1:
+                await message.requeue(0.6)  # both are touched meanwhile
+            else:
+                later.set()
+        elif message.attempts == 1:
+            await message.requeue()
+            await later.wait()  # the delay of the first has passed, too
+            assert not fails, "it was requeued already"
+        elif message.attempts == 2:
+            raise ValueError("it is not finished yet")
+        else:
             consumer.stop()
 
     async with Producer(cluster.lookupd) as producer:
-        await producer.publish(topic, b"1")
+        await producer.publish_many(topic, [first.encode(), second.encode()])
+    with anyio.fail_after(20):
         await consumer.serve()
-        async with Consumer(topic, "ch", cluster.lookupd) as other:
-            with anyio.fail_after(20):
-                assert (await anext(other)).body == b"1"
+    assert [attempts for key, attempts in seen if key == first] == [1, 2, 3]

@@ -26,7 +26,7 @@ from nsqext.client.consumer.message import KeySharing, touch_due
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from nsqext.client.consumer.message import Message, Owner
     from nsqext.client.consumer.options import DeliveryOptions
@@ -214,6 +214,7 @@ class KeyLanes:
         behind += take_where(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
         if before is not None:  # of another partition
+            before.message.mark_unanswered()
             behind += before.messages()
             due = max(due, before.due)
         self._delayed[key] = Wait(first, lane, due, behind)
@@ -230,18 +231,19 @@ class KeyLanes:
         behind = take_where(lane, lambda other: owner_of(other).order is order and self.key(other) == key)
         order.lost[key] = Wait(message, lane, order.redelivery_due(self.clock()), behind)
 
-    def tick(self, now: float) -> None:
-        """End delays that have passed and waits that took too long; touch waiting messages."""
-        for wait in self._delayed.values():
-            wait.message.answered = False  # REQ was not sent
+    def tick(self, now: float, running: Sequence[Message] = ()) -> None:
+        """End delays that have passed and waits that took too long; touch waiting messages.
+
+        A message that its handler has requeued waits until the handler ends, in ``running`` until then.
+        """
         if not self.lanes[0].stopped:
-            for key in [key for key, wait in self._delayed.items() if wait.due <= now]:
+            for key in [key for key, wait in self._delayed.items() if wait.due <= now and wait.message not in running]:
                 self._end_delay(key)
             for order in self._orders.values():
                 for key in [key for key, wait in order.lost.items() if wait.due <= now]:
                     self._give_up_waiting(order, key, now)
                 self._watch(order, now)
-        touch_due(self._blocked(), now)
+        touch_due(self._blocked(), now, requeued=True)
         touch_due((message for message, due in self._handed_out.items() if due is not None), now, requeued=True)
 
     def _end_delay(self, key: bytes) -> None:

@@ -124,7 +124,7 @@ class ReceiverQueues:
         lanes = self._lanes
         if lanes is not None:
             try:
-                lanes.tick(now)
+                lanes.tick(now, running)
             except InvalidInput as error:
                 self._failed(error)
         self._group.flow.widen(len(kept) + (lanes.waiting if lanes is not None else 0))

@@ -353,8 +353,6 @@ class Workers:
             slot.message = None
 
     async def _failed_by_forgotten_await(self, message: Message) -> None:
-        if message.requeued:  # it waits in its lane, which counts it as unanswered
-            return
         from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
 
         await self.source.policy.failed(message, requeue_not_awaited())

@@ -21,7 +21,7 @@ from nsqext.errors.server import ExtendRefused
 from nsqext.protocol.messages import IDENTITY_HEADER
 from nsqext.transactions.listener import OutboxListener
 from nsqext.transactions.outages import outage_of
-from nsqext.transactions.store import MOST_BYTES
+from nsqext.transactions.store import LONGEST_LEASE, MOST_BYTES
 from nsqext.transactions.trace_context import without_active_span
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class OutboxRelay(Relay):
 
     async def _publish_next(self, producer: Producer, timeout: float) -> bool:
         """Publish the next messages while their lease can be renewed; return whether more messages may wait."""
-        lease = lease_time(timeout)
+        lease = min(lease_time(timeout), LONGEST_LEASE)
         began = anyio.current_time()
         shards = await to_thread.run_sync(self._store.lease, self._owner, lease)
         self._resting = {topic: again for topic, again in self._resting.items() if again > began}

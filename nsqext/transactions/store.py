@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,11 @@ from nsqext.transactions.outages import outage_of
 from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, columns_of, prepared, statements_of
 
 _BUSY = 30.0  # seconds that a transaction of SQLite waits for other processes
-_FREE = "SELECT shard FROM nsqext_outbox_shard WHERE until < :now ORDER BY shard LIMIT :count"
+LONGEST_LEASE: float = 60.0
+"""Seconds of a relay's lease, at most; one that ends later is from before the clock of the database was set back."""
+_DRIFT = 5.0  # seconds by which that clock may be set back while leases last
+_ENDED = "(until < :now OR until > :latest)"
+_FREE = f"SELECT shard FROM nsqext_outbox_shard WHERE {_ENDED} ORDER BY shard LIMIT :count"  # noqa: S608
 MOST_BYTES = 16 << 20
 """Bytes of bodies that a relay reads at once."""
 _READ_ONLY = "25006"  # SQLSTATE of a read-only server
@@ -30,6 +35,8 @@ _PUBLISHING = "UPDATE nsqext_outbox_relay SET publishing = :publishing WHERE own
 _COLUMNS = "sequence, identity, topic, CAST(key AS {0}), tag, headers, trace_context, CAST(body AS {0})"
 _TABLES = ("nsqext_outbox", "nsqext_outbox_shard", "nsqext_outbox_relay")
 _LAST_ERROR = "SELECT error FROM nsqext_outbox WHERE error IS NOT NULL ORDER BY sequence DESC LIMIT 1"
+_CREATE = "create its tables: nsqext outbox sql"
+_IN_MEMORY = ":memory:"
 _NO_COLUMN = "42703"  # SQLSTATE
 
 
@@ -97,7 +104,8 @@ class OutboxStore:
         create: create missing tables.
 
     Raises:
-        InvalidSetting: the database cannot be opened, is of another kind, or is not a file: SQLite's ``:memory:``.
+        InvalidSetting: the database cannot be opened, is of another kind, or is not a file: SQLite's ``:memory:``, and
+            without ``create`` a file that does not exist.
     """
 
     def __init__(self, database: str, *, create: bool = False) -> None:
@@ -107,6 +115,9 @@ class OutboxStore:
         self._lock = threading.Lock()
         self._closed = False
         self._connection: Any = None
+        path = self._address.target
+        if self.dialect == "sqlite" and not create and path != _IN_MEMORY and not Path(path).exists():
+            raise InvalidSetting(f"the database of the outbox {path!r} does not exist", hint=_CREATE)
         try:
             self._connection = self.connect()
         except Exception as error:
@@ -207,7 +218,7 @@ class OutboxStore:
         """Return now and the end of a lease by the clock of the database, because clocks of hosts differ."""
         if now is None:
             ((now,),) = self._run(f"SELECT {DIALECTS[self.dialect]['now']}", {})
-        return {"now": now, "until": now + seconds}
+        return {"now": now, "until": now + seconds, "latest": now + LONGEST_LEASE + _DRIFT}
 
     def lease(self, owner: str, seconds: float, now: float | None = None) -> list[int]:
         """Lease an equal share of the outbox for each running relay; return the numbers of its parts.
@@ -216,12 +227,12 @@ class OutboxStore:
 
         Args:
             owner: name of the relay.
-            seconds: how long, by the clock of the database.
+            seconds: how long, by the clock of the database; `LONGEST_LEASE` at most.
             now: seconds since 1970; None for the clock of the database.
         """
         with self._transaction():
             values = {"owner": owner, **self._until(seconds, now)}
-            self._run("DELETE FROM nsqext_outbox_relay WHERE until < :now", values)
+            self._run(f"DELETE FROM nsqext_outbox_relay WHERE {_ENDED}", values)  # noqa: S608
             self._run(
                 "INSERT INTO nsqext_outbox_relay (owner, until) VALUES (:owner, :until) "
                 "ON CONFLICT (owner) DO UPDATE SET until = excluded.until, publishing = excluded.publishing",
@@ -385,8 +396,8 @@ class OutboxStore:
             waiting, oldest = self._run("SELECT count(*), min(added) FROM nsqext_outbox WHERE error IS NULL", {})[0]
             refused = self._run("SELECT count(*) FROM nsqext_outbox WHERE error IS NOT NULL", {})[0][0]
             reasons = self._run(_LAST_ERROR, {})
-            clock = DIALECTS[self.dialect]["now"]
-            relays = self._run(f"SELECT count(*) FROM nsqext_outbox_relay WHERE until >= {clock}", {})[0][0]  # noqa: S608
+            clock = self._until(0.0, None)
+            relays = self._run(f"SELECT count(*) FROM nsqext_outbox_relay WHERE NOT {_ENDED}", clock)[0][0]  # noqa: S608
         age = None if oldest is None else max(0.0, now - oldest)
         return OutboxSummary(waiting, refused, age, relays, reasons[0][0] if reasons else "")
 
@@ -418,7 +429,7 @@ def _last_within(sizes: Sequence[tuple[int, int]], limit: int) -> int | None:
 def _hint(error: Exception) -> str:
     """Return what to do when a table cannot be read."""
     if getattr(error, "sqlstate", None) != _NO_COLUMN and not str(error).startswith("no such column"):
-        return "create its tables: nsqext outbox sql"
+        return _CREATE
     return (
         "its tables are of another version: add this column as nsqext outbox sql writes it, or drop the tables "
         "nsqext_outbox… when the outbox is empty, and create them again"

@@ -107,7 +107,7 @@ async def test_a_message_of_another_program_for_a_wrong_topic_is_set_aside(clust
 
 @one_database
 async def test_rows_that_other_programs_have_written_hold_back_no_other(cluster: Cluster, database: str) -> None:
-    """They ended the relay each time it was started."""
+    """They ended the relay each time it was started. A message is not set aside for its trace context."""
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, extend=True, channels=["ch"])
     wrong = ("headers = 'not JSON'", "headers = '[1]'", "trace_context = '{'")
@@ -117,11 +117,14 @@ async def test_rows_that_other_programs_have_written_hold_back_no_other(cluster:
             connection.execute(f"UPDATE nsqext_outbox SET {change} WHERE sequence = {number}")  # noqa: S608
         connection.commit()
     async with relayed(cluster, database) as store, Consumer(topic, "ch", cluster.lookupd) as consumer:
+        received = []
         with anyio.fail_after(_SECONDS):
-            message = await anext(consumer)
-        assert (message.body, message.key) == (b"text", "k")
-        await message.finish()
-        await eventually(lambda: store.summary(time.time()).refused == len(wrong), _SECONDS)
+            for _ in range(2):
+                message = await anext(consumer)
+                received.append((message.body, message.key))
+                await message.finish()
+        assert received[1] == (b"text", "k")
+        await eventually(lambda: store.summary(time.time()).refused == 2, _SECONDS)
         await eventually(lambda: store.summary(time.time()).waiting == 0, _SECONDS)
 
 

@@ -322,11 +322,26 @@ def test_a_renewal_extends_the_lease_and_reports_a_part_that_is_lost(database: s
 def test_leases_end_by_the_clock_of_the_database(database: str) -> None:
     with OutboxStore(database) as store:
         before = time.time()
-        store.lease("first", 100)
+        store.lease("first", 50)
         with closing(store.connect()) as connection:
             ends = connection.execute("SELECT DISTINCT until FROM nsqext_outbox_shard").fetchall()
-    assert before - 1 < ends[0][0] - 100 < time.time() + 1  # SQLite's clock has milliseconds
+    assert before - 1 < ends[0][0] - 50 < time.time() + 1  # SQLite's clock has milliseconds
     assert len(ends) == 1
+
+
+def test_a_clock_that_is_set_back_does_not_keep_the_parts_of_a_killed_relay(database: str) -> None:
+    with OutboxStore(database) as store:
+        store.lease("killed", 60, now=time.time() + 3600)
+        assert store.summary(0.0).relays == 0
+        assert store.lease("other", 60, now=time.time() + 3598) == []
+        assert len(store.lease("other", 60)) == 16
+        assert store.summary(0.0).relays == 1
+
+
+def test_a_file_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="does not exist"):
+        OutboxStore(f"sqlite:///{tmp_path}/misspelt.db")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_relay_that_leaves_returns_its_own_parts(database: str) -> None:
@@ -366,8 +381,8 @@ def test_a_renewal_reports_one_lost_part_of_several(database: str) -> None:
 
 def test_a_relay_that_leases_again_runs_for_longer(database: str) -> None:
     with OutboxStore(database) as store:
-        for seconds, running in ((10.0, 0), (1e10, 1)):  # by the clock of the database
-            store.lease("first", seconds, now=100.0)
+        for now, running in ((100.0, 0), (None, 1)):  # by the clock of the database
+            store.lease("first", 10.0, now=now)
             assert store.summary(now=100.0).relays == running
 
 
@@ -375,12 +390,13 @@ def test_a_renewal_keeps_the_relay_among_those_that_run(database: str) -> None:
     with OutboxStore(database) as store:
         held = store.lease("first", 10, now=100.0)
         assert store.summary(now=100.0).relays == 0  # by the clock of the database, the lease has ended
-        assert store.renew("first", held, 1e10, now=100.0)
+        assert store.renew("first", held, 30)
         assert store.summary(now=100.0).relays == 1
 
 
-async def test_a_relay_leases_for_longer_than_a_publish_takes(
-    cluster: Cluster, topic: str, database: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("timeout", "expected"), [(7.0, 12), (600.0, 60)])
+async def test_a_relay_leases_for_longer_than_a_publish_takes_but_not_for_ever(
+    cluster: Cluster, topic: str, database: str, timeout: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased: list[float] = []
     lease = OutboxStore.lease
@@ -391,11 +407,11 @@ async def test_a_relay_leases_for_longer_than_a_publish_takes(
 
     monkeypatch.setattr(OutboxStore, "lease", note)
     with OutboxStore(database) as store:
-        async with Producer(cluster.lookupd, timeout=7.0) as producer, anyio.create_task_group() as tasks:
+        async with Producer(cluster.lookupd, timeout=timeout) as producer, anyio.create_task_group() as tasks:
             tasks.start_soon(OutboxRelay(store, poll=0.05).run, producer)
             await eventually(lambda: bool(leased), _SECONDS)
             tasks.cancel_scope.cancel()
-    assert {*map(round, leased)} == {12}
+    assert {*map(round, leased)} == {expected}
 
 
 # Reads
@@ -1087,6 +1103,6 @@ def test_a_store_that_cannot_be_opened_closes_its_connection(tmp_path: Path, mon
 
         monkeypatch.setattr(OutboxStore, "connect", connect)
         with pytest.raises(InvalidSetting, match=text):
-            OutboxStore("sqlite:///given")
+            OutboxStore(f"sqlite:///{tmp_path}")
         with pytest.raises(sqlite3.ProgrammingError):
             connections[-1].execute("SELECT 1")

@@ -156,7 +156,6 @@ class Mirror:
     run: RelayRun
     producer: Producer
     placement: Placement
-    _failing: bool = False
 
     async def copy(self, batch: MessageBatch) -> None:
         """Publish a batch of one lane; raise Requeue if the target did not store all of it."""
@@ -215,9 +214,9 @@ class Mirror:
             if isinstance(error, (InvalidInput, ServerError)) and not (error.retryable or error.maybe_stored):
                 self.run.give_up(error)
                 return
-        if failures and not self._failing:
+        if failures and self.run.outage is None:
             logger.warning("%s stores no messages, they wait in the source: %s", self.run.target, failures[0])
-        self._failing = bool(failures)
+        self.run.outage = failures[0] if failures else None
 
 
 async def _finish(message: Message) -> None:

@@ -134,6 +134,17 @@ async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: 
                         break
                 return answer.status_code
 
+        async def send_once(body: bytes, headers: dict[str, str]) -> None:
+            try:
+                with anyio.fail_after(hook.timeout):  # httpx limits only the wait for each chunk
+                    status = await post(body, headers)
+            except (httpx.TimeoutException, TimeoutError) as error:
+                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s") from error
+            except httpx.HTTPError as error:
+                raise PublishFailed(f"{url} did not respond: {error!r}") from error
+            if not 200 <= status < 300:
+                raise PublishFailed(f"{url} responded with status {status}")
+
         async def send(message: Message) -> None:
             headers = {
                 "Content-Type": hook.content_type,
@@ -141,14 +152,11 @@ async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: 
                 "X-NSQ-Attempts": str(message.attempts),
             }
             try:
-                with anyio.fail_after(hook.timeout):  # httpx limits only the wait for each chunk
-                    status = await post(message.body, headers)
-            except (httpx.TimeoutException, TimeoutError) as error:
-                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s") from error
-            except httpx.HTTPError as error:
-                raise PublishFailed(f"{url} did not respond: {error!r}") from error
-            if not 200 <= status < 300:
-                raise PublishFailed(f"{url} responded with status {status}")
+                await send_once(message.body, headers)
+            except PublishFailed as error:
+                relay.outage = error
+                raise
+            relay.outage = None
             relay.relayed += 1
 
         def consumer() -> Consumer:

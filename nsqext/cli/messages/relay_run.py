@@ -55,6 +55,7 @@ class RelayRun(TopicRelay):
         target: topic or URL that receives the messages.
         relayed: number of messages sent.
         error: why no restart would help; None while it runs.
+        outage: why the target stored nothing when it was last tried; None if it did.
         sorts: whether the server redelivers what a killed relay had in flight at once, in any order and mixed with new
             messages: it is sorted if there is room for all of it.
     """
@@ -66,6 +67,7 @@ class RelayRun(TopicRelay):
     running: Running
     relayed: int = 0
     error: NsqError | None = None
+    outage: NsqError | None = None
     sorts: bool = False
     _lag: int | None = None
     _consumer: Consumer | None = None
@@ -209,11 +211,13 @@ class RelayRun(TopicRelay):
             metrics.attach(producer)
 
         async def ask() -> dict[int, WorkerStatus]:
-            reason = "not started"
-            if self._consumer is not None:
+            found = [] if self.outage is None else [f"{self.target} stores no messages: {self.outage}"]
+            if self._consumer is None:
+                found.append("not started")
+            else:
                 metrics.attach(self._consumer)
-                reason = unready(self._consumer) or ""
+                found += filter(None, [unready(self._consumer)])
             text = generate_latest().decode()
-            return {1: WorkerStatus(live=True, ready=not reason, reasons=(reason,) if reason else (), metrics=text)}
+            return {1: WorkerStatus(live=True, ready=not found, reasons=tuple(found), metrics=text)}
 
         await HttpServer(StatusPage(ask)).serve(listener)

@@ -7,10 +7,11 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import cast
 
+import httpx
 import pytest
 
 from nsqext import Message, sync
@@ -18,6 +19,7 @@ from nsqext.broker import Cluster
 from nsqext.cli.messages.mirror import Kept, Placement
 from nsqext.types import TopicMeta
 from tests.support import plain_http
+from tests.support.blocking_client import eventually
 from tests.support.command_line import Process, Terminal, lines, run, started
 from tests.support.numbered_keys import KEYS, Publisher, disordered, lost
 
@@ -247,6 +249,26 @@ def test_a_relay_shows_its_lag_and_serves_it(cluster: Cluster) -> None:
     labels = f'channel="relay",target="{target}",topic="{source}",worker="1"'
     assert f"nsqext_relay_messages_total{{{labels}}} 1.0" in text
     assert f"nsqext_relay_lag_messages{{{labels}}} 0.0" in text
+
+
+@pytest.mark.parametrize("http", [False, True])
+def test_a_relay_whose_target_stores_nothing_is_not_ready(cluster: Cluster, http: bool) -> None:
+    source = f"t_{token_hex(4)}"
+    cluster.create_topic(source, channels=["relay"])
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(source, b"one")
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        address, target = ("{}:{}".format(*one.getsockname()) for one in (free, other))
+    place = ("--to-http", f"http://{target}") if http else ("--to", source, "--to-url", f"nsqd://{target}?timeout=0.5")
+
+    def reasons() -> str:
+        with suppress(httpx.TransportError):
+            answer = plain_http.get(f"http://{address}/readyz")
+            return answer.text if answer.status_code == 503 else ""
+        return ""
+
+    with relay(source, *place, "--http", address, *where(cluster)):
+        eventually(lambda: "stores no messages" in reasons())
 
 
 class _Body:

@@ -90,7 +90,8 @@ class TopicAdmin(ChannelAdmin):
         if isinstance(channels, str):
             raise InvalidInput(f"channels={channels!r} is one text", topic=topic, hint=f"give channels=[{channels!r}]")
         names = [check_channel(channel) for channel in channels]
-        if names and wait <= 0:
+        check_time("wait", wait)
+        if names and not wait:
             raise InvalidInput("channels are created once the topic has leaders", topic=topic, hint="give wait > 0")
         given = topic_arguments("create_topic", NewTopicSettings, settings)
         chosen = {argument: value for argument, value in given.items() if value != "false"}

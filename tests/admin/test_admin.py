@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from nsqext.errors import (
     ConnectionFailed,
     InvalidInput,
     InvalidName,
+    InvalidSetting,
     InvalidState,
     LookupFailed,
     OperationNotSupported,
@@ -472,3 +474,21 @@ async def test_a_topic_is_created_with_storage_limits(tmp_path: Path) -> None:
         True,
         True,
     )
+
+
+@pytest.mark.parametrize("wait", [-1, "5", float("nan")])
+async def test_a_time_to_wait_that_is_no_time_is_refused_before_anything_is_sent(
+    redesigned: Cluster, wait: Any
+) -> None:
+    topic = fresh()
+    async with Admin(redesigned.lookupd) as admin:
+        with pytest.raises(InvalidSetting, match="wait="):
+            await admin.create_topic(topic, wait=wait)
+        await admin.create_topic(topic, channels=["ch"])
+        for change in (
+            admin.expand_topic(topic, 2, wait=wait),
+            admin.move_partition(topic, 0, "n1:1", "n2:1", wait=wait),
+        ):
+            with pytest.raises(InvalidSetting, match="wait="):
+                await change
+        assert len((await admin.topic(topic)).leaders) == 1

@@ -173,8 +173,18 @@ async def test_an_app_without_handlers_publishes(cluster: Cluster, topics: tuple
             assert (await app.publish(topics[0], b"x")).topic == topics[0]
             assert app.health() == Health(live=True, ready=True)
         await app.start()
-        app.stop()
-        await app.wait()
+        ended = anyio.Event()
+
+        async def wait() -> None:
+            await app.wait()
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            assert (await app.publish(topics[0], b"x")).topic == topics[0]
+            assert not ended.is_set()
+            app.stop()
         assert app.health().reasons == ("the app is not running",)
 
 

@@ -107,7 +107,7 @@ async def test_logs(cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixtu
         ("handler failed", "WARNING", "RuntimeError"),
     ]
     assert (records[1].count, records[1].bytes, records[1].partition, records[1].topic) == (2, 8, [0], topic)
-    assert records[0].seconds > 0
+    assert all(0 < record.seconds < 60 for record in records)
     assert {record.attempts for record in records[3:]} == {1, 2}
     assert 7 in {record.trace_id for record in records[3:]}
 

@@ -149,6 +149,7 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
         assert large.partition in {0, 1}
         assert producer.statistics().stored == before + 51
         assert producer.statistics().bytes_sent > 900_000
+        assert producer.statistics().connections > len(threads.pools[-1]) > 0, "those of the event loop, too"
         with pytest.raises(nsqext.errors.InvalidInput, match="delay"):
             producer.publish(topic, b"x", delay=-1.0)
         with pytest.raises(nsqext.errors.InvalidInput, match="identity"):

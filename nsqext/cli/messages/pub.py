@@ -33,7 +33,7 @@ Format = Literal["lines", "json", "csv", "whole"]
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 64 << 20  # bytes; servers accept messages of a few MiB
-_BOM = "\ufeff".encode()  # spreadsheets write it
+_BOM = "\ufeff".encode()  # spreadsheets and editors write it
 _MOST_RANGES = 20  # of failed lines in a result
 
 
@@ -53,9 +53,9 @@ async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Yield lines with newlines."""
+    """Yield lines with newlines, without a mark of the byte order at the begin."""
     waiting: list[bytes] = []  # of a line longer than a chunk
-    size = 0
+    size, mark = 0, _BOM
     async for chunk in read_chunks(descriptor):
         first, *others = chunk.split(b"\n")
         waiting.append(first)
@@ -63,10 +63,10 @@ async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
         if size > _LONGEST_LINE:
             raise InvalidInput(f"a line is longer than {_LONGEST_LINE >> 20} MiB", hint="use --format whole")
         for line in others:
-            yield b"".join(waiting) + b"\n"
-            waiting, size = [line], len(line)
+            yield b"".join(waiting).removeprefix(mark) + b"\n"
+            waiting, size, mark = [line], len(line), b""
     if size:
-        yield b"".join(waiting)
+        yield b"".join(waiting).removeprefix(mark)
 
 
 async def read_rows(descriptor: int) -> AsyncIterator[tuple[int, list[str]]]:
@@ -75,7 +75,7 @@ async def read_rows(descriptor: int) -> AsyncIterator[tuple[int, list[str]]]:
     lines, number = b"", 0
     async for line in read_lines(descriptor):
         number += 1
-        lines += line.removeprefix(_BOM) if number == 1 else line
+        lines += line
         if lines.count(b'"') % 2 == 0:
             try:
                 rows = list(csv.reader(io.StringIO(lines.decode(), newline="")))
@@ -270,7 +270,7 @@ async def _publish_arguments(
         for text in bodies:
             await pace.wait()
             with waits.waiting(f"{topic} to store the message"):
-                receipt = await producer.publish(topic, text.encode(), **options)
+                receipt = await producer.publish(topic, os.fsencode(text), **options)
             place = topic_and_partition(receipt.topic, receipt.partition)
             connection.show(receipt._asdict(), f"stored in {place} at {receipt.node}")
 

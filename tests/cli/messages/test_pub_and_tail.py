@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from secrets import token_hex
@@ -48,6 +49,23 @@ def test_messages_survive_tail_and_pub(cluster: Cluster, topic: str) -> None:
         7,
     )
     assert plain["body_base64"] == "/w=="
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (("--format", "json"), b'\xef\xbb\xbf{"body":"a"}\r\n{"body_base64":"/w=="}\r\n'),
+        (("--format", "lines"), b"\xef\xbb\xbfa\r\n\xff"),
+        ((b"a", b"\xff"), b""),
+    ],
+)
+def test_bytes_arrive_without_the_marks_of_an_editor(
+    cluster: Cluster, topic: str, arguments: tuple[str | bytes, ...], given: bytes
+) -> None:
+    words = [word if isinstance(word, str) else os.fsdecode(word) for word in arguments]
+    lines("pub", topic, *words, "--lookupd", cluster.lookupd[0], stdin=given)
+    found = lines("tail", topic, *END, "--lookupd", cluster.lookupd[0])
+    assert {one.get("body", one.get("body_base64")) for one in found} == {"a", "/w=="}
 
 
 def test_options_win_over_the_headers_of_a_record(cluster: Cluster, topic: str) -> None:

@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": PUBLIC,
     "middleware": PUBLIC,
     "observability": PUBLIC | {"delays", "middleware", "transactions"},
-    "app": PUBLIC | {"middleware"},
+    "app": PUBLIC | {"middleware", "broker"},  # tests of an app filter messages as servers do
     "delays": PUBLIC | {"app"},
     "transactions": PUBLIC | {"app"},
     "spark": PUBLIC | {"partitions", "sync"},

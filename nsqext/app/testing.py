@@ -19,10 +19,11 @@ from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed
 from nsqext.client.producer.request import check_choice, key_bytes
-from nsqext.errors import InvalidBody, InvalidInput, InvalidState
+from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
 from nsqext.protocol.names import check_partition, check_trace_id
+from nsqext.protocol.record import Record
 from nsqext.types import Receipt
 from nsqext.waits import Waiters
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.producer.options import ProducerOptions
     from nsqext.client.producer.publishing import OutgoingMessage, Publishing
+    from nsqext.protocol.identify import ExtFilter
 
 T = TypeVar("T")
 
@@ -222,8 +224,9 @@ class AppTest:
         """Call a topic's handlers with a message; return their results in the order of registration.
 
         As on topics with extend support, the handlers of a channel with the message's tag are called, or without any
-        the handlers without a tag; those with ``partitions`` receive messages of these. Ids and offsets are unique in a
-        process; a header ``nsqext_id`` stands for a message that an inbox knows.
+        the handlers without a tag; those with ``partitions`` receive messages of these, and those with ``ext_filter``
+        messages that match, which needs the extra ``broker``. Ids and offsets are unique in a process; a header
+        ``nsqext_id`` stands for a message that an inbox knows.
 
         Args:
             value: the body, see `nsqext.app.encode_body`.
@@ -234,6 +237,7 @@ class AppTest:
 
         Raises:
             InvalidInput: the app has no handler that receives it, or an invalid part of the message.
+            InvalidSetting: a handler has ``ext_filter``, and the extra ``broker`` is not installed.
             InvalidState: a handler was not called, did not await a requeue, or was called despite ``handled=False``;
                 the test has not begun, has ended, or runs on a cluster: publish the message instead.
             BaseException: of a handler, also `nsqext.Requeue` and `nsqext.Reject`.
@@ -259,17 +263,17 @@ class AppTest:
         body = encode_body(value)
         if not body:
             raise InvalidBody("a body cannot be empty: no server delivers such a message", topic=topic)
+        extended = bool(headers or tag is not None or key is not None)
+        reserved = {} if key is None else {KEY_HEADER: key}
+        header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""
         results = []
-        for spec in specs:
+        for spec in self._matching(topic, specs, header):
             number = next(_numbers)
             message = Message(_TestOwner(topic, partition))  # type: ignore[abstract]
             message.id = pack(">QQ", number, trace_id)
             message.timestamp = time.time_ns()
             message.attempts = attempts
-            extended = bool(headers or tag is not None or key is not None)
-            message.version = EXT_JSON if extended else EXT_NONE
-            reserved = {} if key is None else {KEY_HEADER: key}
-            message.header = encode_headers(headers, tag=tag, reserved=reserved) if extended else b""
+            message.version, message.header = EXT_JSON if extended else EXT_NONE, header
             message.offset, message.size = -1, 0
             if self._app.gives_offsets(spec):
                 message.offset, message.size = next(_offsets), _MESSAGE_SIZE
@@ -318,6 +322,17 @@ class AppTest:
             )
         return found
 
+    def _matching(self, topic: str, specs: list[HandlerSpec], header: bytes) -> list[HandlerSpec]:
+        """Return the handlers whose filter, as servers apply it, matches an extend header, empty for none."""
+        filters = [(spec, self._app.options_of(spec).ext_filter) for spec in specs]
+        found = [spec for spec, wanted in filters if wanted is None or _matches(wanted, header)]
+        if not found:
+            listed = ", ".join(repr(wanted) for _, wanted in filters)
+            raise InvalidInput(
+                "no handler receives a message with these headers", topic=topic, hint=f"filters of handlers: {listed}"
+            )
+        return found
+
     def _no_handler(self, topic: str, channel: str | None) -> InvalidInput:
         specs = self._app.specs
         channels = sorted({spec.channel for spec in specs if spec.topics.matches(topic)})
@@ -334,6 +349,16 @@ class AppTest:
             if len(found) >= count:
                 return found
             await self.recorder.changed.wait()
+
+
+def _matches(wanted: ExtFilter, header: bytes) -> bool:
+    """Return whether servers deliver a message with an extend header to a consumer with a filter."""
+    try:
+        from nsqext.broker.engine.header_filter import compile_filter
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"ext_filter in a test needs {error.name}", hint="pip install 'nsqext[broker]'") from error
+    matches = compile_filter(wanted.as_json())
+    return matches is None or matches(Record(0, 0, 0, b"", EXT_JSON if header else EXT_NONE, header))
 
 
 class _TestOwner(Owner):

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from nsqext import App, Message, MessageBatch, OutgoingMessage, Reject
+from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Reject
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
 from nsqext.transactions import Inbox, OutboxStore
@@ -233,6 +233,26 @@ async def test_a_handler_receives_the_tags_that_servers_would_send_it() -> None:
         assert received[3:] == ["billing None", "mail None"] * 2
         with pytest.raises(InvalidInput, match=r"receives a message without a tag .*: tags of handlers: canary"):
             await test.deliver("orders", b"4", channel="audit")
+
+
+async def test_a_handler_receives_what_its_filter_matches() -> None:
+    app, received = App("127.0.0.1:1"), list[str]()
+
+    def add(channel: str, wanted: ExtFilter | None) -> None:
+        @app.handler("orders", channel, ext_filter=wanted)
+        async def handle(message: Message) -> None:
+            received.append(channel)
+
+    for channel, inverse in (("eu", False), ("others", True)):
+        add(channel, ExtFilter(3, "region", "eu-*", inverse=inverse))
+    add("all", None)
+    async with app.test() as test:
+        await test.deliver("orders", b"1", headers={"region": "eu-west"})
+        await test.deliver("orders", b"2", headers={"region": "us"})
+        await test.deliver("orders", b"3")
+        assert received == ["eu", "all", "others", "all", "others", "all"]
+        with pytest.raises(InvalidInput, match=r"no handler receives a message with these headers .*ExtFilter\(type=3"):
+            await test.deliver("orders", b"4", channel="eu")
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'Message.requeue' was never awaited:RuntimeWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
@@ -41,7 +42,8 @@ T = TypeVar("T")
 _numbers = count(time.time_ns())
 _MOST_ATTEMPTS = 2**16 - 1  # servers count no more
 _MESSAGE_SIZE = 1000  # bytes between two messages in a test's log
-_offsets = count(time.time_ns(), _MESSAGE_SIZE)
+# by topic, channel and partition: a channel's next offset, which stays while a handler in order fails
+_offsets: defaultdict[tuple[str, str, int], int] = defaultdict(time.time_ns)
 
 
 @frozen
@@ -225,8 +227,8 @@ class AppTest:
 
         As on topics with extend support, the handlers of a channel with the message's tag are called, or without any
         the handlers without a tag; those with ``partitions`` receive messages of these, and those with ``ext_filter``
-        messages that match, which needs the extra ``broker``. Ids and offsets are unique in a process; a header
-        ``nsqext_id`` stands for a message that an inbox knows.
+        messages that match, which needs the extra ``broker``. Ids and offsets are unique in a process, but in order a
+        message follows a failed one at its offset; a header ``nsqext_id`` stands for a message that an inbox knows.
 
         Args:
             value: the body, see `nsqext.app.encode_body`.
@@ -269,16 +271,22 @@ class AppTest:
         results = []
         for spec in self._matching(topic, specs, header):
             number = next(_numbers)
-            message = Message(_TestOwner(topic, partition))  # type: ignore[abstract]
+            in_order = bool(self._app.options_of(spec).ordered)
+            message = Message(_TestOwner(topic, partition, in_order=in_order))  # type: ignore[abstract]
             message.id = pack(">QQ", number, trace_id)
             message.timestamp = time.time_ns()
             message.attempts = attempts
             message.version, message.header = EXT_JSON if extended else EXT_NONE, header
             message.offset, message.size = -1, 0
+            place = topic, spec.channel, partition
             if self._app.gives_offsets(spec):
-                message.offset, message.size = next(_offsets), _MESSAGE_SIZE
+                message.offset, message.size = _offsets[place], _MESSAGE_SIZE
             message.body = body
+            if not in_order:
+                _offsets[place] += _MESSAGE_SIZE
             results.append(await self._call(spec, message, handled=handled))
+            if in_order:
+                _offsets[place] += _MESSAGE_SIZE
         return results
 
     async def _call(self, spec: HandlerSpec, message: Message, *, handled: bool) -> object:
@@ -377,9 +385,10 @@ class _TestOwner(Owner):
     taking_over = False
     key_sharing = KeySharing.NONE
 
-    def __init__(self, topic: str, partition: int) -> None:
+    def __init__(self, topic: str, partition: int, *, in_order: bool) -> None:
         self.topic = topic
         self.partition = partition
+        self.in_order = in_order
 
     def expired(self, message: Message) -> bool:
         return False

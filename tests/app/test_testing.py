@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Reject
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
-from nsqext.transactions import Inbox, OutboxStore
+from nsqext.transactions import Inbox, OutboxStore, Positions, schema_sql
 
 pytestmark = pytest.mark.anyio
 
@@ -233,6 +236,39 @@ async def test_a_handler_receives_the_tags_that_servers_would_send_it() -> None:
         assert received[3:] == ["billing None", "mail None"] * 2
         with pytest.raises(InvalidInput, match=r"receives a message without a tag .*: tags of handlers: canary"):
             await test.deliver("orders", b"4", channel="audit")
+
+
+async def test_positions_see_messages_in_order(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as connection:
+        connection.executescript(schema_sql("sqlite"))
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(tmp_path / "db", isolation_level=None, check_same_thread=False)) as connection:
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+
+    positions = Positions(begin)
+    app = App("127.0.0.1:1")
+
+    @app.handler("orders", "billing", ordered=True, start=positions, middleware=[positions])
+    async def handle(message: Message) -> bytes:
+        if message.body == b"failing":
+            raise Reject("no")
+        return message.body
+
+    @app.handler("mails", "billing", ordered=True)
+    async def other(message: Message) -> None:
+        """Take an offset."""
+
+    async with app.test() as test:
+        assert await test.deliver("orders", b"1") == [b"1"]
+        await test.deliver("mails", b"x")
+        assert await test.deliver("orders", b"2", partition=1) == [b"2"]
+        with pytest.raises(Reject):
+            await test.deliver("orders", b"failing")
+        assert await test.deliver("orders", b"3") == [b"3"]
 
 
 async def test_a_handler_receives_what_its_filter_matches() -> None:

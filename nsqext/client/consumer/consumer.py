@@ -193,7 +193,7 @@ class Consumer(Runnable):
             auto_finish: whether its return finishes the message. Otherwise any task of the program (with `nsqext.sync`
                 any thread) answers it later. Until then it counts towards ``max_in_flight``, it is touched as long as
                 its server allows (``max_msg_timeout``, 15 minutes by default; then it is redelivered), and a closing
-                consumer waits for it.
+                consumer waits for it. With ``key``, the next message of its key begins when the handler returns.
 
         Raises:
             InvalidSetting: no function, a parameter without known source, or a second handler.

@@ -72,15 +72,22 @@ class HealthEndpoint:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path not in ("/healthz", "/readyz"):
             return 404, {"error": "unknown path: use /healthz or /readyz"}
-        if scope["method"] not in ("GET", "HEAD"):
+        if not reads(scope):
             return 405, {"error": "use GET"}
         good = health.live if path == "/healthz" else health.ready
         return 200 if good else 503, {"ok": good, "reasons": list(health.reasons)}
 
 
+def reads(scope: _Scope) -> bool:
+    """Return whether the method of an HTTP request is GET or HEAD."""
+    return scope["method"] in ("GET", "HEAD")
+
+
 async def respond(scope: _Scope, send: _Send, status: int, body: bytes, content_type: str) -> None:
-    """Send an uncacheable ASGI response; without its body for HEAD."""
+    """Send an uncacheable ASGI response; without its body for HEAD, and with the allowed methods for status 405."""
     headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-store")]
+    if status == 405:
+        headers.append((b"allow", b"GET, HEAD"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 

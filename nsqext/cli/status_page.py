@@ -9,7 +9,7 @@ import anyio
 from anyio import to_thread
 from attrs import evolve, frozen
 
-from nsqext.app.health import Health, HealthEndpoint, respond
+from nsqext.app.health import Health, HealthEndpoint, reads, respond
 from nsqext.errors import InvalidSetting
 from nsqext.types import Address
 
@@ -83,6 +83,9 @@ class StatusPage:
         workers = await self._ask() if scope["type"] == "http" else {}
         if scope["type"] != "http" or scope["path"] != "/metrics":
             await HealthEndpoint(lambda: combined_health(workers))(scope, receive, send)
+            return
+        if not reads(scope):
+            await respond(scope, send, 405, b"use GET\n", "text/plain; charset=utf-8")
             return
         try:
             status, body = 200, combined_metrics(workers)

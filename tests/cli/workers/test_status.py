@@ -89,6 +89,8 @@ async def test_the_page_answers_health_and_metrics() -> None:
     transport = httpx.ASGITransport(StatusPage(ask))
     async with httpx.AsyncClient(transport=transport, base_url="http://run") as client:
         live, ready, metrics, other = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics", "/x")]
+        posts = [await client.post(path) for path in ("/healthz", "/readyz", "/metrics", "/x")]
+    assert [(post.status_code, post.headers.get("allow")) for post in posts] == [(405, "GET, HEAD")] * 3 + [(404, None)]
     assert (live.status_code, ready.status_code, metrics.status_code, other.status_code) == (200, 503, 200, 404)
     assert ready.json() == {"ok": False, "reasons": ["worker 2: orders/ch: no partition is connected"]}
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")

@@ -93,12 +93,15 @@ class ClusterRequests:
                     raise
                 await self.client.http.ask(other, path, params, method="POST")
             return
-        errors: list[NsqError] = []
-        for node in nodes:
-            try:
-                await self.client.http.ask(node.address, path, params, method="POST")
-            except (LookupFailed, TopicNotFound) as error:
-                errors.append(error)
+
+        async def change(address: Address) -> None:
+            await self.client.http.ask(address, path, params, method="POST")
+
+        _, failed = await ask_all([node.address for node in nodes], change)
+        errors = [failed[node.address] for node in nodes if node.address in failed]
+        for one in errors:
+            if not isinstance(one, (LookupFailed, TopicNotFound)):
+                raise one
         if len(errors) == len(nodes):
             raise failure(errors, str(params.get("topic", "")) or None)
 

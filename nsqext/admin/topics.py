@@ -331,9 +331,10 @@ class TopicAdmin(ChannelAdmin):
         """
         requests = self._open()
         where = await requests.find(topic)
-        for channel in await self.channels(topic):
-            await self.empty_channel(topic, channel)
+        _, failed = await ask_all(await self.channels(topic), lambda channel: self.empty_channel(topic, channel))
         await requests.post_to_nodes(where, "/topic/empty")
+        for error in failed.values():
+            raise error
 
     async def tombstone(self, topic: str, node: str, *, restore: bool = False) -> None:
         """Hide a topic's node temporarily from consumers and producers, before it is taken out of service.
@@ -404,18 +405,18 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
         path: path of the accepted request for partitions; a repeat changes nothing.
         params: its arguments; after an expansion, lookup must report the number of partitions.
     """
-    created: set[Address] = set()
-    for info in await requests.client.lists.nodes():
-        if not info.redesigned and info.http is not None:
-            await requests.post(info.http, "/topic/create", {"topic": topic})
-            created.add(info.tcp)
+    infos = await requests.client.lists.nodes()
+    original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
+    _, failed = await ask_all(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
+    for error in failed.values():
+        raise error
     wanted = int(params["partition_num"]) if path == EXPAND else 0
 
     async def check() -> None:
         where = await requests.led(topic)
         if where.partition_num < wanted:
             raise PartitionUnavailable(f"lookup does not report {wanted} partitions yet", topic=topic)
-        unregistered = created.difference(where.nodes)
+        unregistered = original.keys() - where.nodes
         if unregistered and not where.leaders:
             raise PartitionUnavailable("lookup does not list the node yet", topic=topic, node=str(min(unregistered)))
         for number, node in where.leaders.items():

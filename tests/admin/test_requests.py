@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import count
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from attrs import evolve
@@ -183,6 +185,35 @@ async def test_a_silent_node_of_an_original_topic_does_not_keep_others_from_a_ch
     with pytest.raises(ConnectionFailed, match="o1:4151"):
         await getattr(admin_of(nodes), f"{action}_topic")("orders")
     assert params(changed) == [{"topic": "orders"}]
+
+
+async def test_nodes_that_respond_are_emptied_and_create_the_topic_although_others_are_down() -> None:
+    nodes = LookupNodes()
+    listed = {"channels": ["c1", "c2"], "producers": [node_json("o1:4150", ""), node_json("o2:4150", "")]}
+    asked = anyio.Event()
+
+    async def silent(_: httpx.Request) -> httpx.Response:
+        await asked.wait()
+        return OK
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        asked.set()
+        return OK
+
+    for name, change in (("x:4161", silent), ("y:4161", answer)):
+        nodes.lists(name)
+        nodes.finds(name, listed)
+        nodes.route(name, "/nodes", listed)
+        nodes.route(name, "/topic/create", change, "POST")
+    paths = ("/channel/empty", "/topic/empty", "/topic/create")
+    for path in paths:
+        nodes.route("o1:4151", path, httpx.ConnectError("down"), "POST")
+    changed = [nodes.route("o2:4151", path, OK, "POST") for path in paths]
+    admin = admin_of(nodes, "x:4161,y:4161")
+    for call in (partial(admin.empty_topic, "orders"), partial(admin.create_topic, "orders", exist_ok=True)):
+        with pytest.raises(ConnectionFailed, match="o1:4151"), anyio.fail_after(10):
+            await call()
+    assert [len(route.calls) for route in changed] == [2, 1, 1]
 
 
 async def test_channels_that_have_to_be_registered_are_registered_at_lookup(nodes: LookupNodes) -> None:

@@ -361,7 +361,7 @@ class TopicAdmin(ChannelAdmin):
 
 async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, str | int], *, exist_ok: bool) -> None:
     """Register a topic at the lookup service with arguments of ``/topic/create``."""
-    exists = InvalidInput("the topic exists", topic=topic, hint="pass exist_ok=True to keep it as it is")
+    exists = InvalidInput("the topic exists", topic=topic, hint="exist_ok=True, or --if-not-exists, keeps it")
     if not exist_ok:
         # the server accepts an existing topic with the same numbers and flags (captured: topic_create)
         with suppress(TopicNotFound):

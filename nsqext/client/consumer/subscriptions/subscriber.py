@@ -126,6 +126,8 @@ class Subscriber:
                     self._tasks.start_soon(self._keep, assignment)
             if self._expected is None:
                 self._expected = len(self._assignments)
+                if not self._expected:
+                    self._warn_of_wait(f"none of partitions={self._options.partitions} has a leader")
             await self._changed.wait()
 
     def _check_partitions(self, view: PartitionMap) -> None:
@@ -167,12 +169,15 @@ class Subscriber:
                     return None  # the metadata was closed
                 answered, reason = True, error
             if not warned:
-                logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
+                self._warn_of_wait(reason)
                 warned = True
             failures += 1
             longest = min(LONGEST_POLL, options.max_reconnect_wait)
             await anyio.sleep(pause_after(options.reconnect_wait, longest, failures))
         return None
+
+    def _warn_of_wait(self, reason: object) -> None:
+        logger.warning("waiting for a partition to subscribe to: %s", reason, extra={"topic": self._topic})
 
     def _view_changed(self, view: PartitionMap) -> None:
         self._changed.wake()

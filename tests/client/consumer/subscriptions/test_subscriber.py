@@ -144,6 +144,21 @@ async def test_a_topic_that_differs_from_lookup_is_subscribed_as_its_server_dema
     assert "the server requires what lookup does not report" in caplog.text
 
 
+async def test_a_consumer_whose_chosen_partition_has_no_leader_says_so_and_waits_for_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scripted_lookup() as lookup, scripted_node(obey({"SUB": [ok()]})) as node:
+        lookup.set_leaders({0: node}, num=2)
+        consumer = Consumer("t", "ch", lookupd=str(lookup), partitions=(1,), **QUICK)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.start)
+            await eventually(lambda: "subscribe to: none of partitions=(1,) has a leader" in caplog.text)
+            assert not node.commands
+            lookup.set_leaders({0: node, 1: node}, num=2)
+        await eventually(lambda: [one.partition for one in consumer.connections] == [1])
+        await consumer.aclose()
+
+
 async def test_lanes_warn_once_of_other_connections_on_their_channel(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

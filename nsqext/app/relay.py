@@ -70,6 +70,8 @@ class Relay:
     _stopping = False
     #: why its store or database cannot be used at the moment; None otherwise
     outage: str | None = None
+    #: why the last publish stored nothing, unless its message is the reason; None otherwise
+    failure: str | None = None
 
     def attach(self, app: App) -> None:
         """Run while an app runs, with its producer.

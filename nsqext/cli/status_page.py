@@ -113,8 +113,9 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
 
     async def ask() -> dict[int, WorkerStatus]:
         health = app.health()
-        if relay.outage is not None:
-            health = evolve(health, ready=False, reasons=(*health.reasons, relay.outage))
+        found = [reason for reason in (relay.outage, relay.failure) if reason is not None]
+        if found:
+            health = evolve(health, ready=False, reasons=(*health.reasons, *found))
         text = (await to_thread.run_sync(generate_latest)).decode()
         return {1: WorkerStatus(live=health.live, ready=health.ready, reasons=health.reasons, metrics=text)}
 

@@ -206,10 +206,14 @@ class DelayRelay(Relay):
             await publish_record(producer, data)
             self._published.append(identity)
             self._stored += 1
+            self.failure = None
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", RETRY, error)
             self._failed += 1
-            failed = partial(self._store.failed, alone=refuses_message(error))
+            alone = refuses_message(error)
+            if not alone:
+                self.failure = f"no message is stored: {error}"
+            failed = partial(self._store.failed, alone=alone)
             await self._in_store(failed, identity, str(error), time.time(), RETRY)
         finally:
             self._publishing -= 1

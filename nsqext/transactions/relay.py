@@ -292,9 +292,11 @@ class OutboxRelay(Relay):
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._store.delete, stored)
             self._published += len(stored)
+            self.failure = None
 
     def _rest(self, topic: str, error: NsqError, count: int) -> None:
         self._failed += 1
+        self.failure = f"no message is stored: {error}"
         self._resting[topic] = anyio.current_time() + RETRY
         logger.warning(
             "%d messages of the outbox are not published, %g s until the next try: %s",

@@ -96,6 +96,13 @@ def test_a_relay_serves_its_metrics_and_the_doctor_reads_them(tmp_path: Path) ->
                 for before, behind, status in (("delayed", "away", 503), ("away", "delayed", 200)):
                     database.execute(f"ALTER TABLE {before} RENAME TO {behind}")
                     eventually(lambda: plain_http.get(f"http://{address}/readyz").status_code == status)  # noqa: B023
+            lines("topic", "create", "gone", "--channel", "ch", *where)
+            with Producer(cluster.lookupd, delay_via="relay") as producer:
+                producer.publish("gone", b"not stored", delay=0.5)
+                lines("topic", "delete", "gone", "--yes", *where)
+                eventually(lambda: "no message is stored" in plain_http.get(f"http://{address}/readyz").text)
+                producer.publish("orders", b"stored", delay=0.01)
+                eventually(lambda: plain_http.get(f"http://{address}/readyz").status_code == 200)
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
 

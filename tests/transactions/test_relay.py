@@ -900,6 +900,23 @@ async def test_of_two_messages_only_the_refused_one_is_set_aside(database: str) 
 
 
 @one_database
+async def test_a_relay_says_that_nothing_is_stored(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsqext.transactions.relay.RETRY", 0.01)
+    down = True
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        if down:
+            raise PublishFailed("no node", topic=topic)
+
+    fill(database, "t", 2, 4)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)) as relay:
+            await eventually(lambda: "no node" in str(relay.failure), _SECONDS)
+            down = False
+            await eventually(lambda: relay.failure is None, _SECONDS)
+
+
+@one_database
 async def test_a_message_that_is_too_large_by_its_trace_is_published_without_it(database: str) -> None:
     async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
         if "traceparent" in (messages[0].headers or {}):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 
@@ -123,7 +123,7 @@ class Deduplicate(Middleware):
             handled.
     """
 
-    unsupported = {  # noqa: RUF012 - declared by the base class
+    unsupported: ClassVar[Mapping[str, str]] = {
         "auto_finish=False": "a message counts as handled when its handler returns: leave out auto_finish",
         "a transaction around it": "a message would count as handled although its commit fails: give it first",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from secrets import token_hex
@@ -64,7 +64,7 @@ class HandlerTransaction(Middleware, Generic[S]):
 
     _tables: ClassVar[tuple[str, ...]]
     opens_transaction = True
-    unsupported = {  # noqa: RUF012 - declared by the base class
+    unsupported: ClassVar[Mapping[str, str]] = {
         "batches": "use a handler of single messages, or give it to those handlers alone: handler(…, middleware=[…])",
         "auto_finish=False": "the message is recorded as handled when its handler returns: leave out auto_finish",
     }

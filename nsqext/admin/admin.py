@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsqext.admin.nodes import NodeAdmin
-from nsqext.admin.requests import ask_all, http_of, unsupported
+from nsqext.admin.requests import ask_each, http_of, unsupported
 from nsqext.admin.results import StoredMessage
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, topic_stats
 from nsqext.admin.topics import TopicAdmin
@@ -123,9 +123,7 @@ async def _newest_messages(
         if part.partition is not None
         for number in range(part.messages, max(part.messages - count, 0), -1)
     )
-    messages, failed = await ask_all(wanted, read)
-    for error in failed.values():
-        raise error
+    messages = await ask_each(wanted, read)
     # real servers return the first message for any message of a batch
     found = {(message.partition, message.offset): message for message in messages.values() if message is not None}
     newest = sorted(found.values(), key=lambda one: (one.timestamp, one.offset), reverse=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from nsqext.admin.requests import AdminBase, ClusterRequests, ask_all, cluster_generation, http_address
+from nsqext.admin.requests import AdminBase, ClusterRequests, ask_each, cluster_generation, http_address
 from nsqext.admin.stats import in_sync_replicas, node_statuses
 from nsqext.errors import (
     ConnectionFailed,
@@ -101,9 +101,7 @@ class NodeAdmin(AdminBase):
             await change_everywhere(requests, "/loglevel/set", {"loglevel": _LEVELS[level]}, lookupd=True)
             return
         value = _ORIGINAL_LEVELS.get(level, level).encode()
-        _, failed = await ask_all(infos, lambda info: option(requests, info, "log_level", value))
-        for error in failed.values():
-            raise error
+        await ask_each(infos, lambda info: option(requests, info, "log_level", value))
 
     async def node_option(self, node: str, name: str) -> object:
         """Return an option of an nsqd of either generation, as its JSON value; times are nanoseconds.
@@ -197,9 +195,7 @@ async def change_everywhere(
     async def change(node: Address) -> None:
         await requests.post(node, path, params)
 
-    _, failed = await ask_all(nodes, change)
-    for error in failed.values():
-        raise error
+    await ask_each(nodes, change)
 
 
 async def move_partition(requests: ClusterRequests, topic: str, partition: int, source: str, target: str) -> None:

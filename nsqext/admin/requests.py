@@ -153,9 +153,7 @@ class ClusterRequests:
         async def change(node: Address) -> None:
             await self.post(http_of(where, node), path, {"topic": where.topic})
 
-        _, failed = await ask_all(where.nodes, change)
-        for error in failed.values():
-            raise error
+        await ask_each(where.nodes, change)
 
     async def fetch(
         self, address: Address, path: str, params: Mapping[str, str | int], method: str = "GET", body: bytes = b""
@@ -302,6 +300,14 @@ async def ask_all(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> tuple
 
     found = await gather(items, ask_one)
     return {item: result[0] for item, result in found.items() if result is not None}, failed
+
+
+async def ask_each(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
+    """Return the results of `ask_all`; raise the first error after all items were asked."""
+    found, failed = await ask_all(items, ask)
+    for error in failed.values():
+        raise error
+    return found
 
 
 def _leader_of(nodes: Iterable[LookupNode]) -> Address | None:

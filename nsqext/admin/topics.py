@@ -11,7 +11,7 @@ import anyio
 from nsqext.admin.channels import ChannelAdmin
 from nsqext.admin.nodes import change_everywhere, move_partition
 from nsqext.admin.options import NewTopicSettings, TopicSettings, topic_arguments
-from nsqext.admin.requests import ask_all, generation_of, http_of, unsupported
+from nsqext.admin.requests import ask_all, ask_each, generation_of, http_of, unsupported
 from nsqext.admin.results import TopicInfo
 from nsqext.arguments import check_number, check_time
 from nsqext.errors import InvalidInput, LookupFailed, PartitionUnavailable, TopicNotFound, TopicNotReady
@@ -407,9 +407,7 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
     """
     infos = await requests.client.lists.nodes()
     original = {info.tcp: info.http for info in infos if not info.redesigned and info.http is not None}
-    _, failed = await ask_all(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
-    for error in failed.values():
-        raise error
+    await ask_each(original, lambda tcp: requests.post(original[tcp], "/topic/create", {"topic": topic}))
     wanted = int(params["partition_num"]) if path == EXPAND else 0
 
     async def check() -> None:

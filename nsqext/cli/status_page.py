@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
-from attrs import evolve, frozen
+from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint, reads, respond
 from nsqext.errors import InvalidSetting
@@ -26,14 +26,7 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 _LABEL = "worker"
 
 
-@frozen
-class WorkerStatus(Health):
-    """Health of a worker's app; not live if the worker does not run or respond."""
-
-    metrics: str = ""
-
-
-def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
+def combined_health(workers: Mapping[int, Health]) -> Health:
     """Return the health of a program: live and ready if all workers are."""
     reasons = [f"worker {number}: {reason}" for number, one in sorted(workers.items()) for reason in one.reasons]
     return Health(
@@ -43,15 +36,15 @@ def combined_health(workers: Mapping[int, WorkerStatus]) -> Health:
     )
 
 
-def combined_metrics(workers: Mapping[int, WorkerStatus]) -> bytes:
+def combined_metrics(workers: Mapping[int, str]) -> bytes:
     """Return all workers' metrics as text, with their numbers in the label ``worker``."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import Metric
     from prometheus_client.parser import text_string_to_metric_families
 
     families: dict[str, Any] = {}
-    for number, one in sorted(workers.items()):
-        for family in text_string_to_metric_families(one.metrics):
+    for number, text in sorted(workers.items()):
+        for family in text_string_to_metric_families(text):
             known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 known.samples.append(sample._replace(labels={**sample.labels, _LABEL: str(number)}))
@@ -69,10 +62,20 @@ class _Collected:
 
 
 class StatusPage:
-    """An ASGI application with the routes ``/healthz``, ``/readyz`` and ``/metrics``."""
+    """An ASGI application with the routes ``/healthz``, ``/readyz`` and ``/metrics``.
 
-    def __init__(self, ask: Callable[[], Awaitable[Mapping[int, WorkerStatus]]]) -> None:
-        self._ask = ask
+    Args:
+        health: returns the health of each worker by number.
+        metrics: returns the metrics of each worker as text. Health does not wait for it: it may read databases.
+    """
+
+    def __init__(
+        self,
+        health: Callable[[], Awaitable[Mapping[int, Health]]],
+        metrics: Callable[[], Awaitable[Mapping[int, str]]],
+    ) -> None:
+        self._health = health
+        self._metrics = metrics
 
     async def __call__(
         self,
@@ -80,15 +83,15 @@ class StatusPage:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        workers = await self._ask() if scope["type"] == "http" else {}
         if scope["type"] != "http" or scope["path"] != "/metrics":
+            workers = await self._health() if scope["type"] == "http" else {}
             await HealthEndpoint(lambda: combined_health(workers))(scope, receive, send)
             return
         if not reads(scope):
             await respond(scope, send, 405, b"use GET\n", "text/plain; charset=utf-8")
             return
         try:
-            status, body = 200, combined_metrics(workers)
+            status, body = 200, combined_metrics(await self._metrics())
         except ModuleNotFoundError as error:
             status, body = 501, f"{error}: pip install 'nsqext[prometheus]'\n".encode()
         await respond(scope, send, status, body, "text/plain; version=0.0.4; charset=utf-8")
@@ -108,26 +111,26 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
     except ModuleNotFoundError as error:
         listener.close()
         raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[prometheus]'") from error
-    metrics = Prometheus()
-    metrics.attach(relay)
+    prometheus = Prometheus()
+    prometheus.attach(relay)
 
-    async def ask() -> dict[int, WorkerStatus]:
-        health = app.health()
+    async def health() -> dict[int, Health]:
+        own = app.health()
         found = [reason for reason in (relay.outage, relay.failure) if reason is not None]
-        if found:
-            health = evolve(health, ready=False, reasons=(*health.reasons, *found))
-        text = (await to_thread.run_sync(generate_latest)).decode()
-        return {1: WorkerStatus(live=health.live, ready=health.ready, reasons=health.reasons, metrics=text)}
+        return {1: evolve(own, ready=False, reasons=(*own.reasons, *found)) if found else own}
+
+    async def metrics() -> dict[int, str]:
+        return {1: (await to_thread.run_sync(generate_latest)).decode()}
 
     @app.lifespan
     async def serve(_: App) -> AsyncIterator[None]:
         from nsqext.http.uvicorn_server import HttpServer
 
-        metrics.attach(app.producer)
+        prometheus.attach(app.producer)
         for consumer in app.consumers:
-            metrics.attach(consumer)
+            prometheus.attach(consumer)
         async with anyio.create_task_group() as tasks:
-            await tasks.start(HttpServer(StatusPage(ask)).serve, listener)
+            await tasks.start(HttpServer(StatusPage(health, metrics)).serve, listener)
             yield
             tasks.cancel_scope.cancel()
 

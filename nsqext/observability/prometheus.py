@@ -250,7 +250,7 @@ class Prometheus(Observer):
     Args:
         registry: by default the global registry.
         namespace: prefix of every name.
-        buckets: upper bounds of the histograms, in seconds.
+        buckets: upper bounds of the histograms, in seconds; None for those of the first object, or 0.005 to 10.
 
     A second object with the same registry and namespace counts into the metrics of the first.
 
@@ -262,27 +262,31 @@ class Prometheus(Observer):
     _first: ClassVar[WeakKeyDictionary[CollectorRegistry, dict[str, Prometheus]]] = WeakKeyDictionary()
 
     def __init__(
-        self, registry: CollectorRegistry = REGISTRY, *, namespace: str = "nsqext", buckets: Sequence[float] = _BUCKETS
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        namespace: str = "nsqext",
+        buckets: Sequence[float] | None = None,
     ) -> None:
         first = self._first.setdefault(registry, {}).get(namespace)
-        self._buckets: tuple[float, ...] = tuple(buckets)
         if first is not None:
-            if self._buckets != first._buckets:
+            if buckets is not None and tuple(buckets) != first._buckets:
                 raise InvalidSetting("the metrics of this registry and namespace exist with other buckets")
             vars(self).update(vars(first))
             return
+        self._buckets: tuple[float, ...] = tuple(_BUCKETS if buckets is None else buckets)
         common: dict[str, Any] = {"namespace": namespace, "registry": None}
         topic, channel = ("topic",), ("topic", "channel")
         self._messages = Counter("published_messages", "Messages that were stored.", topic, **common)
         self._bytes = Counter("published_bytes", "Bytes of the bodies that were stored.", topic, **common)
         self._publish = Histogram(
-            "publish_seconds", "Time until the messages were stored.", topic, buckets=buckets, **common
+            "publish_seconds", "Time until the messages were stored.", topic, buckets=self._buckets, **common
         )
         self._failures = Counter("publish_failures", "Publishes that failed.", (*topic, "error"), **common)
         self._handled = Counter("handled_messages", "Messages whose handler ended.", channel, **common)
         self._again = Counter("redelivered_messages", "Messages that were redelivered.", channel, **common)
         self._running = Gauge("running_handlers", "Running handlers.", channel, **common)
-        self._handler = Histogram("handler_seconds", "Time of handlers.", channel, buckets=buckets, **common)
+        self._handler = Histogram("handler_seconds", "Time of handlers.", channel, buckets=self._buckets, **common)
         self._broken = Counter("handler_failures", "Handlers that raised.", (*channel, "error"), **common)
         self._producer_events = Counter("producer_events", "Events of producers.", ("kind",), **common)
         self._consumer_events = Counter("consumer_events", "Events of consumers.", (*channel, "kind"), **common)

@@ -200,24 +200,27 @@ class RelayRun(TopicRelay):
     async def _serve_http(self, listener: socket.socket, producer: Producer | None) -> None:
         from prometheus_client import generate_latest
 
-        from nsqext.app.health import unready
-        from nsqext.cli.status_page import StatusPage, WorkerStatus
+        from nsqext.app.health import Health, unready
+        from nsqext.cli.status_page import StatusPage
         from nsqext.http.uvicorn_server import HttpServer
         from nsqext.observability.prometheus import Prometheus
 
-        metrics = Prometheus()
-        metrics.attach(self)
+        prometheus = Prometheus()
+        prometheus.attach(self)
         if producer is not None:
-            metrics.attach(producer)
+            prometheus.attach(producer)
 
-        async def ask() -> dict[int, WorkerStatus]:
+        async def health() -> dict[int, Health]:
             found = [] if self.outage is None else [f"{self.target} stores no messages: {self.outage}"]
             if self._consumer is None:
                 found.append("not started")
             else:
-                metrics.attach(self._consumer)
                 found += filter(None, [unready(self._consumer)])
-            text = generate_latest().decode()
-            return {1: WorkerStatus(live=True, ready=not found, reasons=tuple(found), metrics=text)}
+            return {1: Health(live=True, ready=not found, reasons=tuple(found))}
 
-        await HttpServer(StatusPage(ask)).serve(listener)
+        async def metrics() -> dict[int, str]:
+            if self._consumer is not None:
+                prometheus.attach(self._consumer)
+            return {1: generate_latest().decode()}
+
+        await HttpServer(StatusPage(health, metrics)).serve(listener)

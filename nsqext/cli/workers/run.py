@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import anyio
 import orjson
 
+from nsqext.app.health import Health
 from nsqext.cli.command import examples
 from nsqext.cli.parameters import Argument, Option
-from nsqext.cli.status_page import StatusPage, WorkerStatus, listen_for_status
-from nsqext.cli.workers.worker import CANNOT_START, LOG_FORMAT
+from nsqext.cli.status_page import StatusPage, listen_for_status
+from nsqext.cli.workers.worker import ASK_HEALTH, ASK_METRICS, CANNOT_START, LOG_FORMAT
 from nsqext.client.signals import REPEATED
 from nsqext.errors import InvalidSetting
 from nsqext.waits import Doubling, Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from anyio.abc import Process
 
@@ -57,7 +58,8 @@ class Supervisor:
         self._stopping = False
         self._waiting = Waiters()
         self._status = 0
-        self._statuses: dict[int, WorkerStatus] = {}
+        self._health: dict[int, Health] = {}
+        self._metrics: dict[int, str] = {}
         self._reported = Waiters()
 
     async def run(self, watch: Path | None = None, listener: socket.socket | None = None) -> int:
@@ -76,7 +78,8 @@ class Supervisor:
                 if listener is not None:
                     from nsqext.http.uvicorn_server import HttpServer
 
-                    await tasks.start(HttpServer(StatusPage(self.ask_workers)).serve, listener)
+                    page = StatusPage(self.ask_health, self.ask_metrics)
+                    await tasks.start(HttpServer(page).serve, listener)
                 async with anyio.create_task_group() as workers:
                     for number in range(1, self._workers + 1):
                         workers.start_soon(self._keep_running, number, watch is not None)
@@ -147,32 +150,43 @@ class Supervisor:
 
     def _take_report(self, number: int, report: Mapping[str, Any]) -> None:
         if "live" in report:
-            self._statuses[number] = WorkerStatus(
-                report["live"], report["health"], tuple(report["reasons"]), report["metrics"]
-            )
-            self._reported.wake()
+            self._health[number] = Health(report["live"], report["health"], tuple(report["reasons"]))
+        elif "metrics" in report:
+            self._metrics[number] = report["metrics"]
+        else:
+            if report["ready"]:
+                logger.info("worker %d is ready, pid %d", number, self._processes[number].pid)
+            self._set_ready(number, ready=report["ready"])
             return
-        if report["ready"]:
-            logger.info("worker %d is ready, pid %d", number, self._processes[number].pid)
-        self._set_ready(number, ready=report["ready"])
+        self._reported.wake()
 
-    async def ask_workers(self) -> Mapping[int, WorkerStatus]:
-        """Return the state of each worker by number; a worker without response in time is not live."""
-        self._statuses.clear()
+    async def ask_health(self) -> Mapping[int, Health]:
+        """Return the health of each worker by number; a worker without response in time is not live."""
+        asked = await self._ask(ASK_HEALTH, self._health)
+        missing = Health(live=False, ready=False, reasons=("does not respond",))
+        restarting = Health(live=False, ready=False, reasons=("does not run",))
+        return {
+            number: self._health.get(number, missing if number in asked else restarting)
+            for number in range(1, self._workers + 1)
+        }
+
+    async def ask_metrics(self) -> Mapping[int, str]:
+        """Return the metrics of the workers that respond in time."""
+        await self._ask(ASK_METRICS, self._metrics)
+        return dict(self._metrics)
+
+    async def _ask(self, question: bytes, answers: dict[int, Any]) -> Collection[int]:
+        """Ask all workers, and wait for their answers; return the numbers of the asked workers."""
+        answers.clear()
         asked = {number: process.stdin for number, process in self._processes.items()}
         with anyio.move_on_after(_STATUS_TIMEOUT):
             for stdin in asked.values():
                 with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                     if stdin is not None:
-                        await stdin.send(b"?")
-            while not self._statuses.keys() >= asked.keys() & self._processes.keys():
+                        await stdin.send(question)
+            while not answers.keys() >= asked.keys() & self._processes.keys():
                 await self._reported.wait()
-        missing = WorkerStatus(live=False, ready=False, reasons=("does not respond",))
-        restarting = WorkerStatus(live=False, ready=False, reasons=("does not run",))
-        return {
-            number: self._statuses.get(number, missing if number in asked else restarting)
-            for number in range(1, self._workers + 1)
-        }
+        return asked.keys()
 
     def _set_ready(self, number: int, *, ready: bool) -> None:
         (self._ready.add if ready else self._ready.discard)(number)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 
 import anyio
 import orjson
+from anyio import to_thread
 
 from nsqext import App, Consumer, Producer
 from nsqext.cli.apps import load_app
@@ -27,6 +28,8 @@ logger: logging.Logger = logging.getLogger("nsqext.run")
 
 CANNOT_START = 3
 """Exit status of a worker that must not be restarted."""
+ASK_HEALTH, ASK_METRICS = b"h", b"m"
+"""What a supervisor writes to the standard input of a worker."""
 _START_INTERVAL, _READY_INTERVAL = 0.05, 1.0  # seconds between two checks of the app's health
 LOG_FORMAT = "%(asctime)s %(levelname)s [{}] %(name)s: %(message)s"
 
@@ -60,17 +63,31 @@ async def _report_readiness(app: App, status: int) -> None:
 
 
 async def _answer_supervisor(app: App, status: int) -> None:
-    """Send health and metrics for each byte on standard input; stop at its end: the supervisor was killed."""
-    while True:
-        await anyio.wait_readable(sys.stdin.fileno())
-        if not os.read(sys.stdin.fileno(), 64):
-            logger.error("stopping: the supervisor has ended")
-            app.stop()
-            return
-        health = app.health()
-        _send(
-            status, {"live": health.live, "health": health.ready, "reasons": health.reasons, "metrics": _metrics(app)}
-        )
+    """Send health and metrics when standard input asks for them; stop at its end: the supervisor was killed."""
+    reading = anyio.CapacityLimiter(1)
+    async with anyio.create_task_group() as tasks:
+        while True:
+            await anyio.wait_readable(sys.stdin.fileno())
+            asked = os.read(sys.stdin.fileno(), 64)
+            if not asked:
+                logger.error("stopping: the supervisor has ended")
+                app.stop()
+                return
+            if ASK_HEALTH in asked:
+                health = app.health()
+                _send(status, {"live": health.live, "health": health.ready, "reasons": health.reasons})
+            if ASK_METRICS in asked and not reading.borrowed_tokens:
+                tasks.start_soon(_send_metrics, app, status, reading)
+
+
+async def _send_metrics(app: App, status: int, reading: anyio.CapacityLimiter) -> None:
+    """Send the metrics, which a thread reads: a relay asks its database, and a collector of the program may fail."""
+    try:
+        text = await to_thread.run_sync(_metrics, app, limiter=reading, abandon_on_cancel=True)
+    except Exception:
+        logger.exception("the metrics of this worker cannot be read")
+        text = ""
+    _send(status, {"metrics": text})
 
 
 def _metrics(app: App) -> str:

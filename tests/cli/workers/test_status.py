@@ -16,7 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsqext import sync
-from nsqext.cli.status_page import StatusPage, WorkerStatus, combined_health, combined_metrics
+from nsqext.app.health import Health
+from nsqext.cli.status_page import StatusPage, combined_health, combined_metrics
 from tests.cli.workers.test_run import Program, program
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
@@ -40,9 +41,9 @@ async def handle(body: str) -> None:
     logging.getLogger("service").info("handled %s by %s", body, os.environ["NSQEXT_WORKER"])
 """
 
-READY = WorkerStatus(live=True, ready=True)
-STARTING = WorkerStatus(live=True, ready=False, reasons=("orders/ch: no partition is connected",))
-GONE = WorkerStatus(live=False, ready=False, reasons=("does not respond",))
+READY = Health(live=True, ready=True)
+STARTING = Health(live=True, ready=False, reasons=("orders/ch: no partition is connected",))
+GONE = Health(live=False, ready=False, reasons=("does not respond",))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ GONE = WorkerStatus(live=False, ready=False, reasons=("does not respond",))
     ],
 )
 def test_a_program_is_live_and_ready_if_each_worker_is(
-    workers: Mapping[int, WorkerStatus], live: bool, ready: bool, reasons: tuple[str, ...]
+    workers: Mapping[int, Health], live: bool, ready: bool, reasons: tuple[str, ...]
 ) -> None:
     health = combined_health(workers)
     assert (health.live, health.ready, health.reasons) == (live, ready, reasons)
@@ -67,12 +68,7 @@ def test_a_program_is_live_and_ready_if_each_worker_is(
 
 def test_metrics_of_workers_have_their_numbers() -> None:
     text = '# HELP n_total Messages.\n# TYPE n_total counter\nn_total{{topic="a\\"b"}} {}\n'
-    workers = {
-        2: WorkerStatus(True, True, (), text.format(5.0)),
-        1: WorkerStatus(True, True, (), text.format(3.0)),
-        3: GONE,
-    }
-    combined = combined_metrics(workers).decode()
+    combined = combined_metrics({2: text.format(5.0), 1: text.format(3.0), 3: ""}).decode()
     assert combined.count("# TYPE n_total counter") == 1
     (family,) = text_string_to_metric_families(combined)
     assert [(sample.labels, sample.value) for sample in family.samples] == [
@@ -83,17 +79,24 @@ def test_metrics_of_workers_have_their_numbers() -> None:
 
 @pytest.mark.anyio
 async def test_the_page_answers_health_and_metrics() -> None:
-    async def ask() -> Mapping[int, WorkerStatus]:
+    scrapes: list[str] = []
+
+    async def health() -> Mapping[int, Health]:
         return {1: READY, 2: STARTING}
 
-    transport = httpx.ASGITransport(StatusPage(ask))
+    async def metrics() -> Mapping[int, str]:
+        scrapes.append("")
+        return {1: ""}
+
+    transport = httpx.ASGITransport(StatusPage(health, metrics))
     async with httpx.AsyncClient(transport=transport, base_url="http://run") as client:
-        live, ready, metrics, other = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics", "/x")]
+        live, ready, page, other = [await client.get(path) for path in ("/healthz", "/readyz", "/metrics", "/x")]
         posts = [await client.post(path) for path in ("/healthz", "/readyz", "/metrics", "/x")]
     assert [(post.status_code, post.headers.get("allow")) for post in posts] == [(405, "GET, HEAD")] * 3 + [(404, None)]
-    assert (live.status_code, ready.status_code, metrics.status_code, other.status_code) == (200, 503, 200, 404)
+    assert (live.status_code, ready.status_code, page.status_code, other.status_code) == (200, 503, 200, 404)
     assert ready.json() == {"ok": False, "reasons": ["worker 2: orders/ch: no partition is connected"]}
-    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert len(scrapes) == 1  # health does not read databases
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 def address_of(running: Program) -> str:
@@ -138,6 +141,41 @@ def test_a_program_serves_health_and_metrics_of_all_workers(cluster: Cluster, to
         running.process.send_signal(signal.SIGTERM)
         assert running.end() == 0
     assert "Traceback" not in running.log
+
+
+BROKEN = """
+from prometheus_client import REGISTRY
+
+class Broken:
+    def collect(self):
+        raise RuntimeError("the database is down")
+
+    def describe(self):
+        return ()
+
+REGISTRY.register(Broken())
+"""
+
+
+@pytest.mark.parametrize(
+    ("configured", "middleware", "lines"),
+    [("", "Prometheus(buckets=(1.0, 2.0))", 1), (BROKEN, "Prometheus()", 0)],
+    ids=["own buckets", "a collector that fails"],
+)
+def test_metrics_of_the_program_do_not_end_its_workers(
+    cluster: Cluster, topic: str, tmp_path: Path, configured: str, middleware: str, lines: int
+) -> None:
+    service = SERVICE.format(topic=topic, configured=configured).replace("Prometheus()]", f"{middleware}]")
+    (tmp_path / "service.py").write_text(service)
+    with program(tmp_path, cluster, "service:app", "--http", "127.0.0.1:0") as running:
+        running.wait_log("all workers are ready: 1")
+        page = address_of(running)
+        answers = [plain_http.get(f"{page}{path}") for path in ("/metrics", "/healthz", "/readyz")]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert answers[0].text.count("\nnsqext_producer_connections{") == lines
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end() == 0
+    assert ("RuntimeError: the database is down" in running.log) is bool(configured)
 
 
 def test_a_program_is_ready_when_every_subscription_stands(cluster: Cluster, tmp_path: Path) -> None:

@@ -133,14 +133,31 @@ def _end_early(number: int, frame: object) -> NoReturn:
     os._exit(0)
 
 
+def _replace_closed_streams() -> None:
+    """Read nothing from a closed standard input, and write nothing to a closed standard error.
+
+    A socket would get its number, and ``print`` would write errors to standard output.
+    """
+    for name, mode in (("stdin", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, closefd=False))
+
+
 def _leave() -> NoReturn:
     """End the process with status 0, without the 30 to 80 ms in which the interpreter would delete its modules."""
     from contextlib import suppress
 
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the reader has closed the pipe
-            stream.flush()
+    with suppress(OSError):  # the reader has closed the pipe
+        sys.stderr.flush()
     os._exit(0)
+
+
+def _discard_unwritten() -> None:
+    """Discard output that cannot be written: Python would print an error and change its status at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: Sequence[str], *, own: bool) -> None:
@@ -162,6 +179,7 @@ def _run(words: Sequence[str], *, own: bool) -> None:
                 _collect()
             function(**values)
             if own and module.startswith(_SHORT):
+                sys.stdout.flush()
                 _leave()
             raise SystemExit(0)
     from nsqext.cli.typer_app import run_typer
@@ -180,6 +198,8 @@ def _collect() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, by default of the process; ``arguments`` follow ``nsqext``."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _replace_closed_streams()
     program = PROGRAMS.get(words[0]) if words else None
     if program is not None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments is None:
             _leave()
         return
+    if sys.stdout is None:
+        _fail("standard output is closed: nothing can be printed")
     if words == ["--version"]:
         from nsqext._version import __version__
 
@@ -203,12 +225,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(words, own=arguments is None)
     except KeyboardInterrupt:  # during imports
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader has closed the pipe
-        from nsqext.cli.command import leave_the_pipe
-
-        leave_the_pipe()
-        raise SystemExit(1) from None
-    except (NsqError, OSError) as error:
+    except OSError as error:
+        _discard_unwritten()
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe
+            raise SystemExit(1) from None
+        _fail(str(error))
+    except NsqError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])

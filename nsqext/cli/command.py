@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 import re
 import sys
 import time
@@ -210,8 +209,3 @@ def perform(command: Callable[[], Awaitable[None]]) -> None:
         if matching is None or rest is not None:
             raise
         raise first_error(matching) from None
-
-
-def leave_the_pipe() -> None:
-    """Discard later output, whose flush at the exit of Python would print an error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

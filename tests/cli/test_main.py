@@ -206,6 +206,29 @@ def test_logs_with_control_characters_are_escaped() -> None:
     assert logging.lastResort.format(record) == "refused: \\x1b]0;owned\\x07\nnext"
 
 
+@pytest.mark.parametrize(
+    ("streams", "words", "error"),
+    [
+        ("<&-", ("topic", "delete", "orders"), b"there is no terminal: give --yes"),
+        (">&-", ("outbox", "sql"), b"nsqext: standard output is closed"),
+        (">/dev/full", ("outbox", "sql"), b"nsqext: [Errno 28] No space left on device"),
+        (">/dev/full", ("config", "list", "--json"), b"nsqext: [Errno 28] No space left on device"),
+    ],
+)
+def test_streams_that_are_closed_or_full(tmp_path: Path, streams: str, words: tuple[str, ...], error: bytes) -> None:
+    contexts = tmp_path / "contexts.toml"
+    contexts.write_text('[contexts]\nprod = "nsq://127.0.0.1:1"\n')
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -W error -m nsqext "$@" {streams}', sys.executable, *words],
+        env=environment(NSQEXT_CONTEXTS_FILE=str(contexts), NSQEXT_LOOKUPD="127.0.0.1:1", PYTHONUNBUFFERED=""),
+        capture_output=True,
+        check=False,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1), done.stderr
+    assert error in done.stderr
+
+
 def test_ctrl_c_ends_a_command_with_130() -> None:
     with Cluster(nodes=1) as cluster:
         cluster.create_topic("orders", channels=["billing"])

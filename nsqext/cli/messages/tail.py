@@ -175,7 +175,7 @@ async def run(
     if fresh and wanted.after is not None and await connection.has_positions(topic):
         settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
     consumer = connection.consumer(topic, name, **settings)
-    broken: list[BrokenPipeError] = []
+    broken: list[OSError] = []
     shown = 0
 
     @consumer.handler
@@ -189,7 +189,7 @@ async def run(
         try:
             waits.spoke()
             show(message, record)
-        except BrokenPipeError as error:
+        except OSError as error:  # a closed pipe, a full disk
             broken.append(error)
             consumer.stop()
             raise Requeue(0.0, backoff=False) from error

@@ -20,7 +20,7 @@ from nsqext.cli.messages.pub import Columns, read_lines
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from nsqext.types import Address
-from tests.support.command_line import Terminal, lines, run
+from tests.support.command_line import Process, Terminal, environment, lines, run
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -353,3 +353,16 @@ def test_lines_are_read_whatever_the_chunks_are(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "lines").write_bytes(b"short\nlonger\n")
     with pytest.raises(InvalidInput, match="--format whole"):
         anyio.run(read, tmp_path / "lines")
+
+
+def test_tail_ends_if_its_output_cannot_be_written(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", *where)
+    errors = tmp_path / "errors"
+    with Path("/dev/full").open("wb") as full, errors.open("wb") as written:
+        words = ("tail", topic, "--channel", "ch", *where)
+        with Process(words, environment(), output=(full.fileno(), written.fileno())) as tail:
+            assert tail.wait(30) == 2
+    assert errors.read_text().endswith("nsqext: [Errno 28] No space left on device\n")
+    assert "Traceback" not in errors.read_text()
+    assert [one["body"] for one in lines("tail", topic, "--channel", "ch", "--count", "1", *where)] == ["one"]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from nsqext import Admin, App, Consumer, Producer
-    from nsqext.admin import TopicInfo
+    from nsqext.admin import TopicInfo, TopicStats
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.client.producer.settings import ProducerSettings
@@ -370,8 +370,8 @@ class ServerAccess:
                 with suppress(ConnectionFailed, LookupFailed, PartitionUnavailable):  # a leader moves, a node restarts
                     if _consumes_all(consumer, await admin.topic(consumer.topics[0])):
                         stats = await admin.stats(consumer.topics[0], consumer.channel)
-                        found = stats.channels.get(consumer.channel)
-                        drained = found is not None and found.lag == 0 and stats.complete
+                        lags = _lags(consumer, stats)
+                        drained = bool(lags) and sum(lags) == 0 and stats.complete
                 looks = looks + 1 if drained else 0
         consumer.stop()
 
@@ -416,6 +416,13 @@ def _consumes_all(consumer: Consumer, topic: TopicInfo) -> bool:
     chosen = consumer.settings["partitions"]
     wanted = chosen if isinstance(chosen, tuple) else range(topic.meta.partition_num)
     return {*wanted} <= {one.partition for one in open_connections} & topic.leaders.keys()
+
+
+def _lags(consumer: Consumer, topic: TopicStats) -> list[int]:
+    """Return the unfinished messages of a consumer's channel in each of its partitions that has the channel."""
+    chosen, channel = consumer.settings["partitions"], consumer.channel
+    parts = [part for part in topic.partitions if not isinstance(chosen, tuple) or part.partition in chosen]
+    return [part.channels[channel].lag for part in parts if channel in part.channels]
 
 
 def load_settings(

@@ -329,6 +329,14 @@ async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
         await eventually(lambda: bool(stops))
 
 
+def test_the_end_of_a_partition_does_not_wait_for_the_others(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    for partition in "01":
+        lines("pub", topic, f"in {partition}", "--partition", partition, *where)
+    found = lines("tail", topic, "--channel", "ch", "--partition", "0", "--until-end", *where)
+    assert [one["body"] for one in found] == ["in 0"]
+
+
 def test_json_at_a_terminal_has_no_control_characters(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     body = "\x9b2J\x1b[2J\u202e\U000e0001\x7f"

@@ -6,7 +6,6 @@ read it, because it may contain secrets.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -92,15 +91,24 @@ def save_contexts(contexts: Contexts) -> None:
     """Replace the file atomically."""
     import tempfile
 
-    # strings of JSON are strings of TOML
-    lines = [f"current = {json.dumps(contexts.current)}"] if contexts.current else []
-    lines += ["[contexts]", *(f"{json.dumps(name)} = {json.dumps(url)}" for name, url in contexts.urls.items()), ""]
+    lines = [f"current = {_toml(contexts.current)}"] if contexts.current else []
+    lines += ["[contexts]", *(f"{_toml(name)} = {_toml(url)}" for name, url in contexts.urls.items()), ""]
     path = contexts_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # readable only by its owner
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join(lines))
     Path(temporary).replace(path)
+
+
+def _toml(text: str) -> str:
+    """Return a text as a string of TOML, which lacks the surrogate pairs of JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidSetting(f"{text!r} is no text", hint="write it in UTF-8") from None
+    shown = (one if one.isprintable() and one not in '"\\' else f"\\U{ord(one):08x}" for one in text)
+    return '"' + "".join(shown) + '"'
 
 
 def print_record(record: Mapping[str, Any], text: str, *, json: bool) -> None:

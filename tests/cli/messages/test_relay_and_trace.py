@@ -12,6 +12,7 @@ from secrets import token_hex
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli.connection import Contexts, load_contexts
 from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started
 
@@ -151,6 +152,18 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (broken.returncode, b"is not a contexts file" in broken.stderr) == (2, True)
     refused = run("config", "set", "x", "nsq://h?colour=red")
     assert (refused.returncode, b"unknown setting 'colour'" in refused.stderr) == (2, True)
+
+
+def test_names_and_urls_of_contexts_may_have_any_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = str(tmp_path / "contexts.toml")
+    monkeypatch.setenv("NSQEXT_CONTEXTS_FILE", file)
+    known = {'prod 🚀"\\\x7f': "nsq://h:1?auth_secret=🔑", "other": "nsq://h:2"}
+    for name, url in known.items():
+        lines("config", "set", name, url, NSQEXT_CONTEXTS_FILE=file)
+    assert load_contexts() == Contexts(known, next(iter(known)))
+    refused = run("config", "set", "\udcff", "nsq://h:3", NSQEXT_CONTEXTS_FILE=file)
+    assert (refused.returncode, b"is no text" in refused.stderr) == (2, True)
+    assert load_contexts().urls == known
 
 
 def test_ctrl_c_ends_a_relay(cluster: Cluster) -> None:

@@ -72,21 +72,31 @@ async def read_lines(descriptor: int) -> AsyncIterator[bytes]:
 async def read_rows(descriptor: int) -> AsyncIterator[tuple[int, list[str]]]:
     """Yield CSV rows with the number of their last line; a quoted field may contain newlines."""
     csv.field_size_limit(_LONGEST_LINE)
-    lines, number = b"", 0
+    lines: list[bytes] = []  # of a row
+    number = size = quotes = 0
     async for line in read_lines(descriptor):
         number += 1
-        lines += line
-        if lines.count(b'"') % 2 == 0:
-            try:
-                rows = list(csv.reader(io.StringIO(lines.decode(), newline="")))
-            except (UnicodeDecodeError, csv.Error) as error:
-                raise InvalidInput(f"line {number}: {error}") from error
-            for row in rows:
-                if row:
-                    yield number, row
-            lines = b""
+        lines.append(line)
+        size += len(line)
+        quotes += line.count(b'"')
+        if quotes % 2 and size <= _LONGEST_LINE:
+            continue
+        if quotes % 2:
+            raise _unclosed(number - len(lines) + 1, f"within {_LONGEST_LINE >> 20} MiB")
+        try:
+            rows = list(csv.reader(io.StringIO(b"".join(lines).decode(), newline="")))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidInput(f"line {number}: {error}") from error
+        for row in rows:
+            if row:
+                yield number, row
+        lines, size, quotes = [], 0, 0
     if lines:
-        raise InvalidInput("the input ends inside of a quoted field")
+        raise _unclosed(number - len(lines) + 1, "before the end of the input")
+
+
+def _unclosed(line: int, where: str) -> InvalidInput:
+    return InvalidInput(f"line {line}: a quoted field does not end {where}", hint='a quote in a field is written ""')
 
 
 class PublishPace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import time
@@ -16,7 +17,7 @@ import pytest
 from nsqext import Admin, OutgoingMessage
 from nsqext.cli.command import parse_time
 from nsqext.cli.connection import ServerAccess
-from nsqext.cli.messages.pub import Columns, read_lines
+from nsqext.cli.messages.pub import Columns, read_lines, read_rows
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from nsqext.types import Address
@@ -374,3 +375,21 @@ def test_tail_ends_if_its_output_cannot_be_written(cluster: Cluster, topic: str,
     assert errors.read_text().endswith("nsqext: [Errno 28] No space left on device\n")
     assert "Traceback" not in errors.read_text()
     assert [one["body"] for one in lines("tail", topic, "--channel", "ch", "--count", "1", *where)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [(b'a,b\n"1\n1",2\n3,5" pipe\n6,7\n', "before the end"), (b'a,b\n"1\n1",2\n3,"' + b"x\n" * 9, "within")],
+)
+def test_a_quote_that_is_not_closed_names_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, where: str
+) -> None:
+    async def read() -> list[list[str]]:
+        with (tmp_path / "rows").open("rb") as file:
+            return [row async for _, row in read_rows(file.fileno())]
+
+    monkeypatch.setattr("nsqext.cli.messages.pub._LONGEST_LINE", 20)
+    monkeypatch.setattr(csv, "field_size_limit", lambda limit: None)  # of the whole process
+    (tmp_path / "rows").write_bytes(content)
+    with pytest.raises(InvalidInput, match=f"line 4: a quoted field does not end {where}"):
+        anyio.run(read)

@@ -493,6 +493,8 @@ class App(Router, Runnable):
         if self._stopping.is_set():
             return Health(live=True, ready=False, reasons=("the app is stopping",))
         reasons = [reason for consumer in self._consumers if (reason := unready(consumer))]
+        if not reasons and not self._started.is_set():
+            reasons = ["the app is starting"]
         return Health(live=True, ready=not reasons, reasons=tuple(reasons))
 
     def asgi(self) -> HealthEndpoint:

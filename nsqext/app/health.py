@@ -23,8 +23,8 @@ class Health:
     """The state of an app."""
 
     live: bool  #: False if a consumer or a lifespan failed; restart the process
-    #: the app runs, every consumer has subscribed to all partitions once and has a connection, and no message above
-    #: ``max_frame_size`` blocks a partition
+    #: the lifespans have begun, every consumer has subscribed to all partitions once and has a connection, and no
+    #: message above ``max_frame_size`` blocks a partition
     ready: bool
     reasons: tuple[str, ...] = ()  #: why the app is not ready
 

@@ -518,6 +518,19 @@ async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
     assert health.reasons[0].startswith("orders/ch: no partition is connected")
 
 
+async def test_an_app_without_handlers_is_ready_when_its_lifespans_have_begun() -> None:
+    app, seen = App("127.0.0.1:1"), list[Health]()
+
+    @app.lifespan
+    async def connects(app: App) -> AsyncIterator[None]:
+        seen.append(app.health())
+        yield
+
+    async with app:
+        seen.append(app.health())
+    assert seen == [Health(live=True, ready=False, reasons=("the app is starting",)), Health(live=True, ready=True)]
+
+
 @pytest.mark.parametrize(
     ("path", "method", "status"),
     [

@@ -360,11 +360,15 @@ class App(Router, Runnable):
     def _stop(self) -> None:
         self._stopping.set()
 
-    def _begin(self) -> None:
-        """Check the app, and prepare a run."""
+    def check_publishers(self) -> None:
+        """Raise InvalidSetting for publishers with which the app does not start; see `serve`."""
         for function in self.publishers.keys() - {spec.function for spec in self.specs if spec.batch is None}:
             raise InvalidSetting(f"the publisher {function!r} is not a handler", hint="decorate it with @app.handler")
         refuse_loops(self.specs, self.publishers)
+
+    def _begin(self) -> None:
+        """Check the app, and prepare a run."""
+        self.check_publishers()
         if self._test is not None and self._test.direct:
             raise InvalidState("the app is tested without a server", hint="give one: app.test(cluster.lookupd)")
         if self._running:

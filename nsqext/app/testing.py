@@ -139,6 +139,9 @@ class TestedApp(Protocol):
     def use_test(self, test: AppTest | None) -> None:
         """See `App.use_test`."""
 
+    def check_publishers(self) -> None:
+        """See `App.check_publishers`."""
+
     async def start_middleware(self) -> None:
         """See `App.start_middleware`."""
 
@@ -189,6 +192,7 @@ class AppTest:
             if self._lookupd:
                 await self._app.start()
             else:
+                self._app.check_publishers()
                 for lifespan in self._app.lifespans:
                     await self._stack.enter_async_context(lifespan(self._app))
                 await self._app.start_middleware()

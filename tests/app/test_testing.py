@@ -204,6 +204,19 @@ async def test_a_result_is_published_with_all_parts_of_an_outgoing_message() -> 
     assert empty.body == b"[]"
 
 
+async def test_publishers_with_which_the_app_does_not_start_are_refused() -> None:
+    app = App(NOWHERE)
+
+    @app.publisher("bills")
+    @app.batch_handler("orders", "billing")
+    async def bill(batch: MessageBatch) -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidSetting, match=r"the publisher .* is not a handler"):
+        async with app.test():
+            raise AssertionError
+
+
 async def test_a_topic_or_channel_without_a_handler_names_the_likely_one() -> None:
     app = App(NOWHERE)
 

@@ -417,9 +417,6 @@ async def test_values_that_cannot_be_encoded_or_published() -> None:
     @app.handler("orders", "ch")
     async def handle(message: Message) -> None: ...
 
-    @app.publisher("orders")
-    async def lone() -> None: ...
-
     async with app.test() as test:
         with pytest.raises(InvalidInput, match="a Unknown cannot be encoded"):
             await test.deliver("orders", Unknown())
@@ -428,5 +425,9 @@ async def test_values_that_cannot_be_encoded_or_published() -> None:
                 await app.publish("orders", buffer)
         with pytest.raises(InvalidInput, match="a str cannot be encoded"):
             await app.publish("orders", "\ud800")
+
+    @app.publisher("orders")
+    async def lone() -> None: ...
+
     with pytest.raises(InvalidSetting, match="is not a handler"):
         await app.serve()

@@ -56,6 +56,7 @@ class Supervisor:
         self._processes: dict[int, Process] = {}
         self._ready: set[int] = set()
         self._stopping = False
+        self._changes = 0  # of source files
         self._waiting = Waiters()
         self._status = 0
         self._health: dict[int, Health] = {}
@@ -92,7 +93,7 @@ class Supervisor:
     async def _keep_running(self, number: int, reload: bool) -> None:
         pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
-            started = time.monotonic()
+            started, changes = time.monotonic(), self._changes
             status = await self._run_once(number)
             if self._stopping or (status == 0 and not reload):
                 return
@@ -100,8 +101,12 @@ class Supervisor:
                 self._status = CANNOT_START
                 self.stop()
                 return
-            if status in (0, -signal.SIGTERM):
-                continue  # source files changed
+            if status in (0, -signal.SIGTERM) and changes != self._changes:
+                continue
+            if status == 0:
+                logger.info("worker %d has ended; it starts again when a source file changes", number)
+                await self._waiting.wait()
+                continue
             if time.monotonic() - started > _STABLE:
                 pauses = Doubling(_FIRST_PAUSE, _LONGEST_PAUSE)
             pause = pauses.next()
@@ -242,6 +247,7 @@ class Supervisor:
                 changed = sorted(str(path) for path, _ in known.items() ^ found.items())
                 logger.info("restarting the workers: %s changed", changed[0])
                 known = found
+                self._changes += 1
                 self._end_workers()
 
 

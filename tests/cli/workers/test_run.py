@@ -217,6 +217,19 @@ def test_workers_are_restarted_when_their_source_changes_and_killed_on_a_second_
     assert "killing the workers on a second SIGINT" in running.log
 
 
+def test_a_worker_that_stops_by_itself_waits_for_a_change_of_its_source(
+    cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix=""))
+    with program(tmp_path, cluster, "service:app", "--reload") as running:
+        running.wait_log("all workers are ready: 1")
+        publish(cluster, topic, "stop")
+        running.wait_log("worker 1 has ended; it starts again when a source file changes")
+        (tmp_path / "service.py").write_text(SERVICE.format(topic=topic, prefix="new "))
+        running.wait_log("all workers are ready: 1", 2)
+        assert running.log.count("worker 1 is ready") == 2
+
+
 def test_signals_that_are_repeated_within_a_second_do_not_end_the_drain(
     cluster: Cluster, topic: str, tmp_path: Path
 ) -> None:

@@ -223,12 +223,20 @@ async def _examine_topics(findings: list[Finding], admin: Admin) -> None:
 
 def _examine_channels(topic: TopicStats) -> list[Finding]:
     findings = []
+    if any(part.paused for part in topic.partitions):
+        hint = f"nsqext topic unpause {topic.name}"
+        findings.append(Finding("warning", f"topic {topic.name}", "is paused: its channels receive no messages", hint))
     for channel in topic.channels.values():
         subject = f"channel {topic.name}/{channel.name}"
         change = f"{topic.name} {channel.name}"
-        if channel.paused:
+        parts = [part.channels[channel.name] for part in topic.partitions if channel.name in part.channels]
+        if any(part.skipped for part in parts):
+            hint = f"nsqext channel unskip {change}"
+            findings.append(Finding("warning", subject, "finishes messages without delivering them", hint))
+        if paused := sum(part.paused for part in parts):
             hint = f"nsqext channel unpause {change}"
-            findings.append(Finding("warning", subject, f"is paused with {channel.lag} waiting messages", hint))
+            where = "" if paused == len(parts) else f" in {paused} of {len(parts)} places"
+            findings.append(Finding("warning", subject, f"is paused{where} with {channel.lag} waiting messages", hint))
         elif not channel.clients and channel.lag:
             hint = f"start a consumer, or nsqext channel delete {change}"
             findings.append(Finding("warning", subject, f"has no consumer and {channel.lag} waiting messages", hint))

@@ -14,6 +14,7 @@ from nsqext.broker import Cluster
 from nsqext.cli.admin.doctor import examine_lookup
 from nsqext.cli.admin.stats import View
 from nsqext.lookup.client import LookupClient
+from tests.support import plain_http
 from tests.support.command_line import Terminal, lines, run
 
 NODES = 2
@@ -39,6 +40,24 @@ def test_the_doctor_says_what_to_do(cluster: Cluster) -> None:
     assert findings[f"channel {waiting}/billing"]["hint"].endswith(f"nsqext channel delete {waiting} billing")
     assert findings[f"channel {waiting}/audit"]["hint"] == f"nsqext channel unpause {waiting} audit"
     assert findings[f"topic {empty}"]["hint"].endswith(f"nsqext channel create {empty} default")
+
+
+def test_the_doctor_finds_what_is_paused_or_skipped(cluster: Cluster) -> None:
+    topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, partitions=2, channels=["skips", "waits"])
+    lines("channel", "skip", topic, "skips", "--yes", *where)
+    leader = cluster.nodes[cluster.leader(topic, 1)]
+    paused = plain_http.post(f"http://{leader.http}/channel/pause?topic={topic}&channel=waits&partition=1")
+    assert paused.status_code == 200
+    findings = {one["subject"]: one for one in lines("doctor", *where)}
+    assert findings[f"channel {topic}/skips"]["hint"] == f"nsqext channel unskip {topic} skips"
+    assert findings[f"channel {topic}/waits"]["text"] == "is paused in 1 of 2 places with 0 waiting messages"
+    with Cluster(nodes=1, generation="original") as original:
+        original.create_topic("orders", channels=["ch"])
+        where = ("--lookupd", original.lookupd[0])
+        lines("topic", "pause", "orders", "--yes", *where)
+        findings = {one["subject"]: one for one in lines("doctor", *where)}
+    assert findings["topic orders"]["hint"] == "nsqext topic unpause orders"
 
 
 def test_the_doctor_finds_a_dead_node_and_check_fails() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, finalize, ref
 
 from attrs import frozen
 
@@ -117,8 +118,6 @@ _CONSUMER = (
     _highest("consumer_lookup_age_seconds", "Time since the last response of lookup.", lambda found: found.lookup_age),
     _highest("consumer_lookup_failures", "Consecutive failed rounds of lookup.", lambda found: found.lookup_failures),
 )
-_CONSUMER_LABELS = ("topic", "channel")
-_MIRROR_LABELS = ("topic", "channel", "target")
 _MIRROR = (
     _count("relay_messages", "Messages that `nsqext relay` sent.", lambda found: found.relayed),
     _highest("relay_lag_messages", "Unfinished messages of the channel of `nsqext relay`.", lambda found: found.lag),
@@ -147,91 +146,133 @@ _DELAYS = (
 )
 
 
+_Labels = tuple[str, ...]
+_Counted = dict[tuple[str, _Labels], float]  # values of counters, by series and labels
+
+
+@frozen(eq=False)
+class _Kind:
+    """A kind of clients, with the series of their statistics."""
+
+    client: type
+    series: tuple[_Series, ...]
+    names: tuple[str, ...] = ()  #: of the labels
+    labels: Callable[[Any, Any], _Labels] = lambda client, statistics: ()  #: of a client and its statistics
+
+
+def _labels(consumer: Consumer) -> tuple[str, str]:
+    return ",".join(consumer.topics), consumer.channel
+
+
+_OUTBOX_RELAYS = _Kind(OutboxRelay, _RELAY)
+_DELAY_RELAYS = _Kind(DelayRelay, _DELAY_RELAY)
+_SUMMARIES = ((_OUTBOX_RELAYS, _OUTBOX), (_DELAY_RELAYS, _DELAYS))
+_KINDS = (
+    _Kind(Producer, _PRODUCER),
+    _Kind(Consumer, _CONSUMER, ("topic", "channel"), lambda client, _: _labels(client)),
+    _OUTBOX_RELAYS,
+    _DELAY_RELAYS,
+    _Kind(
+        TopicRelay,
+        _MIRROR,
+        ("topic", "channel", "target"),
+        lambda _, found: (found.topic, found.channel, found.target),
+    ),
+)
+
+
 class _ClientCollector:
-    """Reads the statistics of clients at each scrape: messages cost nothing."""
+    """Reads the statistics of clients at each scrape, and when a connection ends: messages cost nothing.
+
+    Counters include clients that were deleted: of a smaller sum, Prometheus would count the rest once more.
+    """
 
     def __init__(self, namespace: str) -> None:
-        self.producers: WeakSet[Producer] = WeakSet()
-        self.consumers: WeakSet[Consumer] = WeakSet()
-        self.relays: WeakSet[OutboxRelay] = WeakSet()
-        self.delays: WeakSet[DelayRelay] = WeakSet()
-        self.mirrors: WeakSet[TopicRelay] = WeakSet()
         self._namespace = namespace
-        # of counters by labels: the value reported last, and what clients that are gone had counted
-        self._reported: dict[str, dict[tuple[str, ...], tuple[float, float]]] = {}
+        self._clients: dict[_Kind, WeakKeyDictionary[Any, _Counted]] = {kind: WeakKeyDictionary() for kind in _KINDS}
+        self._deleted: deque[_Counted] = deque()  # what deleted clients had counted, from any thread
+        self._gone: dict[str, dict[_Labels, float]] = {}  # their sums, by series and labels
         self._reporting = Lock()
+
+    def add(self, kind: _Kind, client: object) -> bool:
+        """Report a client; return False if it was added before."""
+        clients = self._clients[kind]
+        if client in clients:
+            return False
+        counted: _Counted = {}
+        clients[client] = counted
+        finalize(client, self._deleted.append, counted).atexit = False
+        return True
+
+    def read(self, kind: _Kind, client: Any) -> tuple[_Labels, Any] | None:
+        """Return labels and statistics of a client, None if it is not open; keep its counters for after its end."""
+        try:
+            statistics = client.statistics()
+        except InvalidState:
+            return None  # not opened
+        labels = kind.labels(client, statistics)
+        counted = self._clients[kind][client]
+        counted.clear()
+        for series in kind.series:
+            if series.kind == "counter":
+                counted.update({(series.name, name): value for name, value in _values(series, labels, statistics)})
+        return labels, statistics
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of all clients; combine metrics with the same labels."""
-        producers: list[tuple[tuple[str, ...], Any]] = [((), one.statistics()) for one in tuple(self.producers)]
-        yield from self._families(_PRODUCER, (), producers)
-        consumers: list[tuple[tuple[str, ...], Any]] = []
-        for consumer in tuple(self.consumers):
-            try:
-                consumers.append((_labels(consumer), consumer.statistics()))
-            except InvalidState:
-                continue  # not opened
-        yield from self._families(_CONSUMER, _CONSUMER_LABELS, consumers)
-        relays = tuple(self.relays)
-        yield from self._families(_RELAY, (), [((), one.statistics()) for one in relays])
-        yield from self._families(_OUTBOX, (), list(_summaries(relays)))
-        delays = tuple(self.delays)
-        yield from self._families(_DELAY_RELAY, (), [((), one.statistics()) for one in delays])
-        yield from self._families(_DELAYS, (), list(_summaries(delays)))
-        mirrors = [one.statistics() for one in tuple(self.mirrors)]
-        yield from self._families(
-            _MIRROR, _MIRROR_LABELS, [((one.topic, one.channel, one.target), one) for one in mirrors]
-        )
+        with self._reporting:
+            found = list(self._of_clients())
+        yield from found
+        for kind, table in _SUMMARIES:
+            yield from self._families(table, (), list(_summaries(self._of_kind(kind))))
+
+    def _of_clients(self) -> Iterator[Metric]:
+        clients = {kind: self._of_kind(kind) for kind in _KINDS}  # before what others had counted: no sum decreases
+        while self._deleted:
+            for (series, name), value in self._deleted.popleft().items():
+                sums = self._gone.setdefault(series, {})
+                sums[name] = sums.get(name, 0.0) + value
+        for kind, ones in clients.items():
+            found = [self.read(kind, client) for client in ones]
+            yield from self._families(kind.series, kind.names, [one for one in found if one is not None])
+
+    def _of_kind(self, kind: _Kind) -> list[Any]:
+        return [client for one in self._clients[kind].keyrefs() if (client := one()) is not None]
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values."""
-        rest = (*_PRODUCER, *_RELAY, *_OUTBOX, *_DELAY_RELAY, *_DELAYS)
-        labelled = ((_CONSUMER, _CONSUMER_LABELS), (_MIRROR, _MIRROR_LABELS))
-        found = list(self._families(rest, (), ()))
-        return found + [one for table, labels in labelled for one in self._families(table, labels, ())]
+        tables = [(kind.series, kind.names) for kind in _KINDS] + [(table, ()) for _, table in _SUMMARIES]
+        return [one for table, names in tables for one in self._families(table, names, ())]
 
     def _families(
-        self, table: Sequence[_Series], labels: tuple[str, ...], clients: Sequence[tuple[tuple[str, ...], Any]]
+        self, table: Sequence[_Series], labels: tuple[str, ...], clients: Sequence[tuple[_Labels, Any]]
     ) -> Iterator[Metric]:
         for series in table:
-            values: dict[tuple[str, ...], float] = {}
+            values = dict(self._gone.get(series.name, {}))
             for own, statistics in clients:
-                found = series.read(statistics)
-                for further, value in (found if isinstance(found, dict) else {(): found}).items():
-                    name = (*own, *further)
-                    if value is not None:
-                        number = float(value)
-                        values[name] = series.combine(values[name], number) if name in values else number
-            if series.kind == "counter":
-                values = self._never_less(series.name, values)
+                for name, number in _values(series, own, statistics):
+                    values[name] = series.combine(values[name], number) if name in values else number
             family = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
             metric = family(f"{self._namespace}_{series.name}", series.help, labels=(*labels, *series.labels))
             for name, number in values.items():
                 metric.add_metric(name, number)
             yield metric
 
-    def _never_less(self, series: str, values: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-        """Return sums that no client's end reduces: Prometheus would count the rest of such a sum once more."""
-        with self._reporting:
-            before, now = self._reported.get(series, {}), {}
-            for name, number in values.items():
-                last, gone = before.get(name, (0.0, 0.0))
-                gone = max(gone, last - number)
-                now[name] = number + gone, gone
-            self._reported[series] = now
-        return {name: number for name, (number, _) in now.items()}
+
+def _values(series: _Series, labels: _Labels, statistics: Any) -> Iterator[tuple[_Labels, float]]:
+    """Yield the values of a client's statistics by all labels."""
+    found = series.read(statistics)
+    for further, value in (found if isinstance(found, dict) else {(): found}).items():
+        if value is not None:
+            yield (*labels, *further), float(value)
 
 
-def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[_Labels, Any]]:
     for relay in relays:
         try:
             yield (), relay.summary()
         except InvalidState as error:  # the database is down: the other metrics are reported
             logger.warning("metrics of a relay: %s", error)
-
-
-def _labels(consumer: Consumer) -> tuple[str, str]:
-    return ",".join(consumer.topics), consumer.channel
 
 
 class Prometheus(Observer):
@@ -309,29 +350,23 @@ class Prometheus(Observer):
         those of `nsqext.delays.DelayRelay`; the summaries read the database at each scrape. The client or relay is
         referenced weakly.
         """
-        if isinstance(client, OutboxRelay):
-            self._clients.relays.add(client)
+        kind = next((kind for kind in _KINDS if isinstance(client, kind.client)), None)
+        if kind is None or not self._clients.add(kind, client):
             return
-        if isinstance(client, DelayRelay):
-            self._clients.delays.add(client)
-            return
-        if isinstance(client, TopicRelay):
-            self._clients.mirrors.add(client)
-            return
-        if client in self._clients.producers or client in self._clients.consumers:
-            return
-        if isinstance(client, Producer):
-            self._clients.producers.add(client)
-            client.on_event(lambda event: self._producer_events.labels(event.kind).inc())
-        elif isinstance(client, Consumer):
-            self._clients.consumers.add(client)
-            consumer = ref(client)  # its topics may change; the callback must not keep it
+        known = ref(client)  # the callback must not keep it
 
-            def count(event: ClientEvent) -> None:
-                found = consumer()
-                if found is not None:
-                    self._consumer_events.labels(*_labels(found), event.kind).inc()
+        def count(event: ClientEvent) -> None:
+            found = known()
+            if found is None:
+                return
+            if isinstance(found, Consumer):  # its topics may change
+                self._consumer_events.labels(*_labels(found), event.kind).inc()
+            else:
+                self._producer_events.labels(event.kind).inc()
+            if event.kind == "disconnected":
+                self._clients.read(kind, found)
 
+        if isinstance(client, (Producer, Consumer)):
             client.on_event(count)
 
     def publishing(self, publishing: Publishing) -> AbstractContextManager[object]:

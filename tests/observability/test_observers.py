@@ -544,6 +544,24 @@ def test_counters_keep_what_clients_that_are_gone_had_counted() -> None:
     assert found == [6, 6, 8]
 
 
+async def test_counters_have_what_clients_counted_between_two_scrapes(cluster: Cluster, topic: str) -> None:
+    registry = CollectorRegistry()
+    observers = [Prometheus(registry)]
+    for _ in range(2):
+        async with (
+            Producer(cluster.lookupd, middleware=observers) as producer,
+            Consumer(topic, "ch", cluster.lookupd, middleware=observers) as consumer,
+        ):
+            await producer.publish(topic, b"x")
+            message = await anext(consumer)
+            await message.finish()
+        del producer, consumer, message
+        gc.collect()
+    stored = registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "stored"})
+    finished = registry.get_sample_value("nsqext_consumer_finished_messages_total", {"topic": topic, "channel": "ch"})
+    assert (stored, finished) == (2, 2)
+
+
 def test_a_batch_has_the_attempts_of_all_its_messages(caplog: pytest.LogCaptureFixture) -> None:
     messages = [SimpleNamespace(topic="t", partition=0, attempts=one, trace_id=0, body=b"x") for one in (1, 3, 2)]
     handling: Any = SimpleNamespace(batch=True, channel="ch", messages=messages, topic_counts={"t": 3})

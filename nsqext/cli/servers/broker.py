@@ -130,6 +130,8 @@ def run(
         if generation == "redesigned":  # the redesigned NSQ refuses publishes to a topic without channels
             arguments.setdefault("channels", [DEFAULT_CHANNEL])
     options = _cluster_options(addresses, protection, lease)
+    if page.web_port != WEB_PORT and not page.web:
+        raise InvalidSetting("--web-port without --web would be ignored", hint="give --web")
     page_options = web_options("127.0.0.1", write=True) if page.web else None
     ending: SimpleQueue[None] = SimpleQueue()  # not an Event: a signal may arrive while `wait` holds the lock of `set`
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # for a second ^C

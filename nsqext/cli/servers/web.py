@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 
 from nsqext.cli.command import examples
-from nsqext.cli.connection import Url, load_settings
+from nsqext.cli.connection import ServerAccess, Url, load_settings
 from nsqext.cli.parameters import Option
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.options import is_loopback
@@ -35,6 +35,7 @@ def run(
         Option(help="HOST:PORT of nsqlookupd's HTTP side, several with commas; or NSQEXT_LOOKUPD, or 127.0.0.1:4161."),
     ] = None,
     url: Url = None,
+    context: Annotated[str | None, Option(help="A context of `nsqext config`, instead of --url.")] = None,
     write: Annotated[bool, Option("--write", help="Offer actions; by default the page is read-only.")] = False,
     host: Annotated[str, Option(help="Address to listen on; any except loopback needs a sign-in.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for a free port.")] = WEB_PORT,
@@ -61,7 +62,7 @@ def run(
 
     Example: nsqext web --lookupd 127.0.0.1:4161 --write
     """
-    given = load_settings(url, lookupd)
+    given = load_settings(ServerAccess(lookupd, url=url, context=context).chosen_url(), lookupd)
     store = None
     if delay_store is not None:
         from nsqext.delays import DelayStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,7 @@ from nsqext.cli import main
 from nsqext.cli.servers.web import AUTH_VARIABLE
 from nsqext.web import WebOptions, WebPage
 from tests.support import plain_http
-from tests.support.command_line import Process, started
+from tests.support.command_line import Process, run, started
 
 if TYPE_CHECKING:
     from nsqext.types import Address
@@ -75,6 +76,27 @@ def test_the_page_connects_with_the_settings_of_the_client(monkeypatch: pytest.M
         assert (settings["tls"], settings["auth_secret"], settings["lookup_auth_secret"]) == (True, "hush", "hush")
     assert len(found) == 2
     assert [(one["tls"], one["auth_secret"]) for one in producers] == [(True, "***")]
+
+
+def test_the_page_is_of_the_context_as_for_other_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: list[str | Sequence[str]] = []
+
+    async def serve(lookupd: str | Sequence[str], options: WebOptions, address: Address) -> None:
+        found.append(lookupd)
+
+    contexts = tmp_path / "contexts.toml"
+    contexts.write_text('current = "prod"\n[contexts]\nprod = "nsq://prod:1"\ntest = "nsq://test:2"\n')
+    monkeypatch.setattr("nsqext.cli.servers.web._serve_until_signal", serve)
+    monkeypatch.setenv("NSQEXT_CONTEXTS_FILE", str(contexts))
+    for words in ((), ("--context", "test"), ("--lookupd", "given:3")):
+        with pytest.raises(SystemExit):
+            main(["web", *words])
+    assert found == ["prod:1", "test:2", "given:3"]
+
+
+def test_a_port_without_a_page_is_refused() -> None:
+    done = run("broker", "--web-port", "0")
+    assert (done.returncode, b"--web-port without --web would be ignored" in done.stderr) == (2, True)
 
 
 def test_the_broker_serves_a_page_that_changes_it() -> None:

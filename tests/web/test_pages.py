@@ -17,6 +17,7 @@ from nsqext.delays import DelayStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.web.document import AppDocument, type_text
+from tests.support import plain_http
 from tests.support.tables import table
 from tests.support.web_pages import browsing, page_with
 
@@ -87,6 +88,23 @@ async def test_a_channel_shows_consumers_with_tag_and_version(redesigned: Cluste
     assert '<span class="flag accent">canary</span>' in answer.text
     assert "nsqext/" in answer.text
     assert "<dt>In flight</dt><dd>1</dd>" in answer.text
+
+
+async def test_what_the_numbers_lack_is_shown() -> None:
+    with Cluster(nodes=2, generation="original") as cluster:
+        cluster.create_topic("orders", channels=["billing"])
+        answering, silent = cluster.nodes.values()
+        paused = plain_http.post(f"http://{answering.http}/channel/pause?topic=orders&channel=billing")
+        assert paused.status_code == 200
+        async with browsing(cluster, write=True) as browser:
+            channel = await browser.get("/topics/orders/channels/billing")
+            assert "paused in 1 of 2 places" in channel.text
+            assert ">Unpause</button>" in channel.text and ">Pause</button>" in channel.text
+            await anyio.to_thread.run_sync(cluster.faults.freeze, silent.name)
+            text = await page_with(browser, "/topics/orders/channels/billing", lambda text: "No response" in text)
+            overview = await browser.get("/")
+    assert f"No response from {silent.tcp}: the numbers do not include it" in text
+    assert '<span class="flag warn">incomplete</span>' in overview.text
 
 
 async def test_key_ranges_are_drawn(redesigned: Cluster, topic: str) -> None:

@@ -120,7 +120,7 @@ def _printer(connection: ServerAccess, output: Output) -> Callable[[Message, dic
     def print_formatted(message: Message, record: dict[str, Any]) -> None:
         text = message.body.decode(errors="backslashreplace")
         headers = defaultdict(str, {name: header_json(value) or "" for name, value in record["headers"].items()})
-        values = {name: "" if value is None else value for name, value in record.items()}
+        values = {name: "" if value is None else str(value) for name, value in record.items()}  # texts, as checked
         print_line((output.template or "").format_map({**values, "body": text, "headers": headers}))
 
     def print_message(message: Message, record: dict[str, Any]) -> None:

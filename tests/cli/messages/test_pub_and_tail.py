@@ -179,8 +179,9 @@ def test_filters_and_formats(cluster: Cluster, topic: str) -> None:
     ]
     assert [{number for number, _ in found} for found in partitions] == [{0}, {1}]
     assert sorted(body for found in partitions for _, body in found) == ["m0", "m1", "m2", "m3"]
-    formatted = run("tail", topic, *END, "--header", "user=3", "--format", "{key}:{headers[user]}:{body}", *where)
-    assert formatted.stdout == b"k3:3:m3\n"
+    template = "{key}:{headers[user]}:{attempts:s}:{body}"
+    formatted = run("tail", topic, *END, "--header", "user=3", "--format", template, *where)
+    assert formatted.stdout == b"k3:3:1:m3\n"
     raw = run("tail", topic, *END, "--raw", *where)
     assert sorted(raw.stdout.splitlines()) == [b"m0", b"m1", b"m2", b"m3"]
 

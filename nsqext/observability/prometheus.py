@@ -349,9 +349,17 @@ class Prometheus(Observer):
         For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`, and ``delay_…``
         those of `nsqext.delays.DelayRelay`; the summaries read the database at each scrape. The client or relay is
         referenced weakly.
+
+        Raises:
+            InvalidSetting: another object, such as a client of `nsqext.sync`, which has to be given the middleware.
         """
         kind = next((kind for kind in _KINDS if isinstance(client, kind.client)), None)
-        if kind is None or not self._clients.add(kind, client):
+        if kind is None:
+            raise InvalidSetting(
+                f"{client!r} has no statistics that can be reported",
+                hint="give blocking clients middleware=[Prometheus()] instead",
+            )
+        if not self._clients.add(kind, client):
             return
         known = ref(client)  # the callback must not keep it
 

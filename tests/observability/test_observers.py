@@ -35,6 +35,7 @@ from nsqext import (
     OutgoingMessage,
     Producer,
     Requeue,
+    sync,
 )
 from nsqext.client.events import ClientEvent
 from nsqext.errors import BatchFailed, InvalidSetting, InvalidState, NsqError
@@ -560,6 +561,11 @@ async def test_counters_have_what_clients_counted_between_two_scrapes(cluster: C
     stored = registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "stored"})
     finished = registry.get_sample_value("nsqext_consumer_finished_messages_total", {"topic": topic, "channel": "ch"})
     assert (stored, finished) == (2, 2)
+
+
+def test_a_client_that_cannot_be_attached_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match=r"give blocking clients middleware=\[Prometheus\(\)\]"):
+        Prometheus(CollectorRegistry()).attach(sync.Producer("127.0.0.1:1"))
 
 
 def test_a_batch_has_the_attempts_of_all_its_messages(caplog: pytest.LogCaptureFixture) -> None:

@@ -310,6 +310,11 @@ async def _check_nodes(admin: Admin) -> list[str]:
 async def _check_topic(admin: Admin, topic: str) -> list[str]:
     info, stats = await admin.topic(topic), await admin.stats(topic)
     problems = [f"partition {number} has no leader" for number in info.leaderless]
+    problems += [
+        f"partition {number} is not reported by {info.leaders[number]}, its leader"
+        for number in stats.missing or ()
+        if number in info.leaders and info.leaders[number] not in stats.unreachable
+    ]
     if info.generation == "original" and not info.nodes:
         problems.append("lookup lists no node with the topic")
     return problems + [f"node {node} does not respond" for node in stats.unreachable]

@@ -5,17 +5,23 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from attrs import evolve
 
-from nsqext import sync
+from nsqext import Admin, sync
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.cli.admin.doctor import examine_lookup
 from nsqext.cli.admin.stats import View
 from nsqext.lookup.client import LookupClient
 from tests.support import plain_http
 from tests.support.command_line import Terminal, lines, run
+
+if TYPE_CHECKING:
+    from nsqext.admin import TopicStats
 
 NODES = 2
 
@@ -133,6 +139,22 @@ def test_check_counts_a_consumer_of_several_partitions_once(cluster: Cluster) ->
         assert lines("check", topic, "billing", "--min-consumers", "1", *where) == [{"healthy": True, "problems": []}]
         few = run("check", topic, "billing", "--min-consumers", "2", *where)
     assert (few.returncode, b"1 consumers; at least 2 are required" in few.stdout) == (1, True)
+
+
+def test_check_fails_for_a_partition_that_its_leader_does_not_report(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic, count = make_topic(cluster, "billing"), Admin.stats
+
+    async def stats(admin: Admin, *names: str) -> TopicStats:
+        return evolve(await count(admin, *names), partitions=(), missing=(0,))  # as for a while after an election
+
+    monkeypatch.setattr(Admin, "stats", stats)
+    with pytest.raises(SystemExit) as end:
+        main(["check", topic, "--lookupd", cluster.lookupd[0]])
+    assert end.value.code == 1
+    leader = cluster.nodes[cluster.leader(topic, 0)].tcp
+    assert f"partition 0 is not reported by {leader}, its leader" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import orjson
 from attrs import frozen
 
 from nsqext import OutgoingMessage
 from nsqext.arguments import suggest
 from nsqext.errors import InvalidInput, ProtocolError
-from nsqext.protocol.headers import add_key, encode_headers
+from nsqext.protocol.headers import add_key, encode_headers, header_json
 
 if TYPE_CHECKING:
     from nsqext import Message
@@ -122,7 +121,8 @@ def _text(record: Mapping[str, Any], name: str) -> str | None:
 
 def _as_text(value: object) -> str:
     """Return text as it is, and another value as JSON."""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = header_json(value)
+    return "null" if text is None else text
 
 
 def body_fields(body: bytes) -> dict[str, str]:

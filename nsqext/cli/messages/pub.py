@@ -201,8 +201,10 @@ async def _messages(descriptor: int, form: Format, columns: Columns) -> AsyncIte
             if form == "lines":
                 yield number, OutgoingMessage(text)
                 continue
+            import msgspec  # orjson reads whole numbers above 2**64 as floats
+
             try:
-                yield number, outgoing_message(orjson.loads(text))
+                yield number, outgoing_message(msgspec.json.decode(text))
             except ValueError as error:  # of JSON or the record
                 raise InvalidInput(f"line {number}: {error}") from error
 

@@ -77,6 +77,14 @@ def test_options_win_over_the_headers_of_a_record(cluster: Cluster, topic: str) 
     assert found["headers"] == {"user": "43", "own": "1"}
 
 
+def test_large_numbers_of_headers_stay_exact(cluster: Cluster, topic: str) -> None:
+    where = ("--lookupd", cluster.lookupd[0])
+    number = 123456789012345678901
+    lines("pub", topic, "--format", "json", *where, stdin=json.dumps({"body": "x", "headers": {"n": number}}).encode())
+    (found,) = lines("tail", topic, *END, *where)
+    assert found["headers"] == {"n": str(number)}
+
+
 def test_tags_are_filtered(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "tagged", "--tag", "canary", *where)

@@ -50,6 +50,10 @@ class Hook:
     content_type: Annotated[str, Option(help="--to-http: content type.")] = "application/octet-stream"
     timeout: Annotated[float, Option(min=0.1, help="--to-http: seconds for one request.")] = 10.0
 
+    def __attrs_post_init__(self) -> None:
+        if not (self.content_type.isascii() and self.content_type.isprintable()):
+            raise InvalidSetting(f"--content-type {self.content_type!r} is not the value of a header", hint="use ASCII")
+
 
 @examples(
     "nsqext relay orders --to orders_copy",
@@ -79,6 +83,8 @@ async def run(
     """
     if (to is None) == (hook.to_http is None):
         raise InvalidSetting("exactly one of --to and --to-http is needed")
+    if hook.to_http is None and hook != Hook():
+        raise InvalidSetting("--content-type and --timeout without --to-http would be ignored", hint="leave them out")
     connection.refuse_loss("max_attempts")
     settings: dict[str, Any] = {"concurrency": concurrency}
     if running.start is not None:

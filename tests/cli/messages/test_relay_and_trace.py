@@ -91,6 +91,8 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
         (("relay", "t"), "exactly one of --to and --to-http"),
         (("relay", "t", "--to", "t"), "relayed to itself"),
         (("relay", "t", "--to-http", "http://h", "--to-lookupd", "h:1"), "cannot be combined with the address"),
+        (("relay", "t", "--to", "u", "--content-type", "text/plain"), "without --to-http would be ignored"),
+        (("relay", "t", "--to-http", "http://h", "--content-type", "text/ü"), "is not the value of a header"),
         (("relay", "t", "--to-http", "ftp://h"), "not an HTTP URL"),
         (("relay", "t", "--to-http", "http://[::1"), "is not a URL"),
         (("relay", "t", "--to-http", "example.com/hook"), "not an HTTP URL"),

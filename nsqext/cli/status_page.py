@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsqext.app.app import App
     from nsqext.delays import DelayRelay
+    from nsqext.observability.prometheus import Prometheus
     from nsqext.transactions import OutboxRelay
 
 logger: logging.Logger = logging.getLogger("nsqext.run")
@@ -103,16 +104,10 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
     Raises:
         InvalidSetting: not an address that can be listened to, or a missing extra.
     """
-    listener = listen_for_status(address)
-    try:
-        from prometheus_client import generate_latest
-
-        from nsqext.observability.prometheus import Prometheus
-    except ModuleNotFoundError as error:
-        listener.close()
-        raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[prometheus]'") from error
-    prometheus = Prometheus()
+    prometheus = process_metrics()
     prometheus.attach(relay)
+    listener = listen_for_status(address)
+    from prometheus_client import generate_latest
 
     async def health() -> dict[int, Health]:
         own = app.health()
@@ -133,6 +128,15 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
             await tasks.start(HttpServer(StatusPage(health, metrics)).serve, listener)
             yield
             tasks.cancel_scope.cancel()
+
+
+def process_metrics() -> Prometheus:
+    """Return the metrics of this process, in the default registry. Raises InvalidSetting without prometheus_client."""
+    try:
+        from nsqext.observability.prometheus import Prometheus
+    except ModuleNotFoundError as error:
+        raise InvalidSetting(f"--http needs {error.name}", hint="pip install 'nsqext[prometheus]'") from error
+    return Prometheus()
 
 
 def listen_for_status(text: str) -> socket.socket:

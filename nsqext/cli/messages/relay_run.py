@@ -193,19 +193,19 @@ class RelayRun(TopicRelay):
     def _listen(self) -> socket.socket | None:
         if self.running.http is None:
             return None
-        from nsqext.cli.status_page import listen_for_status
+        from nsqext.cli.status_page import listen_for_status, process_metrics
 
+        process_metrics()  # refused before anything is received
         return listen_for_status(self.running.http)
 
     async def _serve_http(self, listener: socket.socket, producer: Producer | None) -> None:
         from prometheus_client import generate_latest
 
         from nsqext.app.health import Health, unready
-        from nsqext.cli.status_page import StatusPage
+        from nsqext.cli.status_page import StatusPage, process_metrics
         from nsqext.http.uvicorn_server import HttpServer
-        from nsqext.observability.prometheus import Prometheus
 
-        prometheus = Prometheus()
+        prometheus = process_metrics()
         prometheus.attach(self)
         if producer is not None:
             prometheus.attach(producer)

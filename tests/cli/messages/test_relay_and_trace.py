@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from secrets import token_hex
 import pytest
 
 from nsqext.broker import Cluster
+from nsqext.cli import main
 from nsqext.cli.connection import Contexts, load_contexts
 from tests.support.blocking_client import eventually
 from tests.support.command_line import Terminal, lines, run, started
@@ -101,6 +103,17 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
 def test_mistakes_of_relay(words: tuple[str, ...], reason: str) -> None:
     done = run(*words, "--lookupd", "h:1")
     assert (done.returncode, reason in done.stderr.decode()) == (2, True), done.stderr
+
+
+def test_a_relay_names_what_its_health_page_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "nsqext.observability.prometheus", raising=False)
+    with pytest.raises(SystemExit) as end:
+        main(["relay", "t", "--to-http", "http://h", "--http", "127.0.0.1:0", "--lookupd", "h:1"])
+    assert end.value.code == 2
+    assert "--http needs prometheus_client: pip install 'nsqext[prometheus]'" in capsys.readouterr().err
 
 
 def test_dead_letters_return_to_their_topic(cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -104,7 +104,8 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
         record["timestamp"] = row["timestamp"] * 1000  # nanoseconds
     if row.get("message_id") is not None:
         record["id"] = row["message_id"].hex()
-    record["headers"] = dict(row.get("headers") or ())
+    record["key"] = _text(record["key"])
+    record["headers"] = _headers(row.get("headers") or ())
     if row.get("trace_id") is not None:
         record["trace_id"] = row["trace_id"] & (1 << 64) - 1  # the column is signed
     value = row["value"]
@@ -117,21 +118,61 @@ def _read_parquet(file: Path, skip: int) -> Iterator[Entry]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from nsqext.spark.columns import WRITABLE, check_written
+
     number = 0
     try:
         with pq.ParquetFile(file) as opened:
-            if "value" not in opened.schema_arrow.names:
-                raise InvalidInput(f"{file.name} has no column value", hint="it contains the bodies")
-            for batch in opened.iter_batches(_ROWS):
+            schema = opened.schema_arrow
+            check_written(schema.names, file.name)
+            _check_types(file, schema)
+            columns = [name for name in schema.names if name in WRITABLE]
+            for batch in opened.iter_batches(_ROWS, columns=columns):
                 if number + batch.num_rows <= skip:
                     number += batch.num_rows
                     continue
-                for record in _records_of(batch):
+                for row in batch.to_pylist():
                     number += 1
                     if number > skip:
-                        yield Entry(file.name, number, record)
+                        yield Entry(file.name, number, _checked_record(file, number, row))
     except pa.ArrowInvalid as error:
         raise InvalidInput(f"{file.name} is not a Parquet file: {error}") from error
+
+
+def _check_types(file: Path, schema: pa.Schema) -> None:
+    """Refuse columns whose values are no bodies or numbers: of a number, Python would make zero bytes."""
+    from pyarrow import types
+
+    text = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    whole = (types.is_integer, types.is_null)
+    for name, kinds, wanted in (("value", text, "text"), ("partition", whole, "int"), ("trace_id", whole, "bigint")):
+        if name in schema.names:
+            found = schema.field(name).type
+            plain = found.value_type if types.is_dictionary(found) else found
+            if not any(one(plain) for one in kinds):
+                raise InvalidInput(f"{file.name}: the column {name} is {found}", hint=f"cast it to {wanted}")
+
+
+def _checked_record(file: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    if row["value"] is None:
+        raise InvalidInput(f"{file.name}, row {number}: the value is null")
+    try:
+        return _record(row)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file.name}, row {number}: a key or header is no text: {error}") from error
+
+
+def _headers(pairs: Iterable[Any]) -> dict[str, Any]:
+    """Return headers of a map, or of an array of key and value, which Polars makes of a map."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, value = (pair["key"], pair["value"]) if isinstance(pair, Mapping) else pair
+        found[name] = _text(value)
+    return found
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _read_csv(file: Path, skip: int) -> Iterator[Entry]:

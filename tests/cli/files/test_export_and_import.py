@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,7 +18,7 @@ from nsqext.broker import Cluster
 from nsqext.cli.files.export import ExportProgress
 from nsqext.cli.files.tables import entries_of
 from nsqext.cli.message_files import outgoing_message
-from nsqext.errors import InvalidInput
+from nsqext.errors import InvalidInput, NsqError
 from nsqext.sync import Producer
 from tests.support.command_line import lines, run, started
 
@@ -174,6 +175,39 @@ def test_a_csv_file_that_is_not_whole_is_refused(tmp_path: Path, text: bytes, er
     file.write_bytes(text)
     with pytest.raises(InvalidInput, match=error):
         [outgoing_message(entry.record) for entry in entries_of(file, 0)]
+
+
+def test_a_parquet_file_of_another_program_is_imported(cluster: Cluster, tmp_path: Path) -> None:
+    copy = f"copy_{token_hex(4)}"
+    cluster.create_topic(copy, extend=True, channels=["ch"])
+    file = tmp_path / "given.parquet"
+    headers = [[{"key": "user", "value": b"ann"}], None]  # as Polars writes a map
+    pq.write_table(pa.table({"value": ["one", "two"], "key": [b"k", None], "headers": headers}), file)
+    lines("import", str(file), copy, "--lookupd", cluster.lookupd[0])
+    found = nsqext.arrow.read(copy, cluster.lookupd, columns=("value", "headers", "key")).read_all().to_pylist()
+    assert found == [
+        {"value": b"one", "headers": [("user", "ann")], "key": "k"},
+        {"value": b"two", "headers": None, "key": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"value": [5]}, "the column value is int64"),
+        ({"value": ["x"], "trace_id": [1.5]}, "the column trace_id is double"),
+        ({"value": ["x"], "hedaers": ["y"]}, "column hedaers is unknown"),
+        ({"key": ["x"]}, "column value is missing"),
+        ({"value": ["x", None]}, "row 2: the value is null"),
+        ({"value": ["x"], "key": [b"\xff"]}, "row 1: a key or header is no text"),
+    ],
+)
+def test_a_parquet_file_of_something_else_is_refused(
+    tmp_path: Path, columns: Mapping[str, Sequence[object]], error: str
+) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "given.parquet")
+    with pytest.raises(NsqError, match=error):
+        list(entries_of(tmp_path / "given.parquet", 0))
 
 
 def test_other_values_of_headers_are_json() -> None:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
 
+# settings that leave messages out may be meant for services that have the same environment
+_EVERY_MESSAGE: dict[str, Any] = {
+    **dict.fromkeys(("tag", "ext_filter", "partitions", "dispatch", "key_tags", "ordered")),
+    "sample_rate": 0,
+}
 # members of a record in a template, besides ``headers``
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
 
@@ -220,9 +225,8 @@ async def trace(
     """
     sought = parse_message_id(wanted)
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
-    consumer = connection.consumer(
-        topic, f"trace_{token_hex(4)}#ephemeral", start=parse_position(start), queue_position=True
-    )
+    name = f"trace_{token_hex(4)}#ephemeral"
+    consumer = connection.consumer(topic, name, start=parse_position(start), queue_position=True, **_EVERY_MESSAGE)
     found: list[dict[str, Any]] = []
 
     @consumer.handler

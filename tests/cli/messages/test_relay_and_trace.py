@@ -142,6 +142,8 @@ def test_messages_are_found_by_trace_id_and_message_id(cluster: Cluster) -> None
     missing = run("trace", topic, "9", *where)
     assert b"stores no message with the id 9" in missing.stderr
     assert (missing.returncode, missing.stdout) == (1, b"")
+    (whole,) = lines("trace", topic, "8", *where, NSQEXT_SAMPLE_RATE="1")  # meant for a service
+    assert whole["id"] == found["id"]
 
 
 def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,11 @@ def parse_position(text: str) -> Position:
 
     if text[:1].isdecimal():
         try:
-            return Position.at(datetime.fromisoformat(text).astimezone())
-        except ValueError:
+            moment = datetime.fromisoformat(text).astimezone()
+        except (OverflowError, ValueError):
             pass
+        else:
+            return Position.at(moment)
     try:
         return read_position(text)
     except ValueError as error:

@@ -257,6 +257,8 @@ def test_mistakes_in_the_input_name_the_line(cluster: Cluster, topic: str) -> No
         (("pub", "t", "--file", "/"), "/ is a folder"),
         (("pub", "t", "body", "--format", "json"), "cannot be combined with messages"),
         (("tail", "t", "--since", "-5m"), "cannot be parsed"),
+        (("tail", "t", "--start", "2999-01-01"), "is not the time of a message"),
+        (("tail", "t", "--start", "0001-01-01"), "0001-01-01"),
         (("trace", "t", "banana"), "a message id of 32 hexadecimal digits"),
     ],
 )

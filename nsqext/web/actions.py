@@ -80,9 +80,19 @@ class Action:
     question: str = ""  #: asked before an action that cannot be undone
 
 
+def path_of(name: str) -> str:
+    """Return the name of a topic or channel in a path, with ~ before . and .., which browsers take for folders."""
+    return ("~" if name in (".", "..") else "") + quote(name, safe="")
+
+
+def name_in(path: str) -> str:
+    """Return the name of `path_of`."""
+    return path.removeprefix("~")
+
+
 def topic_page(topic: str) -> str:
     """Return the address of a topic's page."""
-    return f"/topics/{quote(topic, safe='')}"
+    return f"/topics/{path_of(topic)}"
 
 
 # Topics
@@ -163,7 +173,7 @@ def _on_channel(change: Callable[[Admin, str, str, ActionForm], Awaitable[object
     async def perform(target: ActionTarget, form: ActionForm) -> str:
         topic, channel = form.needed("topic"), form.needed("channel")
         await change(target.admin, topic, channel, form)
-        return topic_page(topic) + ("" if last else f"/channels/{quote(channel, safe='')}")
+        return topic_page(topic) + ("" if last else f"/channels/{path_of(channel)}")
 
     return perform
 

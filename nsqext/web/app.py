@@ -30,7 +30,7 @@ from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.protocol.headers import header_json
 from nsqext.settings import unknown_setting
 from nsqext.types import Address
-from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, topic_page
+from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, path_of, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
 from nsqext.web.pages import Page, Pages, age, count, key_ranges, moment, per_second, seconds_since, size, sparkline
 from nsqext.web.security import Refused, Security, WebOptions
@@ -85,7 +85,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     found.filters |= {
-        shown.__name__: shown for shown in (age, count, header_json, moment, per_second, seconds_since, size)
+        shown.__name__: shown for shown in (age, count, header_json, moment, path_of, per_second, seconds_since, size)
     }
     found.globals |= {"sparkline": sparkline, "key_ranges": key_ranges, "version": __version__}
     found.globals["ui"] = found.get_template(

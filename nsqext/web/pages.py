@@ -16,7 +16,7 @@ from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import consumer_settings, settings_for
 from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
-from nsqext.web.actions import ActionForm
+from nsqext.web.actions import ActionForm, name_in
 from nsqext.web.document import AppDocument
 from nsqext.web.topic_list import topic_list
 
@@ -128,7 +128,7 @@ class Pages:
         return Page("app.html", "App", {"app": self._document})
 
     async def topic(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        name = _known_topic(snapshot, path["topic"])
+        name = _known_topic(snapshot, name_in(path["topic"]))
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         parts = {part.partition: part for part in stats.partitions} if stats else {}
         rows: list[PartitionRow] = []
@@ -156,8 +156,8 @@ class Pages:
         return Page("topic.html", name, values)
 
     async def channel(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        name = _known_topic(snapshot, path["topic"])
-        channel = check_channel(path["channel"])
+        name = _known_topic(snapshot, name_in(path["topic"]))
+        channel = check_channel(name_in(path["channel"]))
         info, stats = snapshot.topics[name], snapshot.stats.get(name)
         found = stats.channels.get(channel) if stats else None
         if found is None and channel not in info.channels:
@@ -180,7 +180,7 @@ class Pages:
         return Page("channel.html", f"{channel} of {name}", values)
 
     async def messages(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
-        name = _known_topic(snapshot, path["topic"])
+        name = _known_topic(snapshot, name_in(path["topic"]))
         form = ActionForm(query)
         count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
         topic = snapshot.topics[name]
@@ -189,7 +189,7 @@ class Pages:
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
         """Return the page of the next messages of a topic of the original NSQ, copies from an ephemeral channel."""
-        name = _known_topic(snapshot, path["topic"])
+        name = _known_topic(snapshot, name_in(path["topic"]))
         if snapshot.topics[name].generation != "original":
             raise InvalidInput("the topic has a log", topic=name, hint="load the page to read its newest messages")
         for part in (await self._admin.stats(name)).partitions:

@@ -73,6 +73,19 @@ async def test_a_topic_shows_partitions_with_leader_replicas_and_channels(redesi
     assert "2 replicas" in answer.text and "extend" in answer.text
 
 
+async def test_names_that_are_folders_in_a_path_have_pages(redesigned: Cluster) -> None:
+    redesigned.create_topic("..", channels=["."])
+    try:
+        async with browsing(redesigned) as browser:
+            topic = await browser.get("/topics/~..")
+            channel = await browser.get("/topics/~../channels/~.")
+            messages = await browser.get("/topics/~../messages")
+    finally:
+        redesigned.delete_topic("..")
+    assert [page.status_code for page in (topic, channel, messages)] == [200] * 3
+    assert '<a href="/topics/~../channels/~.">.</a>' in topic.text
+
+
 async def test_a_channel_shows_consumers_with_tag_and_version(redesigned: Cluster, topic: str) -> None:
     async with (
         Producer(redesigned.lookupd) as producer,

@@ -118,6 +118,8 @@ async def run(
     count: Annotated[int, Option(min=0, help="--watch: number of refreshes; 0 for no limit.")] = 0,
 ) -> None:
     """Show depth, lag, messages and consumers of topics and channels."""
+    if count and not watch:
+        raise InvalidSetting("--count without --watch would be ignored", hint="give --watch")
     rates, number = Rates(), 0
     async with connection.admin() as admin:
         if not watch:

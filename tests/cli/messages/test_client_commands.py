@@ -119,6 +119,7 @@ def test_bench_in_batches_on_a_given_cluster(cluster: Cluster, topic: str) -> No
         (("topic", "list", "--context", "a"), "there is no context 'a'"),
         (("channel", "seek", "orders", "billing", "nowhere", "--yes", "--lookupd", "h:1"), "or a time in ISO form"),
         (("bench", "--nsqd", "h:1"), "no topic is given"),
+        (("stats", "--count", "3", "--lookupd", "h:1"), "--count without --watch would be ignored"),
     ],
 )
 def test_mistakes_are_one_line(words: tuple[str, ...], reason: str) -> None:

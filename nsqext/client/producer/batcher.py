@@ -11,6 +11,7 @@ import anyio
 from attrs import define, frozen
 
 from nsqext.arguments import check_counts, check_time
+from nsqext.client.producer.attempt_errors import delivery_unknown
 from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 from nsqext.client.producer.request import MessageRequest, key_bytes
 from nsqext.errors import BatchFailed, DeliveryUnknown, InvalidInput, InvalidState, NsqError, PublishFailed
@@ -276,7 +277,7 @@ class Batcher:
                 keys = {turn.key for _, _, turn in batch if turn is not None}
                 messages = [request.message for request, _, _ in batch]
                 call = Publishing(topic=self._topic, messages=messages, batch=True, entered=keys)
-                outcomes = await self._publisher.publish(call)
+                outcomes = _checked(await self._publisher.publish(call), call)
             except BatchFailed as error:
                 outcomes = error.outcomes
             except InvalidState as error:
@@ -289,6 +290,10 @@ class Batcher:
                     self._settle([batch.pop(error.index)], [error])
                 else:
                     outcomes = [error] * len(batch)
+            except Exception as error:  # of the program's middleware, before or behind the publish
+                failed = delivery_unknown(f"{type(error).__name__}: {error}", topic=self._topic)
+                failed.__cause__ = error
+                outcomes = [failed] * len(batch)
         self._flying = []
         self._settle(batch, outcomes)
 
@@ -320,3 +325,11 @@ class Batcher:
                 await self._progress.wait()
         finally:
             self._flushing -= 1
+
+
+def _checked(receipts: Sequence[Receipt], call: Publishing) -> Sequence[Receipt]:
+    """Return the receipts of a batch; raises DeliveryUnknown if middleware did not return one for each message."""
+    if len(receipts) != len(call.messages):
+        reason = f"middleware has returned {len(receipts)} receipts for {len(call.messages)} messages"
+        raise delivery_unknown(reason, topic=call.topic)
+    return receipts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -24,12 +24,11 @@ from nsqext.errors import (
     InvalidState,
     NsqError,
 )
+from nsqext.middleware import Middleware, Publishing, SendNext
 from tests.support.fake_nsqd import error, obey, scripted_node, until
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
-
-    from nsqext.client.producer.publishing import Publishing
 
 pytestmark = pytest.mark.anyio
 
@@ -298,6 +297,25 @@ async def test_through_a_producer() -> None:
                 for number in range(500):
                     await batcher.add(b"%d" % number)
             assert len(node.commands) == 12
+
+
+async def test_middleware_that_fails_or_returns_no_receipts_does_not_end_the_producer() -> None:
+    """An exception ended producer and batcher; without receipts the batcher published again without end."""
+
+    class Bad(Middleware):
+        async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
+            if publishing.messages[0].body == b"none":
+                return ()
+            raise KeyError("no schema")
+
+    async with (
+        scripted_node(obey()) as node,
+        Producer(nsqd=str(node), middleware=[Bad()]) as producer,
+        producer.batcher("t", linger=0) as batcher,
+    ):
+        for body, reason in ((b"raises", "KeyError: 'no schema'"), (b"none", "returned 0 receipts for 1 messages")):
+            with anyio.fail_after(25), pytest.raises(DeliveryUnknown, match=reason):
+                await batcher.publish(body)
 
 
 async def test_a_producer_that_ends_first_publishes_what_is_pending() -> None:

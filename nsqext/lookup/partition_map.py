@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from attrs import astuple, define, field, frozen
 
@@ -16,6 +16,8 @@ from nsqext.types import Address, TopicMeta
 
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer, NodeInfo
+
+T = TypeVar("T")
 
 MAX_SOURCES: int = 256
 """Lookup nodes whose last answers are kept."""
@@ -64,20 +66,25 @@ class PartitionMap:
 
 
 @frozen
-class PartitionLeader:
-    """A leader according to a lookup node."""
+class Claim(Generic[T]):
+    """What a lookup node says about a topic: the leader of a partition, or the meta."""
 
-    node: NodeInfo
+    value: T
     epoch: int = 0  #: of the lookup node
-    since: int = 0  #: first of the consecutive rounds with this leader
-    confirmed: int = 0  #: last round with this leader
+    since: int = 0  #: first of the consecutive rounds with this value
+    confirmed: int = 0  #: last round with this value
+
+    def yields_to(self, best: Claim[T], *, repeated: bool) -> bool:
+        """Return whether a round's best claim replaces this one, which it has ``repeated``, or which is older."""
+        return repeated or best.epoch > self.epoch or best.since > self.confirmed
 
 
 @define
 class _Source:
     """Last answer of a lookup node."""
 
-    leaders: dict[int, PartitionLeader] = field(factory=dict)
+    leaders: dict[int, Claim[NodeInfo]] = field(factory=dict)
+    meta: Claim[TopicMeta] | None = None
     nodes: tuple[NodeInfo, ...] = ()
     answered: int = 0
 
@@ -86,14 +93,16 @@ class PartitionMapMerger:
     """Merges the answers of many rounds into the map of a topic.
 
     Lookup nodes may disagree temporarily. Preferred are, in this order: a leader that has not refused, the highest
-    epoch, the latest change, the leader of most lookup nodes.
+    epoch, the latest change, the leader of most lookup nodes; of metas the one with most partitions. What silent lookup
+    nodes said last stays until another changes its answer: keys would move to other partitions and back.
     """
 
     def __init__(
         self, topic: str, access: str = "w", version: int = 0, admits: Callable[[Address], bool] | None = None
     ) -> None:
         self.current: PartitionMap = PartitionMap(topic, access, version=version)
-        self._leaders: dict[int, PartitionLeader] = {}
+        self._leaders: dict[int, Claim[NodeInfo]] = {}
+        self._meta: Claim[TopicMeta] | None = None
         self._sources: dict[Address, _Source] = {}
         self._suspects: dict[int, set[Address]] = {}
         self._round = 0
@@ -110,13 +119,13 @@ class PartitionMapMerger:
         if not found:
             return
         for answer in found:
-            self._update_leaders(answer)
+            self._update_claims(answer)
         self._update_nodes(found)
         self._forget_sources()
         listed = {partition for answer in found for partition in answer.partitions}
         for partition in listed:
             self._elect(partition, found)
-        meta = _merge_meta(found)
+        meta = self._elect_meta(found)
         if meta is not None:
             for partition in [key for key in self._leaders if key >= meta.partition_num and key not in listed]:
                 del self._leaders[partition]
@@ -131,16 +140,21 @@ class PartitionMapMerger:
             for address in oldest[: len(self._sources) - MAX_SOURCES]:
                 del self._sources[address]
 
-    def _update_leaders(self, answer: LookupAnswer) -> None:
+    def _update_claims(self, answer: LookupAnswer) -> None:
         source = self._sources.setdefault(answer.source, _Source())
         source.answered = self._round
         for partition, node in answer.partitions.items():
             before = source.leaders.get(partition)
-            same = before is not None and before.node.tcp == node.tcp
-            since = before.since if before is not None and same else self._round
-            source.leaders[partition] = PartitionLeader(node, answer.epoch, since, self._round)
+            same = before is not None and before.value.tcp == node.tcp
+            source.leaders[partition] = self._claim(node, answer, before if same else None)
             if not same:
                 self._suspects.pop(partition, None)
+        if answer.meta and answer.meta.partition_num:
+            known = source.meta
+            source.meta = self._claim(answer.meta, answer, known if known and known.value == answer.meta else None)
+
+    def _claim(self, value: T, answer: LookupAnswer, same: Claim[T] | None) -> Claim[T]:
+        return Claim(value, answer.epoch, self._round if same is None else same.since, self._round)
 
     def _update_nodes(self, found: Sequence[LookupAnswer]) -> None:
         """Update the nodes by lookup node: a node that a lookup node removed is removed even if another failed."""
@@ -164,30 +178,36 @@ class PartitionMapMerger:
         candidates = [
             self._sources[answer.source].leaders[partition] for answer in found if partition in answer.partitions
         ]
-        named = Counter(candidate.node.tcp for candidate in candidates)
+        named = Counter(candidate.value.tcp for candidate in candidates)
         suspects = self._suspects.get(partition, set())
         if suspects >= named.keys():
             # no lookup node returned another leader
             self._suspects.pop(partition, None)
             suspects = set()
 
-        def rank(candidate: PartitionLeader) -> tuple[bool, int, int, int, Address]:
-            address = candidate.node.tcp
+        def rank(candidate: Claim[NodeInfo]) -> tuple[bool, int, int, int, Address]:
+            address = candidate.value.tcp
             return address not in suspects, candidate.epoch, candidate.since, named[address], address
 
         best = max(candidates, key=rank)
         last = self._leaders.get(partition)
-        if (
-            last is None
-            or last.node.tcp in named
-            or last.node.tcp in suspects
-            or best.epoch > last.epoch
-            or best.since > last.confirmed
-        ):
+        if last is None or last.yields_to(best, repeated=last.value.tcp in (named.keys() | suspects)):
             self._leaders[partition] = best
 
+    def _elect_meta(self, found: Sequence[LookupAnswer]) -> TopicMeta | None:
+        """Return the preferred meta; None if no lookup node of this round sends it."""
+        sending = [answer for answer in found if answer.meta and answer.meta.partition_num]
+        claims = [claim for answer in sending if (claim := self._sources[answer.source].meta)]
+        if not claims:
+            return None
+        best = max(claims, key=lambda claim: (claim.epoch, claim.since, astuple(claim.value)))
+        last = self._meta
+        if last is None or last.yields_to(best, repeated=last.value in [claim.value for claim in claims]):
+            self._meta = last = best
+        return last.value
+
     def _make_map(self, meta: TopicMeta, unlisted: frozenset[int]) -> PartitionMap:
-        leaders = {partition: self._leaders[partition].node for partition in sorted(self._leaders)}
+        leaders = {partition: self._leaders[partition].value for partition in sorted(self._leaders)}
         led = {node.tcp for node in leaders.values()}
         nodes = {node.tcp: node for listed in self._node_lists() for node in listed if node.tcp not in led}
         filtered: list[tuple[int | None, Address]] = []
@@ -209,16 +229,6 @@ class PartitionMapMerger:
             unlisted=unlisted,
             version=self.current.version + 1,
         )
-
-
-def _merge_meta(found: Sequence[LookupAnswer]) -> TopicMeta | None:
-    """Return the meta of the highest epoch, then with most partitions."""
-    metas = [
-        (answer.epoch, astuple(answer.meta), answer.meta)
-        for answer in found
-        if answer.meta and answer.meta.partition_num
-    ]
-    return max(metas, key=lambda entry: entry[:2])[2] if metas else None
 
 
 def failure(errors: Sequence[NsqError], topic: str | None = None) -> NsqError:

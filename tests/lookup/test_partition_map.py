@@ -307,6 +307,25 @@ def test_meta_is_kept_when_an_answer_lacks_it() -> None:
     assert merger.current.meta == TopicMeta(partition_num=1, replica=1, extend_support=True)
 
 
+_EXPANDED = [listing("a", {0: "n1", 1: "n2"}, num=2), listing("b", {0: "n1"}, num=1)]
+
+
+@table(
+    ("rounds", "count"),
+    [
+        pytest.param([[_EXPANDED[1]], _EXPANDED], 2, id="one node knows the added partition"),
+        pytest.param([_EXPANDED, [_EXPANDED[1], failed("a")]], 2, id="and is silent in the next round"),
+        pytest.param([_EXPANDED, [listing("a", {0: "n1"}, num=1)]], 1, id="a topic that was created again has fewer"),
+        pytest.param([_EXPANDED, [failed("a"), listing("b", {0: "n1"}, num=1, epoch=1)]], 1, id="by a new epoch"),
+    ],
+)
+def test_how_many_partitions_a_topic_has_while_lookup_nodes_disagree(
+    rounds: list[list[LookupAnswer]], count: int
+) -> None:
+    view = table_of(*rounds).current
+    assert (view.partition_num, len(view.leaders)) == (count, count)
+
+
 def test_an_upgrade_is_visible_when_the_first_node_reports_it() -> None:
     merger = table_of([listing("a", {0: "n1"}, num=1), listing("b", {0: "n1"}, num=1, extend=True)])
     assert merger.current.meta.extend_support

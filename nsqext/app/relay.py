@@ -133,15 +133,17 @@ def check_on_disk(database: sqlite3.Connection, name: str) -> None:
 
 
 def publish_timeout(producer: Producer) -> float:
-    """Return the seconds in which a publish ends.
+    """Return the seconds in which a publish ends, with the search for its outcome.
 
     Raises:
         InvalidSetting: it never ends: what a killed relay had leased would be published by no other.
     """
-    timeout = float(str(producer.settings["timeout"]))
-    if timeout == inf:
-        raise InvalidSetting("a relay needs a time limit of publishes: timeout=inf", hint="give timeout in seconds")
-    return timeout
+    settings = producer.settings
+    names = ["timeout", "settle_timeout"] if settings.get("on_unknown") == "settle" else ["timeout"]
+    for name in names:
+        if float(str(settings[name])) == inf:
+            raise InvalidSetting(f"a relay needs a time limit of publishes: {name}=inf", hint=f"give {name} in seconds")
+    return sum(float(str(settings[name])) for name in names)
 
 
 def lease_time(timeout: float) -> float:

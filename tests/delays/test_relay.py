@@ -513,9 +513,15 @@ async def test_a_relay_that_is_stopped_ends_when_what_it_publishes_has_an_outcom
         assert (producer.published, store.count()) == ([b"a"], 0)
 
 
-async def test_a_lease_is_longer_than_a_publish_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"timeout": "70.0"}, {"timeout": "30.0", "on_unknown": "settle", "settle_timeout": "40.0"}]
+)
+async def test_a_lease_is_longer_than_a_publish_may_take(
+    settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another relay published again what was looked for in the log."""
     producer, leases = Scripted(), list[float]()
-    producer.settings = {"timeout": "70.0"}
+    producer.settings = settings
     take = DelayStore.take
 
     def noted(store: DelayStore, published: Sequence[str], count: int, now: float, lease: float) -> Any:

@@ -15,11 +15,13 @@ Messages requeued for longer than a server may accept have no such header; this 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from heapq import heappop, heappush
 from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY
+from nsqext.errors import MessageNotInFlight
 from nsqext.protocol.messages import DUE_HEADER
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class EarlyMessages:
             elif message.in_order or (keep and 0 < left <= min(KEPT, message.owner.msg_timeout / 2)):
                 self.keep(message, _clock() + left)
             else:
-                send_requeue(message, left)
+                with suppress(MessageNotInFlight):  # it timed out in the socket, while this process stood still
+                    send_requeue(message, left)
                 message.answered = True
         return ready
 

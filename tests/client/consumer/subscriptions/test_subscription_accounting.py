@@ -319,6 +319,15 @@ def test_messages_that_are_due_soon_stay_in_flight_while_they_leave_room(
         assert ("make_room" in made.monitor.calls) is (2 * in_flight <= share)
 
 
+def test_an_early_message_that_timed_out_in_the_socket_is_not_answered() -> None:
+    """Its requeue raised, and the other messages of the read were not delivered."""
+    with subscribed(_EXTEND, negotiated=_TIMEOUT) as made:
+        made.now, made.monitor.on_time_until, made.monitor.receipt = 170.0, 160.0, 105.0
+        made.read([delivered(1, position=_early(60.0)), delivered(2, position=b"\0")])
+        assert [message.internal_id for message in made.messages] == [2]
+        assert made.flushed() == b""
+
+
 def test_a_read_with_messages_that_are_due_does_not_grow_rdy() -> None:
     with subscribed(_EXTEND, negotiated=_TIMEOUT) as made:
         made.monitor.share = 100

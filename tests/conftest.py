@@ -126,9 +126,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Find what a file has left in reference cycles, such as sockets, at the last of its tests."""
+    """Find what a file has left in reference cycles, such as sockets, at the last of its tests; what stays is no garbage."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +227,20 @@ def _file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the tests with a Spark session first, because they take longest, and then other long files."""
-    order = {file: number for number, file in enumerate(_LONG)}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the tests with a Spark session first, because they take longest, and then other long files.
 
-    def rank(item: pytest.Item) -> int:
+    In a parallel run the rest is mixed: all workers would wait for timers at once in the files of `contract/`.
+    """
+    order = {file: number for number, file in enumerate(_LONG)}
+    parallel = hasattr(config, "workerinput")
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
         file = _file_of(item.nodeid)
-        return -1 if _uses_spark(file) else order.get(file, len(order))
+        if _uses_spark(file):
+            return -1, 0
+        known = order.get(file)
+        return (known, 0) if known is not None else (len(order), crc32(file.encode()) if parallel else 0)
 
     items.sort(key=rank)
 

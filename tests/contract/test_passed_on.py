@@ -159,7 +159,7 @@ _WAYS: list[Callable[[Scene, int, Path], Awaitable[str]]] = [
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=1 if REAL else 4, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=1 if REAL else 2, suppress_health_check=list(HealthCheck), deadline=None)
 @given(messages=st.lists(_MESSAGES, min_size=1, max_size=30))
 @example(messages=_LISTED)
 def test_header_body_and_trace_id_stay(

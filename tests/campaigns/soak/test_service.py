@@ -15,7 +15,7 @@ from tests.campaigns.soak.service_parts import PARTS, KeyRecord, Ledger, OutboxP
 
 @pytest.mark.timeout(180)
 def test_nothing_is_lost_and_tables_are_empty_while_programs_and_nodes_are_killed(tmp_path: Path) -> None:
-    (soak,) = run(["embedded"], 8.0, tmp_path, names=list(PARTS), every=1.0, pause=0.1, seed=7)
+    (soak,) = run(["embedded"], 5.0, tmp_path, names=list(PARTS), every=1.0, pause=0.1, seed=7)
     assert soak.violations == []
     assert {part.name for part in soak.parts} == set(PARTS)
     assert all(any(part.ledger.published.values()) for part in soak.parts)

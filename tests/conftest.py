@@ -126,7 +126,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collected() -> Iterator[None]:
-    """Find what a file has left in reference cycles, such as sockets, at the last of its tests; what stays is no garbage."""
+    """Find what a file has left in reference cycles, such as sockets, at the last of its tests; what stays is kept."""
     yield
     gc.collect()
     gc.freeze()

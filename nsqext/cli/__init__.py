@@ -5,7 +5,7 @@ commands; typer parses what `nsqext.cli.parameters.read_words` does not. ``nsqd`
 programs' flags.
 
 Exit codes: 0 success; 1 a failed check or start of a program; 2 any other error, with one line on standard error; 130
-^C.
+^C; 143 SIGTERM before the end that ``--until-end`` waits for.
 """
 
 from __future__ import annotations

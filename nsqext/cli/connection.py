@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from nsqext.arguments import is_number
 from nsqext.cli.parameters import Option
 from nsqext.cli.waiting import wait_of, waits
+from nsqext.client.signals import last_signal
 from nsqext.errors import (
     ConnectionFailed,
     InvalidSetting,
@@ -362,6 +363,12 @@ class ServerAccess:
                     tasks.start_soon(self.stop_when_drained, consumer)
                 await consumer.serve(signals=signals)
                 tasks.cancel_scope.cancel()
+
+    @staticmethod
+    def check_end(*, until_end: bool) -> None:
+        """Exit as a shell's program does on a signal, if one came before the end that ``until_end`` waits for."""
+        if until_end and (number := last_signal()):
+            raise SystemExit(128 + number)
 
     async def stop_when_drained(self, consumer: Consumer) -> None:
         """Stop a consumer when its channel has no waiting, in-flight or deferred messages.

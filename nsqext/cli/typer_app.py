@@ -25,7 +25,8 @@ First steps: `nsqext broker --web` runs a cluster with a web page, and prints co
 `nsqext nsqd -h` and `nsqext nsqlookupd -h` show the flags of these two programs.
 
 Exit codes: 0 success; 1 a check failed, no message was found, or a server could not start; 2 any other error;
-130 ended by ^C, except for tail, record, relay, run and the servers, which drain and exit with 0.
+130 ended by ^C, except for tail, record, relay, run and the servers, which drain and exit with 0. A signal
+before the end that --until-end waits for: 128 and its number.
 """
 
 _PANELS = {

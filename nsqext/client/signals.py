@@ -81,6 +81,11 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+def last_signal() -> int:
+    """Return the number of the signal that called the last functions; 0 if there was none."""
+    return _signals.received
+
+
 async def stop_on_signals(stop: Callable[[], None], log: logging.Logger) -> None:
     """Wait for SIGTERM or SIGINT, log it in ``log``, and call a function; return at once outside the main thread.
 

@@ -70,3 +70,4 @@ async def run(
                     count += len(messages)
             tasks.cancel_scope.cancel()
     connection.show({"topic": topic, "recorded": count}, f"{counted(count, 'message')} of {topic} recorded")
+    connection.check_end(until_end=until_end)

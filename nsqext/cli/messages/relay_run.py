@@ -99,6 +99,7 @@ class RelayRun(TopicRelay):
             raise self.error
         text = f"{counted(self.relayed, 'message')} of {self.topic} relayed"
         self.connection.show({"topic": self.topic, "relayed": self.relayed}, text)
+        self.connection.check_end(until_end=self.running.until_end)
 
     def give_up(self, error: NsqError) -> None:
         """End the relay with an error; unfinished messages stay in the channel."""

@@ -205,6 +205,7 @@ async def run(
     await connection.serve(consumer, until_end=reading.until_end)
     if broken:
         raise broken[0]
+    connection.check_end(until_end=reading.until_end)
 
 
 @examples("nsqext trace orders 7", "nsqext trace orders 000000000000002a0000000000000007 --since 1h")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from secrets import token_hex
@@ -21,7 +22,7 @@ from nsqext.cli.messages.pub import Columns, read_lines, read_rows
 from nsqext.cli.messages.tail import Filter
 from nsqext.errors import InvalidInput, InvalidSetting, escaped
 from nsqext.types import Address
-from tests.support.command_line import Process, Terminal, environment, lines, run
+from tests.support.command_line import Process, Terminal, environment, lines, run, started
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
@@ -347,6 +348,22 @@ def test_the_end_of_a_partition_does_not_wait_for_the_others(cluster: Cluster, t
         lines("pub", topic, f"in {partition}", "--partition", partition, *where)
     found = lines("tail", topic, "--channel", "ch", "--partition", "0", "--until-end", *where)
     assert [one["body"] for one in found] == ["in 0"]
+
+
+@pytest.mark.parametrize("words", ["tail {topic}", "record {topic} --to {folder}", "relay {topic} --to {topic}_copy"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_end_is_no_success(cluster: Cluster, tmp_path: Path, words: str, number: int) -> None:
+    topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, channels=["ch"])
+    lines("channel", "pause", topic, "ch", "--yes", *where)
+    lines("pub", topic, "never delivered", *where)
+    line = words.format(topic=topic, folder=tmp_path)
+    with started(*line.split(), "--channel", "ch", "--until-end", *where) as process:
+        while not any(one["consumers"] for one in lines("stats", topic, *where)):
+            assert process.poll() is None
+        process.send_signal(number)
+        process.communicate()
+    assert process.returncode == 128 + number
 
 
 def test_json_at_a_terminal_has_no_control_characters(cluster: Cluster, topic: str) -> None:

@@ -63,6 +63,7 @@ _REFUSED = {
     "max_in_flight": "set worker_prefetch_multiplier, or the prefetch count of the channel",
     "concurrency": "set the concurrency of the worker",
 }
+_PART_ONLY = ("tag", "ext_filter", "sample_rate", "partitions")
 
 
 @define(eq=False)
@@ -93,6 +94,8 @@ class NsqClients:
         for name in given:
             if name in _REFUSED:
                 raise InvalidSetting(f"transport option {name} has no effect with NSQ", hint=_REFUSED[name])
+            if name in _PART_ONLY:
+                raise InvalidSetting(f"tasks would be lost with the transport option {name}", hint="leave it out")
             if name not in {*known, *_TOPIC, "eta_hold", "lookupd", "nsqd"}:
                 found = suggest(name, (*known, *_TOPIC, "eta_hold"))
                 raise InvalidSetting(

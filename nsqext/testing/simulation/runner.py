@@ -336,9 +336,11 @@ async def _main(
         await servers.start(serve)
         cluster.name_ports(loop.network)
         try:
-            with anyio.fail_after(time_limit):
+            with anyio.move_on_after(time_limit) as limit:
                 async with anyio.create_task_group() as tasks:
                     await scenario(build(tasks))
+            if limit.cancelled_caught:
+                raise TimeoutError(f"the scenario or a client process still ran at time_limit={time_limit:g} s")
         finally:
             cluster.runtime.stop()
 

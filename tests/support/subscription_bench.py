@@ -131,7 +131,9 @@ class Bench:
 
     def remove(self, connection: Connection) -> bool:
         """Remove a subscription that ended."""
-        return self.group.remove(cast("Subscription", connection))
+        added = self.group.remove(cast("Subscription", connection))
+        self.group.flush()
+        return added
 
 
 def ready(*connections: Connection) -> list[int]:

@@ -85,7 +85,7 @@ class SubscriptionGroup:
         self._due_at = inf
         self._pulse = Pulse()
         self._all_due = 0.0
-        self._longest_pause = _IDLE_TICK
+        self._longest_pause: float | None = None  # None if connections have changed
         self._received_at = 0.0
         self._waiting_since = 0.0  # when a handler waited last, and a window was wide
         self._levels: dict[Backoff, int] = {}
@@ -96,7 +96,7 @@ class SubscriptionGroup:
 
     def add(self, subscription: Subscription) -> None:
         self.live[subscription] = None
-        self._set_longest_pause()
+        self._longest_pause = None
         self.opened += 1
         sole = subscription.key_sharing is KeySharing.TAGS
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock(), sole=sole)
@@ -112,7 +112,7 @@ class SubscriptionGroup:
         added = subscription in self.live
         if added:
             del self.live[subscription]
-            self._set_longest_pause()
+            self._longest_pause = None
         received, requeued, lost, size = self.closed_counts
         self.closed_counts = (
             received + subscription.received,
@@ -122,7 +122,7 @@ class SubscriptionGroup:
         )
         self.unrecorded.pop(subscription, None)
         self.flow.remove(subscription)
-        self.rebalance()
+        self._distribute_soon()  # once for all connections of a node that was lost
         return added
 
     def retire(self, subscriptions: Iterable[Subscription]) -> None:
@@ -360,9 +360,11 @@ class SubscriptionGroup:
 
     def longest_pause(self) -> float:
         """Return the seconds between two ticks of a subscription without messages in flight."""
+        if self._longest_pause is None:
+            self._longest_pause = self._make_longest_pause()
         return self._longest_pause
 
-    def _set_longest_pause(self) -> None:
+    def _make_longest_pause(self) -> float:
         shortest = min(
             (
                 min(subscription.msg_timeout, subscription.request.options.connection.heartbeat_interval)
@@ -370,7 +372,7 @@ class SubscriptionGroup:
             ),
             default=inf,
         )
-        self._longest_pause = max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
+        return max(_TICK, min(_IDLE_TICK, shortest / _TICKS_PER_TIMEOUT))
 
     def _backoffs(self) -> list[Backoff]:
         return list(dict.fromkeys((self.backoff, *(subscription.backoff for subscription in self.live))))

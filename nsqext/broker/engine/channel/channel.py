@@ -6,6 +6,7 @@ The channel reads a message ahead, which blocks later messages until a client ca
 from __future__ import annotations
 
 import logging
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from nsqext.protocol.names import is_ephemeral
 from nsqext.protocol.record import MAX_ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from nsqext.broker.engine.storage.delayed_queue import Delayed
 
@@ -49,6 +50,7 @@ class Channel:
         rate = partition.options.rules.rate_limit
         self._rate_limit = ChannelRateLimit(rate, self._clock()) if rate > 0 else None
         self._requeue_rules = RequeueRules(partition.options, self.cursor, on_disk=not self.ephemeral)
+        self._moves: list[Callable[[], None]] = []  # of the position, delayed
         self._pumping = False
         self._closed = False
 
@@ -102,12 +104,20 @@ class Channel:
         """
         if not self.ordered:
             self.cursor.ordered = True
-            if not self._waits_for_tag:
-                self.cursor.rewind(forget=True)
+            self._move(partial(self.cursor.rewind, forget=True))
+
+    def _move(self, move: Callable[[], None]) -> None:
+        """Move, first when the message read ahead waits for no client of its tag."""
+        self._moves.append(move)
+        self._make_moves()
+
+    def _make_moves(self) -> None:
+        while self._moves and not self._waits_for_tag:
+            self._moves.pop(0)()
 
     @property
     def _waits_for_tag(self) -> bool:
-        """Whether the message read ahead waits for a client of its tag: moves are then ignored."""
+        """Whether the message read ahead waits for a client of its tag: moves are then delayed."""
         return self._selector.tagged and self.read_ahead is not None and self._selector.has(self.read_ahead.tag)
 
     def unsubscribe(self, client: SubscribedClient) -> None:
@@ -177,6 +187,8 @@ class Channel:
         selector, limit = self._selector, self._rate_limit
         try:
             while True:
+                if self._moves:
+                    self._make_moves()
                 delivery = self.read_ahead
                 if delivery is None:
                     delivery = self.read_ahead = self._take()
@@ -355,11 +367,10 @@ class Channel:
     def set_offset(self, position: StartPosition) -> None:
         """Move the read position; messages in flight are discarded, the message read ahead is kept.
 
-        Without effect while this message waits for its tag. Raises `Refusal` for an unknown position.
+        If this message waits for its tag, it moves when it was taken. Raises `Refusal` for an unknown position.
         """
         found = position.find(self._partition.log, clustered=self._options.clustered)
-        if not self._waits_for_tag:
-            self._jump(found)
+        self._move(partial(self._jump, found))
         self.pump()
 
     def empty(self) -> None:
@@ -374,8 +385,8 @@ class Channel:
 
     def redeliver_unfinished(self) -> None:
         """Read again from the acknowledged position (``/channel/fixconfirmed``)."""
-        if not (self.skipped or self.paused or self.ordered or self._waits_for_tag):
-            self.cursor.rewind(forget=False)
+        if not (self.skipped or self.paused or self.ordered):
+            self._move(partial(self.cursor.rewind, forget=False))
             self.pump()
 
     def set_ordered(self, ordered: bool) -> None:
@@ -408,6 +419,7 @@ class Channel:
             client.stall()
         self.clients.clear()
         self.read_ahead = None
+        self._moves.clear()
         if self.ordered:
             self.acked.clear()
         self.cursor.drain()

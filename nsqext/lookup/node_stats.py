@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,15 @@ class ChannelStats:
     skipped: bool  #: on every partition (redesigned NSQ)
     lag: int  #: messages that wait, are in flight or deferred; counted equally on both generations
     clients: tuple[ClientStats, ...]  #: consumers' connections, an entry per subscribed partition
+
+    @property
+    def consumers(self) -> int:
+        """Connected consumers: of each client id and host, as many as share a partition of a node."""
+        connections = Counter((one.client_id, one.hostname, one.node, one.partition) for one in self.clients)
+        most: dict[tuple[str, str], int] = {}
+        for (client_id, hostname, *_), count in connections.items():
+            most[client_id, hostname] = max(count, most.get((client_id, hostname), 0))
+        return sum(most.values())
 
 
 @frozen

@@ -26,7 +26,7 @@ def channel_record(topic: str, stats: ChannelStats) -> dict[str, Any]:
         "messages": stats.messages,
         "requeued": stats.requeued,
         "timed_out": stats.timed_out,
-        "consumers": len({(client.client_id, client.hostname, client.address) for client in stats.clients}),
+        "consumers": stats.consumers,
         "paused": stats.paused,
         "skipped": stats.skipped,
     }

@@ -327,7 +327,6 @@ async def _check_channel(admin: Admin, topic: str, channel: str, max_lag: int | 
     problems = []
     if max_lag is not None and stats.lag > max_lag:
         problems.append(f"{stats.lag} messages are unfinished; at most {max_lag} may be")
-    consumers = len({(client.client_id, client.hostname) for client in stats.clients})
-    if consumers < min_consumers:
-        problems.append(f"{consumers} consumers; at least {min_consumers} are required")
+    if stats.consumers < min_consumers:
+        problems.append(f"{stats.consumers} consumers; at least {min_consumers} are required")
     return problems

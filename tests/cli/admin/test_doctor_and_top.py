@@ -131,13 +131,16 @@ def test_check_of_a_channel(cluster: Cluster) -> None:
     assert (refused.returncode, b"need a channel" in refused.stderr) == (2, True)
 
 
-def test_check_counts_a_consumer_of_several_partitions_once(cluster: Cluster) -> None:
+def test_a_consumer_of_several_partitions_counts_once(cluster: Cluster) -> None:
     topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
     cluster.create_topic(topic, partitions=2, channels=["billing"])
     with sync.Consumer(topic, "billing", lookupd=cluster.lookupd) as consumer:
         assert len(consumer.connections) == 2
         assert lines("check", topic, "billing", "--min-consumers", "1", *where) == [{"healthy": True, "problems": []}]
         few = run("check", topic, "billing", "--min-consumers", "2", *where)
+        assert [one["consumers"] for one in lines("stats", topic, *where)] == [1]
+        with sync.Consumer(topic, "billing", lookupd=cluster.lookupd):
+            assert [one["consumers"] for one in lines("stats", topic, *where)] == [2]
     assert (few.returncode, b"1 consumers; at least 2 are required" in few.stdout) == (1, True)
 
 

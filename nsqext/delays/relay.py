@@ -42,6 +42,7 @@ _EVERY_RECORD: HandlerSettings = {
     "ext_filter": None,
     "sample_rate": 0,
     "partitions": None,
+    "start_existing": False,
     "decompress": True,
 }
 RETRY: float = 15.0

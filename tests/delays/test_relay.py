@@ -120,6 +120,21 @@ def test_no_setting_of_an_app_keeps_records_from_its_relay(tmp_path: Path) -> No
     assert found[1:] == found[:-1]
 
 
+async def test_records_that_an_app_with_a_start_finds_are_not_left_out(redesigned: Cluster, tmp_path: Path) -> None:
+    """An app that reads from the end whenever it starts moved the channel of its relay: delayed messages were lost."""
+    cluster, topic, delayed = redesigned, make_topic(redesigned), f"delayed_{token_hex(4)}"
+    with DelayStore(tmp_path / "store") as store:
+        relay = DelayRelay(store, topic=delayed)
+        cluster.create_topic(delayed, channels=set(relay.channels))
+        async with Producer(cluster.lookupd, delay_via="relay", delay_topic=delayed) as producer:
+            for _ in range(3):  # servers deliver the first one before they move the channel
+                await producer.publish(topic, b"late", delay=0.01)
+        app = App(cluster.lookupd, start="latest", start_existing=True)
+        relay.attach(app)
+        async with app, receiving(cluster, topic) as received:
+            await count(received, 3)
+
+
 async def test_messages_are_published_when_they_are_due(cluster: Cluster, tmp_path: Path) -> None:
     topic = make_topic(cluster)
     with DelayStore(tmp_path / "one") as one, DelayStore(tmp_path / "two") as two:

@@ -71,6 +71,12 @@ class RowPublisher:
             raise self._named(row, failures[row])
 
     async def _publish(self, target: Target, group: Group, failures: dict[int, NsqError]) -> None:
+        left: Group | None = group
+        while left is not None and left.rows:
+            left = await self._publish_until_bad(target, left, failures)
+
+    async def _publish_until_bad(self, target: Target, group: Group, failures: dict[int, NsqError]) -> Group | None:
+        """Publish a group, up to its first bad row, which is described; return what is behind it, None at the end."""
         topic, partition = target
         try:
             self._count(topic, await self.producer.publish_many(topic, group.messages, partition=partition))
@@ -85,11 +91,13 @@ class RowPublisher:
             bad, error.index = error.index or 0, None
             error.message = error.message.removeprefix(f"message {bad}: ")  # rows have other numbers
             if await self._describe_row(target, group, bad, error, failures):
-                rest = group.without(bad)
-                if rest.rows:
-                    await self._publish(target, rest, failures)
+                before = group.part(0, bad)
+                await self._publish(target, before, failures)
+                if failures.keys().isdisjoint(before.rows):
+                    return group.part(bad + 1, len(group.rows))
         except NsqError as error:
             failures[group.rows[0]] = error
+        return None
 
     def _count(self, topic: str, receipts: Iterable[Receipt]) -> None:
         for partition, count in Counter(map(_partition_of, receipts)).items():

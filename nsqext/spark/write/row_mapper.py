@@ -47,9 +47,8 @@ class Group:
     rows: list[int] = field(factory=list)
     messages: PackedMessages | list[bytes | OutgoingMessage] = field(factory=list)
 
-    def without(self, index: int) -> Group:
-        rows, messages = list(self.rows), list(self.messages)
-        return Group(rows[:index] + rows[index + 1 :], messages[:index] + messages[index + 1 :])
+    def part(self, start: int, stop: int) -> Group:
+        return Group(self.rows[start:stop], self.messages[start:stop])
 
     def extend(self, rows: Iterable[int], messages: PackedMessages | list[bytes | OutgoingMessage]) -> None:
         self.rows += rows

@@ -80,6 +80,16 @@ def test_bad_rows_of_columns_that_are_published_together(servers: Servers) -> No
     assert {message.trace_id for message in collect(servers, bad, 3)} < ids
 
 
+def test_any_number_of_bad_rows_is_described(servers: Servers) -> None:
+    """From about 700 bad rows in a chunk on, the task failed with RecursionError, whenever it was tried again."""
+    topic, bad = servers.make_topic("good", 1), servers.make_topic("bad", 1)
+    rows = [{"value": b"%d" % number if number % 2 else b""} for number in range(4000)]
+    assert write(servers, rows, "value", topic=topic, badRows="topic", badRowsTopic=bad) == 4000
+    assert [int(message.body) for message in collect(servers, topic, 2000)] == list(range(1, 4000, 2))
+    found = [json.loads(message.body)["row"] for message in collect(servers, bad, 2000)]
+    assert found == list(range(0, 4000, 2))
+
+
 def test_without_the_option_the_task_fails(servers: Servers) -> None:
     topic = servers.make_topic("good", 1)
     with pytest.raises(InvalidInput, match="row 1 of Spark partition 2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -120,8 +121,11 @@ class Pages:
 
     async def delayed(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:
         store = self._delay_store
-        messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
-        count = 0 if store is None else await to_thread.run_sync(store.count)
+        try:
+            messages = [] if store is None else await to_thread.run_sync(store.waiting, None, _MOST_PEEKED)
+            count = 0 if store is None else await to_thread.run_sync(store.count)
+        except sqlite3.Error as error:
+            raise InvalidState(f"the store of delayed messages cannot be read: {error}") from error
         return Page("delayed.html", "Delayed messages", {"messages": messages, "count": count})
 
     async def app(self, snapshot: Snapshot, path: Mapping[str, str], query: Mapping[str, str]) -> Page:

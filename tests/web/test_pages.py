@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any
@@ -307,6 +309,10 @@ async def test_the_messages_of_a_relay_are_shown_if_it_has_a_store(redesigned: C
             store.failed("<id-0>", "no leader", 1e9, 15.0, alone=True)
             text = (await browser.get("/delayed")).text
             assert '<a href="/delayed">Delayed messages</a>' in (await browser.get("/")).text
+            with closing(sqlite3.connect(tmp_path / "store")) as other:
+                other.execute("DROP TABLE delayed")
+            failed = await browser.get("/delayed")
+    assert (failed.status_code, "cannot be read: no such table" in failed.text) == (503, True)
     assert "&lt;id-0&gt;" in text
     assert "2039-09-07 15:47:35.552" in text
     assert "no leader" in text

@@ -59,19 +59,21 @@ def _sub(session: Session, command: Command, mode: Mode) -> Awaitable[None] | No
 
 def _subscribe(session: Session, place: _Place, mode: Mode) -> None:
     hosted = _check_hosted(session, place, ordered=mode.ordered)
-    if mode.ordered and session.settings.sample_rate:
-        raise RequestError("E_INVALID", "order consume is not allowed while sample rate is not 0")
+    sampled = mode.ordered and session.settings.sample_rate > 0
     channel = _channel(session, hosted, place.channel)
     extend = session.sending.extend_support and hosted.partition.extend
     if not hosted.partition.extend:
         session.settings.desired_tag = ""
     subscriber = SessionSubscriber(session, channel, detail=mode.detail, extend=extend)
     try:
-        channel.subscribe(subscriber, ordered=mode.ordered, start=mode.start)
+        channel.subscribe(subscriber, ordered=mode.ordered and not sampled, start=None if sampled else mode.start)
     except Refusal as refusal:
         if refusal.text == _DISABLED:
             raise RequestError("E_FAILED_ON_NOT_WRITABLE") from None
         raise RequestError("E_INVALID", refusal.text) from None
+    if sampled:  # like the real server, which has created the channel
+        channel.unsubscribe(subscriber)
+        raise RequestError("E_INVALID", "order consume is not allowed while sample rate is not 0")
     session.subscribed(hosted, subscriber)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import pack
 
 import orjson
+import pytest
 
 from nsqext.protocol.frames import FrameType
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized
@@ -113,10 +114,20 @@ def test_revoked_sampling_does_not_forbid_order() -> None:
     _identify(client, sample_rate=1)
     _identify(client, sample_rate=0)
     assert client.ask(b"SUB_ORDERED t ch 0\n") == "OK"
-    other = Client(node)
-    _identify(other, sample_rate=0)
-    _identify(other, sample_rate=1)
-    assert other.ask(b"SUB_ORDERED t ch 0\n") == "!E_INVALID order consume is not allowed while sample rate is not 0"
+
+
+@pytest.mark.parametrize(("channel", "left"), [("ch", ["ch"]), ("ch#ephemeral", [])])
+def test_an_ordered_client_with_a_sample_rate_is_refused_and_leaves_its_channel(channel: str, left: list[str]) -> None:
+    """As by the real server, where it collects messages."""
+    node = make_node()
+    hosted = host(node)
+    client = Client(node)
+    _identify(client, sample_rate=0)
+    _identify(client, sample_rate=1)
+    refusal = "!E_INVALID order consume is not allowed while sample rate is not 0"
+    assert client.ask(f"SUB_ORDERED t {channel} 0\n".encode()) == refusal
+    assert not client.open
+    assert list(hosted.partition.channels) == left
 
 
 def test_a_client_that_adds_extend_support_later_receives_no_messages_and_no_heartbeats() -> None:

@@ -34,6 +34,9 @@ class PartitionState:
     start_offset: int = 0  #: byte offset of the first retained message
 
 
+_EMPTY = PartitionState(0, 0)
+
+
 @frozen
 class Planned:
     """What the planner has just asked about a partition, which saves requests of tasks."""
@@ -77,14 +80,21 @@ def share(lags: Mapping[Key, int], limit: int | None, turn: int = 0) -> dict[Key
     return shares
 
 
-def frozen_at(found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState]) -> dict[Key, PartitionState]:
-    """Return partitions without messages and partitions that are newer than ``limits``."""
+def frozen_at(
+    found: Mapping[Key, PartitionState], limits: Mapping[Key, PartitionState], read: Offsets
+) -> dict[Key, PartitionState]:
+    """Return partitions without messages and partitions that are newer than ``limits``.
+
+    What was ``read`` is not newer: limits may be older than the anchors, or of a new leader that knew a shorter log.
+    """
     return {
         key: evolve(
-            state, end=min(state.end, limits[key].end), end_offset=min(state.end_offset, limits[key].end_offset)
+            state,
+            end=min(state.end, max(limits.get(key, _EMPTY).end, read.get(key, 0))),
+            end_offset=min(state.end_offset, limits.get(key, state).end_offset),
         )
         for key, state in found.items()
-        if key in limits
+        if key in limits or key in read
     }
 
 

@@ -141,11 +141,6 @@ class StreamPlanner:
             begun, self.last = self._initial
             return begun
         begun = await self._anchors.begin()
-        if self._frozen is not None:
-            # freeze() was called before the anchors existed
-            for key, count in begun.items():
-                limit = self._frozen.get(key, PartitionState(count, count))
-                self._frozen[key] = evolve(limit, end=max(limit.end, count))
         bounds = await self._admin.survey(begun, _PAUSE)
         states = {key: PartitionState(found.start, found.end) for key, found in bounds.items()}
         self.last = await self._check.last_messages(begun, states, {}, {})
@@ -185,7 +180,7 @@ class StreamPlanner:
         states = self._states
         self._warn_of_unretained(begin)
         if self._frozen is not None:
-            states = frozen_at(states, self._frozen)
+            states = frozen_at(states, self._frozen, begin)
         known = {topic for topic, _ in start}
         lags = lags_of(begin, states, fail_on_data_loss=options.fail_on_data_loss, topics=known)
         if not at_once and self._waits_for_more(sum(lag.count for lag in lags.values())):

@@ -136,7 +136,7 @@ def test_nothing_later_is_read_once_the_ends_are_frozen(
     then = {key: PartitionState(0, count) for key, count in ends.items()}
     offsets: Offsets = {}
     for _ in range(1000):
-        end = end_of(offsets, frozen_at(later, then), limit)
+        end = end_of(offsets, frozen_at(later, then, offsets), limit)
         if end == offsets:
             break
         offsets = end

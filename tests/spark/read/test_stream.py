@@ -105,6 +105,17 @@ async def test_a_frozen_query_ends_where_it_was_frozen() -> None:
 
 
 @anyio_only
+@pytest.mark.parametrize("strict", ["true", "false"])
+async def test_a_query_that_is_frozen_while_a_new_leader_knows_a_shorter_log(strict: str) -> None:
+    """The query failed with DataLoss, or read the messages behind that end again."""
+    servers = FakeAdmin({("orders", 0): Log(0, 45, anchor=40), ("orders", 1): Log(0, 30, anchor=30)})
+    planner, start = batches(servers, failOnDataLoss=strict), {("orders", 0): 50, ("orders", 1): 30}
+    await planner.freeze()
+    servers.logs["orders", 0].end = 55
+    assert await planner.latest(start, None) == start
+
+
+@anyio_only
 async def test_a_frozen_query_that_is_bounded_by_bytes() -> None:
     servers = FakeAdmin({("orders", 0): Log(0, 50, size=100), ("orders", 1): Log(0, 30, size=100)})
     planner = batches(servers)

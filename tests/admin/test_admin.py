@@ -239,14 +239,14 @@ async def test_statistics_of_all_topics_take_one_request_per_node(redesigned: Cl
     first, second = fresh(), fresh()
     async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(first, partitions=3, channels=["ch"])
-        await admin.create_topic(second, channels=["ch"])
+        await admin.create_topic(second, replicas=2, channels=["ch"])
         for number in range(6):
             await producer.publish(first, b"%d" % number)
         found = await admin.all_stats()
         assert found[first] == evolve(await admin.stats(first), missing=None)
     assert not found[first].complete  # the number of partitions is not known
     assert found[first].messages == 6
-    assert found[second].messages == 0
+    assert (found[second].messages, len(found[second].partitions)) == (0, 1)
     assert [part.partition for part in found[first].partitions] == [0, 1, 2]
 
 
@@ -327,8 +327,11 @@ async def test_a_partition_without_a_leader_ends_in_time(redesigned: Cluster) ->
             redesigned.restart(name)
 
 
-async def test_a_closed_client_is_refused(redesigned: Cluster) -> None:
+async def test_a_client_of_another_event_loop_or_one_that_was_closed_is_refused(redesigned: Cluster) -> None:
     admin = Admin(redesigned.lookupd)
+    await admin.topics()
+    with pytest.raises(InvalidState, match="from another event loop"):
+        await anyio.to_thread.run_sync(anyio.run, admin.topics)
     await admin.aclose()
     await admin.aclose()
     with pytest.raises(InvalidState, match="closed"):
@@ -401,6 +404,9 @@ async def test_an_error_of_one_of_several_requests_is_not_wrapped(
     async def fail(*_: object) -> None:
         raise ConnectionFailed("no answer")
 
+    async def gone(*_: object) -> None:
+        raise TopicNotFound("gone")
+
     async with Admin(redesigned.lookupd) as admin, Producer(redesigned.lookupd) as producer:
         await admin.create_topic(topic, channels=["ch"])
         await producer.publish_many(topic, [b"1", b"2"])
@@ -410,6 +416,8 @@ async def test_an_error_of_one_of_several_requests_is_not_wrapped(
         monkeypatch.setattr(admin, "topic", fail)
         with pytest.raises(ConnectionFailed, match="no answer"):
             await admin.topics()
+        monkeypatch.setattr(admin, "topic", gone)
+        assert await admin.topics() == {}, "they were deleted since they were listed"
 
 
 async def test_added_partitions_have_the_channels(redesigned: Cluster) -> None:

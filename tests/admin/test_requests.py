@@ -28,6 +28,7 @@ from nsqext.errors import (
 )
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.node_stats import read_stats
+from nsqext.protocol.messages import message_id
 from nsqext.protocol.record import COUNTER_BITS
 from nsqext.types import Address
 from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json, not_found
@@ -72,7 +73,7 @@ async def test_the_leading_lookup_node_creates_topics(nodes: LookupNodes) -> Non
         nodes.finds(name, lookup_json())
     created = nodes.route("b:4161", "/topic/create", OK, "POST")
     admin = admin_of(nodes)
-    await admin.create_topic("plain", wait=0)
+    await admin.create_topic("plain", extend=False, wait=0)
     await admin.create_topic("all", partitions=4, replicas=2, extend=True, ordered=True, multipart=True, wait=0)
     assert params(created) == [
         {"topic": "plain", "partition_num": "1", "replicator": "1"},
@@ -88,9 +89,14 @@ async def test_the_leading_lookup_node_creates_topics(nodes: LookupNodes) -> Non
 
 
 async def test_a_refusal_of_lookup_is_raised_with_its_text(nodes: LookupNodes) -> None:
+    requests = requests_to(nodes)
+    await requests.client.lookup_nodes()
+    nodes.lists("a:4161", "a:4161", "b:4161", leader="a:4161")
     nodes.route("b:4161", "/topic/create", httpx.Response(400, json={"message": "no nodes"}), "POST")
+    other = nodes.route("a:4161", "/topic/create", OK, "POST")
     with pytest.raises(LookupFailed, match="400 no nodes"):
-        await requests_to(nodes).change_lookup("/topic/create", ORDERS)
+        await requests.change_lookup("/topic/create", ORDERS)
+    assert not other.called
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,9 @@ async def test_changes_of_a_channel_carry_their_settings(nodes: LookupNodes) -> 
     await admin.set_channel("orders", "ch", ordered=False, rate_limit_kib=5)
     await admin.limit_consumers("orders", "ch", 3, address_prefix="10.")
     await admin.empty_delayed("orders", "ch")
-    await admin.finish_message("orders", "ch", (1 << COUNTER_BITS) + 7)
+    await admin.finish_message("orders", "ch", message_id((1 << COUNTER_BITS) + 7, 9))
+    with pytest.raises(InvalidInput, match="no message id"):
+        await admin.finish_message("orders", "ch", bytes(17))
     at = {"topic": "orders", "channel": "ch", "partition": "1"}
     settings: tuple[dict[str, str], ...] = (
         {"order": "false"},

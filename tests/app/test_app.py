@@ -167,10 +167,14 @@ async def test_nothing_is_added_to_a_router_that_was_included() -> None:
     App("127.0.0.1:1").include_router(inner)  # a second app has it too
 
 
-async def test_an_app_without_handlers_publishes(cluster: Cluster, topics: tuple[str, str]) -> None:
+async def test_an_app_without_handlers_publishes(
+    cluster: Cluster, topics: tuple[str, str], anyio_backend_name: str
+) -> None:
     with anyio.fail_after(25):
         async with App(cluster.lookupd) as app:
             assert (await app.publish(topics[0], b"x")).topic == topics[0]
+            with pytest.raises(InvalidState, match="another event loop"):
+                await anyio.to_thread.run_sync(lambda: anyio.run(app.aclose, backend=anyio_backend_name))
             assert app.health() == Health(live=True, ready=True)
         await app.start()
         ended = anyio.Event()
@@ -402,12 +406,12 @@ async def test_serve_leaves_signals_to_a_program_that_handles_them(
 async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
     url = "nsq://127.0.0.1:1?auth_secret=hush&tls=true&requeue_delay=3&max_in_flight=7"
     app = App(url, lookup_request_timeout=2.0)
-    app.handler("orders", "ch", close_timeout=1.0, requeue_jitter=0.0, concurrency=2)(nothing)
+    app.handler("orders", "ch", close_timeout=1.0, requeue_delay=2.0, requeue_jitter=0.0, concurrency=2)(nothing)
     consumer = app.consumers[0]
     for settings in (app.producer.settings, consumer.settings):
         assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("***", True, 2)
     assert (consumer.settings["close_timeout"], consumer.max_in_flight) == (1, 7)
-    assert (consumer.settings["requeue_delay"], consumer.settings["requeue_jitter"]) == (3, 0)
+    assert (consumer.settings["requeue_delay"], consumer.settings["requeue_jitter"]) == (2, 0)
 
 
 async def test_options_that_would_be_ignored_are_refused() -> None:

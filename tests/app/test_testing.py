@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -99,6 +99,23 @@ async def test_a_batch_handler_that_middleware_does_not_call_is_an_error() -> No
         assert await test.deliver("orders", b"one", channel="skipped", handled=False) == ["skipped"]
         with pytest.raises(InvalidState, match="was not called"):
             await test.deliver("orders", b"one")
+
+
+async def test_an_app_whose_test_could_not_begin_is_tested_again() -> None:
+    app, begun = App("127.0.0.1:1"), list[int]()
+
+    @app.lifespan
+    async def fails_once(_: App) -> AsyncIterator[None]:
+        begun.append(1)
+        if len(begun) == 1:
+            raise ZeroDivisionError
+        yield
+
+    with pytest.raises(ZeroDivisionError):
+        async with app.test():
+            raise AssertionError("it began")
+    async with app.test():
+        assert len(begun) == 2
 
 
 async def test_middleware_of_several_handlers_is_started_once() -> None:

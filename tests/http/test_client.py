@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import anyio
+import httpx
 import pytest
 
 from nsqext.http import client as http_client
@@ -16,6 +17,8 @@ from nsqext.http.client import HttpClient, HttpRequestFailed
 from tests.support.fake_lookupd import serving
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from anyio.abc import SocketStream
 
 CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
@@ -76,3 +79,80 @@ async def test_a_failed_request_says_whether_it_may_have_been_sent() -> None:
             sent.append(failed.value.sent)
     await client.aclose()
     assert sent == [True, False, False]
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of a response: parts, then maybe an error."""
+
+    def __init__(self, *parts: bytes, error: Exception | None = None) -> None:
+        self._parts = parts
+        self._error = error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "reason", "sent"),
+    [
+        (httpx.ConnectError("refused"), "unreachable", False),
+        (httpx.WriteError("broken pipe"), "unreachable", True),
+        (httpx.ReadError("reset"), "unreachable", True),
+        (httpx.ReadTimeout("slow"), "unreachable", True),
+        (httpx.RemoteProtocolError("Server disconnected"), "unreachable", True),
+        (httpx.RemoteProtocolError("illegal status line"), "not HTTP", True),
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]"), "untrusted", False),
+    ],
+)
+async def test_an_error_says_why_and_whether_the_request_was_sent(error: Exception, reason: str, sent: bool) -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/head":
+            raise error
+        return httpx.Response(200, stream=_Body(b"x", error=error))
+
+    client = HttpClient(5, transport=httpx.MockTransport(respond))
+    for path in ("head", "body"):
+        with pytest.raises(HttpRequestFailed) as failed:
+            await client.request("GET", f"http://n1/{path}")
+        assert (failed.value.reason, failed.value.sent) == (reason, sent), path
+
+
+@pytest.mark.anyio
+async def test_a_body_without_a_length_is_bounded_and_earlier_bodies_do_not_count() -> None:
+    bodies = {"/fits": (b"x" * 6, b"x" * 4), "/long": (b"x" * 6, b"x" * 6)}
+    client = HttpClient(
+        5, most=10, transport=httpx.MockTransport(lambda request: httpx.Response(200, stream=_Body(*bodies[request.url.path])))
+    )
+    for _ in range(5):
+        assert (await client.request("GET", "http://n1/fits")).content == b"x" * 10
+    with pytest.raises(HttpRequestFailed, match="longer than 10 bytes"):
+        await client.request("GET", "http://n1/long")
+
+
+@pytest.mark.anyio
+async def test_the_first_requests_over_tls_share_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[object] = []
+
+    class Transport:
+        async def send(self, *_: object) -> None:
+            used.append(self)
+            raise ValueError
+
+        async def aclose(self) -> None: ...
+
+    monkeypatch.setattr(http_client, "_make_transport", lambda context: Transport())
+    client = HttpClient(5)
+
+    async def ask() -> None:
+        with pytest.raises(HttpRequestFailed):
+            await client.request("GET", "https://n1/")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        tasks.start_soon(ask)
+    assert len(used) == 2
+    assert len(set(used)) == 1

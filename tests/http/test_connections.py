@@ -64,15 +64,15 @@ async def test_a_request_as_the_server_receives_it() -> None:
 
     async with serving(handle) as address:
         client = HttpClient(25.0)
-        reply = await client.request("GET", f"http://{address}/a", headers={"X-Own": "1"})
+        reply = await client.request("GET", f"http://{address}/a", headers={"X-Own": "1", "User-Agent": "own"})
         await client.request("POST", f"http://{address}/b", content=b"expected")
         await client.request("POST", f"http://{address}/c")
         await client.aclose()
-    common = f"Accept-Encoding: identity\r\nUser-Agent: nsqext/{__version__}\r\n"
+    common = "Accept-Encoding: identity\r\nUser-Agent: "
     assert [head.decode() for head in heads] == [
-        f"GET /a HTTP/1.1\r\nHost: {address}\r\n{common}X-Own: 1\r\n\r\n",
-        f"POST /b HTTP/1.1\r\nHost: {address}\r\nContent-Length: 8\r\n{common}\r\nexpected",
-        f"POST /c HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n{common}\r\n",
+        f"GET /a HTTP/1.1\r\nHost: {address}\r\n{common}own\r\nX-Own: 1\r\n\r\n",
+        f"POST /b HTTP/1.1\r\nHost: {address}\r\nContent-Length: 8\r\n{common}nsqext/{__version__}\r\n\r\nexpected",
+        f"POST /c HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n{common}nsqext/{__version__}\r\n\r\n",
     ]
     assert reply.headers["x-name"] == "one, two"
 

@@ -208,6 +208,8 @@ async def test_a_guarded_server_refuses_other_hosts() -> None:
 def test_a_listening_socket_never_blocks_and_a_port_in_use_is_named() -> None:
     with listen(Address("127.0.0.1", 0)) as listener:
         assert not listener.getblocking()
+        with listen(Address("::1", 0)) as other:
+            assert (listener.family, other.family) == (socket.AF_INET, socket.AF_INET6)
         port = listener.getsockname()[1]
         with pytest.raises(InvalidSetting, match=f"cannot listen on 127.0.0.1:{port}: .*in use.*another port, or 0"):
             listen(Address("127.0.0.1", port))

@@ -282,6 +282,17 @@ async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):
         await call(by_trace, make_message(RecordingOwner(), 1), handle)
     assert len(handled) == 7
+    handled.clear()
+    for channel, timestamp in (("ch", 0), ("ch", 1), ("other", 0), ("ch", 0)):  # a topic that is created again
+
+        async def requeue_first(message: Message) -> None:
+            handled.append(message.internal_id)
+            if len(handled) == 1:
+                await message.requeue()
+
+        again = make_message(RecordingOwner(), 11, timestamp=timestamp)
+        await surround_handler([unique], requeue_first, channel)(again)
+    assert handled == [11] * 4
 
 
 @pytest.mark.parametrize(
@@ -468,6 +479,7 @@ class _Awaited(Middleware):
     [
         lambda: HandlerTimeout(0),
         lambda: RateLimit(-1),
+        lambda: RateLimit(0),
         lambda: RateLimit(1, burst=0),
         lambda: Deduplicate(0),
         lambda: Deduplicate(seconds=0),

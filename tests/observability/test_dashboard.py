@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
+from weakref import ref
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -177,4 +179,7 @@ async def test_clients_that_are_not_open_export_nothing_wrong() -> None:
     assert registry.get_sample_value("nsqext_consumer_connections", {"topic": "t", "channel": "ch"}) is None
     assert registry.get_sample_value("nsqext_producer_connections") == 0
     assert registry.get_sample_value("nsqext_producer_messages_total", {"outcome": "unknown"}) == 0
+    clients = ref(consumer), ref(producer)
     del consumer, producer
+    gc.collect()
+    assert [client() for client in clients] == [None, None]

@@ -404,11 +404,12 @@ def test_a_span_has_the_place_that_all_receipts_have_and_a_cancellation_is_no_fa
     for partitions, cancelled in (((0, 0), False), ((0, 1), False), ((), True)):
         publishing = Publishing(topic="orders", messages=[OutgoingMessage(b"x", trace_id=0)], batch=False)
         with suppress(KeyboardInterrupt), OpenTelemetry(spans).publishing(publishing):
-            publishing.receipts = [Receipt("orders", partition, "n:1") for partition in partitions]
+            publishing.receipts = [Receipt("orders", partition, "[::1]:4150") for partition in partitions]
             if cancelled:
                 raise KeyboardInterrupt
     found = exporter.get_finished_spans()
     assert [(span.attributes or {}).get(otel.PARTITION) for span in found] == ["0", None, None]
+    assert (found[0].attributes or {})[otel.SERVER_ADDRESS] == "::1"
     assert {span.status.status_code for span in found} == {StatusCode.UNSET}
     assert not any(otel.TRACE_ID in (span.attributes or {}) for span in found)
 
@@ -577,7 +578,8 @@ def test_a_batch_has_the_attempts_of_all_its_messages(caplog: pytest.LogCaptureF
         pass
     labels = {"topic": "t", "channel": "ch"}
     assert registry.get_sample_value("nsqext_redelivered_messages_total", labels) == 2
-    assert vars(caplog.records[-1])["attempts"] == 3
+    record = vars(caplog.records[-1])
+    assert (record["attempts"], record["partition"]) == (3, [0])
 
 
 class Unreadable(OutboxRelay):

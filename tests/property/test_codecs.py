@@ -19,7 +19,6 @@ from nsqext.protocol.identify import IdentifyRequest, Negotiated
 from nsqext.protocol.json_fields import UnreadableFields, read_fields
 from nsqext.protocol.lookupd_tcp import PeerInfo
 from nsqext.protocol.messages import RawMessage, decode_into, message_id, tag_of
-from nsqext.protocol.names import is_valid_tag, is_valid_topic
 from nsqext.protocol.record import Record, decode_record, encode_record
 from nsqext.protocol.server.command_parser import PUBLISH_VERBS, CommandTarget, parse_publish
 from nsqext.protocol.server.negotiate import ClientSettings, ServerLimits, identify_reply, negotiate
@@ -210,9 +209,3 @@ def test_any_bytes_are_read_or_refused_as_documented(
 def test_trace_replies_survive_a_round_trip(message: int, trace: int, offset: int, size: int) -> None:
     reply = encode_trace_reply(message, trace, offset, size)
     assert decode_trace_reply(reply, trace) == (message, trace, offset, size)
-
-
-@given(st.text(max_size=70))
-def test_names_are_judged_without_an_error(name: str) -> None:
-    assert is_valid_topic(name) in (True, False)
-    assert is_valid_tag(name) in (True, False)

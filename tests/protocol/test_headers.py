@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nsqext.errors import InvalidHeader, InvalidInput, InvalidName, ProtocolError
 from nsqext.protocol.headers import (
+    _END_OF_VALUE,
     MAX_HEADER_BYTES,
     add_key,
     decode_headers,
@@ -64,6 +65,8 @@ def test_columns_are_encoded_as_the_headers_of_each_message(columns: dict[str, l
 
 def test_columns_whose_messages_must_be_checked() -> None:
     assert encode_header_columns({"a": ["b", 5]}) is None  # type: ignore[list-item]
+    for value in ('"', _END_OF_VALUE):
+        assert encode_header_columns({"a": ["b", value]}) is None
     for size, fits in ((MAX_HEADER_BYTES - len('{"a":""}'), True), (MAX_HEADER_BYTES, False)):
         assert (encode_header_columns({"a": ["b", "x" * size]}) is not None) == fits
 
@@ -174,7 +177,7 @@ def test_a_value_that_is_not_json_is_its_text_and_neither_tag_nor_key() -> None:
         "n": True,
         "text": False,
     }
-    assert tag_of(headers) is header_text(headers, "##key") is None
+    assert tag_of(headers) is header_text(headers, "##key") is header_text({"k": ""}, "k") is None
     assert header_json(headers["n"]) == digits
 
 

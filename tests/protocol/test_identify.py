@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import orjson
@@ -20,12 +21,13 @@ def _members(request: IdentifyRequest) -> dict[str, Any]:
     return members
 
 
-def test_unset_options_are_not_sent() -> None:
+def test_unset_options_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "host.example")
     members = _members(IdentifyRequest())
     assert set(members) == {"client_id", "hostname", "user_agent", "feature_negotiation"}
     assert members["feature_negotiation"] is True
     assert members["user_agent"].startswith("nsqext/")
-    assert members["client_id"]
+    assert (members["client_id"], members["hostname"]) == (f"host-{os.getpid()}", "host.example")
 
 
 def test_everything_is_sent_in_the_servers_units() -> None:
@@ -94,7 +96,8 @@ def test_both_roles_agree() -> None:
 
 def test_a_server_without_negotiation_has_defaults() -> None:
     assert Negotiated.decode(b"OK") == Negotiated()
-    assert not Negotiated.decode(b'{"version":"1.3.0"}').redesigned
+    assert not Negotiated.decode(b'{"version":"1.3.0-rc1"}').redesigned
+    assert Negotiated.decode(b'{"max_msg_timeout":300000}').max_msg_timeout == 300.0
 
 
 def test_deflate_without_a_level_is_deflate() -> None:

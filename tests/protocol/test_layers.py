@@ -158,6 +158,8 @@ def test_the_end_of_a_deflate_stream_is_no_error_but_bytes_behind_it_are() -> No
     assert layer.decode(b"") == b""
     with pytest.raises(ProtocolError, match="follow the end"):
         layer.decode(b"more")
+    with pytest.raises(ProtocolError, match="follow the end"):
+        DeflateLayer().decode(zlib.compressobj(6, zlib.DEFLATED, -15).flush() + b"more")
 
 
 @pytest.mark.parametrize("level", [-1, 10])

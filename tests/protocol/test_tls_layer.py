@@ -186,5 +186,7 @@ def test_nothing_is_encoded_before_the_handshake(client_context: ssl.SSLContext)
 def test_a_context_without_a_name_is_an_error(client_context: ssl.SSLContext) -> None:
     with pytest.raises(InvalidSetting, match=r"no name is given: give tls_hostname"):
         TlsLayer(client_context)
+    with pytest.raises(InvalidSetting, match=r"no name is given: give tls_hostname"):
+        TlsLayer(client_context, "")
     with pytest.raises(InvalidSetting, match="TLS cannot be set up"):
         TlsLayer(client_context, ".bad")

@@ -15,11 +15,6 @@ def test_a_trace_reply_has_thirty_bytes() -> None:
     assert decode_trace_reply(data, 123) == (2, 123, 117, 76)
 
 
-def test_the_largest_numbers_fit() -> None:
-    largest = (1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1, (1 << 32) - 1
-    assert decode_trace_reply(encode_trace_reply(*largest), largest[1]) == largest
-
-
 @pytest.mark.parametrize("data", [b"", b"OK", b"OK" + bytes(27), b"OK" + bytes(29), b"KO" + bytes(28)])
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="expected OK and 28 bytes"):
@@ -27,7 +22,6 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 
 def test_another_trace_id_is_refused() -> None:
-    reply = encode_trace_reply(1, 7, 2, 3)
-    assert decode_trace_reply(reply, 7) == (1, 7, 2, 3)
-    with pytest.raises(ProtocolError, match="received the trace id 7 in the response to a publish with 8"):
-        decode_trace_reply(reply, 8)
+    for received in (7, 0):
+        with pytest.raises(ProtocolError, match=f"received the trace id {received} in the response to a publish with 8"):
+            decode_trace_reply(encode_trace_reply(1, received, 2, 3), 8)

@@ -612,6 +612,7 @@ def test_a_connection_that_ends_while_no_thread_publishes_is_forgotten() -> None
             return not len(connection.connections)
 
         until(ticked_off)
+        assert not connection.connections._poll.poll(0), "threads would poll a closed socket"
 
 
 def test_a_connection_that_is_shut_down_wakes_its_thread() -> None:

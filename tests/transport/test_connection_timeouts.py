@@ -94,10 +94,11 @@ async def test_heartbeats_between_answers() -> None:
 
 async def test_a_silent_server_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected_peer() as (connection, _):
-        connection.heartbeat_interval = 1.0
-        connection.tick()
-        assert connection.usable
         monkeypatch.setattr(connection, "received_at", time.monotonic() - 3.1)
+        for connection.heartbeat_interval in (0.0, 1.1):  # without heartbeats, and just before the end
+            connection.tick()
+            assert connection.usable
+        connection.heartbeat_interval = 1.0
         connection.tick()
         assert isinstance(connection.protocol.error, HeartbeatMissed)
         assert connection.closed

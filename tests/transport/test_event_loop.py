@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext.transport.event_loop import Watch, watch_readable
+from nsqext.transport.event_loop import Watch, call_in_loop, watch_readable
 
 pytestmark = pytest.mark.anyio
 
@@ -69,3 +70,25 @@ async def test_writing_is_watched_between_start_and_stop(
     assert calls == 3
     watch.stop_writing()
     watch.end()
+
+
+async def test_a_function_is_called_in_its_loop_at_once_or_soon_and_not_after_its_end(anyio_backend_name: str) -> None:
+    loop = anyio.lowlevel.current_token().native_token
+    called: list[threading.Thread] = []
+
+    def note() -> None:
+        called.append(threading.current_thread())
+
+    async def elsewhere() -> object:
+        call_in_loop(loop, note)
+        return anyio.lowlevel.current_token().native_token
+
+    for here in (None, loop):
+        call_in_loop(here, note)
+    assert len(called) == 2
+    ended = await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=anyio_backend_name))
+    with anyio.fail_after(25):
+        while len(called) < 3:
+            await anyio.lowlevel.checkpoint()
+    call_in_loop(ended, note)
+    assert called == [threading.current_thread()] * 3

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from nsqext.errors import ConnectionFailed
-from nsqext.transport.handshake import connect
+from nsqext.transport.handshake import connect, open_connection
+from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.clock import run_in_virtual_time
 
@@ -44,13 +45,17 @@ async def test_every_address_of_a_name_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, closed_address: Address
 ) -> None:
     good, bad = listener.getsockname(), (closed_address.host, closed_address.port)
+    places = [bad, good]
 
     async def both(*_: object, **__: object) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in (bad, good)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
 
     monkeypatch.setattr(anyio, "getaddrinfo", both)
     with await connect(Address("two", 1), 5) as sock:
         assert sock.getpeername() == good
+    places = [("255.255.255.255", 1), bad]
+    with pytest.raises(ConnectionFailed, match="refused"):
+        await connect(Address("two", 1), 5)
 
 
 @pytest.fixture
@@ -121,4 +126,19 @@ def test_time_runs_out_and_the_socket_is_closed(silent: socket.socket, monkeypat
             await connect(Address("127.0.0.1", 1), 9)
 
     monkeypatch.setattr(anyio, "getaddrinfo", known)  # name resolution uses a thread
+    run_in_virtual_time(monkeypatch, find)
+
+
+def test_the_handshake_has_what_is_left_of_the_time(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slowly(*_: object, **__: object) -> list[Any]:
+        await anyio.sleep(6)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", listener.getsockname())]
+
+    async def find() -> None:
+        began = anyio.current_time()
+        with pytest.raises(ConnectionFailed, match="sent no response for 9 s"):
+            await open_connection(Address("slow", 1), ConnectionOptions(connect_timeout=9))
+        assert anyio.current_time() - began == pytest.approx(9)
+
+    monkeypatch.setattr(anyio, "getaddrinfo", slowly)
     run_in_virtual_time(monkeypatch, find)

@@ -224,7 +224,10 @@ async def test_a_topic_is_upgraded(redesigned: Cluster) -> None:
     assert info.meta is not None and info.meta.extend_support
 
 
-async def test_the_next_messages_of_the_original_nsq_are_shown(original: Cluster) -> None:
+async def test_the_next_messages_of_the_original_nsq_are_shown(
+    original: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.web.app._MOST_WATCHES", 1)
     topic = fresh()
     original.create_topic(topic, channels=["keep"])
     path = f"/topics/{topic}/messages"
@@ -242,7 +245,8 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(original: Cluster
                 await anyio.sleep(0.05)
 
         tasks.start_soon(publish)
-        shown = await browser.post(path, data=form)
+        for _ in range(2):  # the first one gives its place back
+            shown = await browser.post(path, data=form)
         tasks.cancel_scope.cancel()
     assert refused.status_code == 403
     assert (shown.status_code, shown.text.count("&lt;b&gt;next&lt;/b&gt;")) == (200, 20)
@@ -304,7 +308,8 @@ async def test_nodes_of_an_embedded_cluster_are_killed_frozen_and_restarted() ->
             await page_with(browser, "/", lambda text: "2 of 3" in text)
             new = cluster.wait_writable("orders")
             assert new != old
-            await page_with(browser, "/topics/orders", lambda text: f"<b>{new}</b>" in text)
+            text = await page_with(browser, "/topics/orders", lambda text: f"<b>{new}</b>" in text)
+            assert "/actions/move-leader" in text and f'name="name" value="{old}"' not in text
             restarted = await press(browser, "restart", name=old)
             assert "state down" not in restarted.text
             frozen = await press(browser, "freeze", name=old)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nsqext.admin import NodeStatus, PartitionStats, TopicInfo, TopicStats
+from nsqext.admin import NodeStatus, PartitionChannelStats, PartitionStats, TopicInfo, TopicStats
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.types import Address
 from nsqext.web.monitor import Monitor, Snapshot
@@ -63,17 +63,22 @@ class FakeAdmin:
     Attributes:
         leaders: node of each topic, according to statistics.
         asked: names of the topics that were looked up.
+        messages, waiting: of each topic, in its channel ``ch``.
     """
 
     def __init__(self, count: int) -> None:
         self.leaders = {f"t{number:03}": NODE for number in range(count)}
         self.asked: list[str] = []
+        self.messages = self.waiting = 0
 
     async def all_stats(self) -> dict[str, TopicStats]:
         await checkpoint()
         generation: Generation = "redesigned"
+        channel = PartitionChannelStats(
+            "ch", self.waiting, 0, 0, self.messages, 0, 0, False, False, self.waiting, (), None
+        )
         return {
-            name: TopicStats(name, generation, (PartitionStats(0, node, (), 0, 0, 0, False, {}),))
+            name: TopicStats(name, generation, (PartitionStats(0, node, (), self.messages, 0, 0, False, {"ch": channel}),))
             for name, node in self.leaders.items()
         }
 
@@ -123,3 +128,12 @@ async def test_topics_are_looked_up_in_turn_and_when_they_change(monkeypatch: py
     assert topics["t050"].leaders == {0: Address("127.0.0.1", 2)}
     assert "t051" not in topics
     assert ("t050" in admin.asked, "t051" in admin.asked, len(admin.asked)) == (True, False, 33)
+
+
+async def test_the_rate_of_a_channel_is_that_of_its_finished_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = FakeAdmin(1)
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    for admin.messages, admin.waiting in ((0, 0), (10, 10)):
+        found = await monitor.current(newest=True)
+    assert found.publish_rate("t000").now > 0 == found.finish_rate("t000", "ch").now

@@ -19,6 +19,7 @@ from nsqext.delays import DelayStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.web.document import AppDocument, type_text
+from nsqext.web.pages import size
 from tests.support import plain_http
 from tests.support.tables import table
 from tests.support.web_pages import browsing, page_with
@@ -167,11 +168,17 @@ async def test_numbers_of_a_query_are_those_of_forms(
 
 async def test_a_node_shows_the_partitions_that_it_leads(redesigned: Cluster, topic: str) -> None:
     leader = redesigned.nodes[redesigned.leader(topic, 0)]
-    async with browsing(redesigned) as browser:
-        answer = await browser.get(f"/nodes/{leader.tcp}")
+    leaders = {redesigned.leader(topic, partition) for partition in range(2)}
+    link = f"/topics/{topic}/channels/billing"
+    async with (
+        Consumer(topic, "billing", lookupd=redesigned.lookupd),
+        browsing(redesigned, interval=0.1) as browser,
+    ):
+        text = await page_with(browser, f"/nodes/{leader.tcp}", lambda text: link in text)
+        for name in redesigned.nodes.keys() - leaders:
+            assert link not in (await browser.get(f"/nodes/{redesigned.nodes[name].tcp}")).text
         unknown = await browser.get("/nodes/127.0.0.1:1")
-    assert answer.status_code == 200
-    assert leader.http in answer.text and topic in answer.text
+    assert leader.http in text and topic in text
     assert unknown.status_code == 503 and "lookup does not know the node" in unknown.text
 
 
@@ -365,6 +372,10 @@ async def test_without_an_app_its_page_does_not_exist(redesigned: Cluster) -> No
 )
 def test_a_schema_is_a_few_words(schema: Any, text: str) -> None:
     assert type_text(schema) == text
+
+
+def test_sizes_are_in_binary_units() -> None:
+    assert [size(value) for value in (None, 1023, 1024, 1536 * 1024)] == ["–", "1023 B", "1.0 KiB", "1.5 MiB"]
 
 
 def test_a_document_without_its_parts_is_refused() -> None:

@@ -51,19 +51,23 @@ async def test_routes_without_effect_are_accepted(path: str) -> None:
 @pytest.mark.anyio
 async def test_cluster_stats() -> None:
     async with talk() as (coordinator, client):
-        await create(client, "t")
+        await create(client, "t", "partition_num=1&replicator=2")
+        await create(client, "u")
         found = (await client.get("/cluster/stats")).json()
         members = {"hostname", "broadcast_address", "tcp_port", "http_port", "leader_load_factor", "node_load_factor"}
         assert (found["stable"], found["topn_topics"]) == (True, [])
         assert [set(node) for node in found["node_stat_list"]] == [members] * 3
-        loads = {node[name] for node in found["node_stat_list"] for name in ("leader_load_factor", "node_load_factor")}
+        factors = ("leader_load_factor", "node_load_factor")
+        loads = {node[name] for node in found["node_stat_list"] for name in factors}
         assert loads == {0.8}, "as of a real node without messages"
-        stored = hosted(coordinator, coordinator.replica_sets["t", 0].state.leader).partition.put(
-            [NewMessage(bytes(1 << 20))]
-        )
-        found = (await client.get("/cluster/stats?topn=2")).json()
-        loads = {node[name] for node in found["node_stat_list"] for name in ("leader_load_factor", "node_load_factor")}
-        assert loads == {0.8, 0.8 + stored.size / (1 << 20)}
+        for name in coordinator.replica_sets["t", 0].state.replicas:
+            stored = hosted(coordinator, name).partition.put([NewMessage(bytes(1 << 20))])
+        found = (await client.get("/cluster/stats?topn=1")).json()
+        more = 0.8 + stored.size / (1 << 20)
+        assert [sorted(node[name] for node in found["node_stat_list"]) for name in factors] == [
+            [0.8, 0.8, more],
+            [0.8, more, more],
+        ]
         assert [entry["topic"] for entry in found["topn_topics"]] == ["t"]
         assert (await client.get("/cluster/stats?topn=x&y=%zz")).json()["topn_topics"] == []
 
@@ -119,7 +123,7 @@ async def test_partitions_move_by_node_id() -> None:
         second = next(name for name in coordinator.members if name != first)
         ids = {name: member.distributed_id for name, member in coordinator.members.items()}
         path = "/topic/partition/move?topic=t&partition=0"
-        answer = await client.post(f"{path}&move_from={ids[first]}&move_to={ids[second]}")
+        answer = await client.post(f"{path}&move_from={ids[first]}&move_to={ids[second]}&move_leader=false")
         assert answer.text == '{"message":"can not move leader without moveleader param"}'
         answer = await client.post(f"{path}&move_from={ids[first]}&move_to={ids[second]}&move_leader=true")
         assert (answer.status_code, answer.text, coordinator.replica_sets["t", 0].state.leader) == (200, "", second)

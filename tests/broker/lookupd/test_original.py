@@ -120,8 +120,9 @@ async def test_topics_and_channels_are_made_and_deleted() -> None:
 
 @pytest.mark.anyio
 async def test_tombstones_hide_for_a_while() -> None:
-    async with talk() as (_, time, client):
+    async with talk() as (lookupd, time, client):
         assert (await client.post("/topic/tombstone?topic=t1&node=b:5151")).status_code == 200
+        lookupd.session("127.0.0.1:99").receive(b"  V1" + identify(NODE) + b"REGISTER t1\n")
         assert (await client.get("/lookup?topic=t1")).json()["producers"] == []
         assert (await client.get("/lookup?topic=t2")).json()["producers"] == [PEER]
         assert (await client.get("/nodes")).json()["producers"][0]["tombstones"] == [True, False]
@@ -132,7 +133,9 @@ async def test_tombstones_hide_for_a_while() -> None:
 @pytest.mark.anyio
 async def test_a_silent_node_is_not_shown() -> None:
     async with talk() as (_, time, client):
-        time.now += 301 * SECOND
+        time.now += 300 * SECOND
+        assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
+        time.now += SECOND
         assert (await client.get("/lookup?topic=t1")).json() == {"channels": ["c1", "c2"], "producers": []}
         assert (await client.get("/nodes")).json() == {"producers": []}
 
@@ -142,7 +145,9 @@ async def test_stale_and_empty_listings_can_be_injected() -> None:
     async with talk() as (lookupd, _, client):
         lookupd.show_snapshot()
         await client.post("/topic/create?topic=new")
+        await client.post("/topic/tombstone?topic=t1&node=b:5151")
         assert (await client.get("/topics")).json() == {"topics": ["t1", "t2"]}
+        assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
         lookupd.show_nothing()
         assert (await client.get("/topics")).json() == {"topics": []}
         lookupd.show_current()

@@ -130,7 +130,8 @@ async def test_switches_without_a_cluster_do_nothing(path: str) -> None:
 
 async def test_unregistered_and_lost_producers_are_not_listed() -> None:
     async with talk() as (session, client):
-        assert answers(session.receive(b"UNREGISTER ta 1\nUNREGISTER tb 0 c1\n")) == [b"OK", b"OK"]
+        assert answers(session.receive(b"REGISTER ta 0 c0\nUNREGISTER ta 1\nUNREGISTER tb 0 c1\n")) == [b"OK"] * 3
+        assert (await client.get("/channels?topic=ta")).json() == {"channels": ["c0"]}
         left = (await client.get("/lookup?topic=ta")).json()
         channels = (await client.get("/channels?topic=tb")).json()
         session.end()

@@ -27,10 +27,19 @@ async def _ask(monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response, method
         asked.append(request)
         return replies[min(len(asked), len(replies)) - 1]
 
-    monkeypatch.setattr(connections, "Connections", lambda _: GivenTransport(httpx.MockTransport(answer)))
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    transport = GivenTransport(httpx.MockTransport(answer))
+    monkeypatch.setattr(transport, "aclose", close)
+    monkeypatch.setattr(connections, "Connections", lambda _: transport)
     limits = ServerLimits.original(auth=True)
     options = NodeOptions(limits=limits, auth_addresses=("127.0.0.1:1",), auth_method=method, clock=lambda: 0.0)
-    return [await query_auth(options, b"secret", "127.0.0.1:5", tls=False), asked]
+    found = await query_auth(options, b"secret", "127.0.0.1:5", tls=False)
+    assert closed
+    return [found, asked]
 
 
 def _reply(**members: Any) -> bytes:

@@ -324,7 +324,8 @@ async def test_stats_list_topics_channels_and_clients() -> None:
     answer = (await web.get("/stats?format=json&topic=t")).json()
     (topic,) = answer["data"]["topics"]
     assert (topic["topic_name"], topic["message_count"], topic["msg_size_stats"][0]) == ("t", 1, 1)
-    assert topic["client_pub_stats"][0]["pub_count"] == 1
+    publisher = topic["client_pub_stats"][0]
+    assert (publisher["pub_count"], publisher["last_pub_ts"]) == (1, clock.wall() // 10**9)
     (channel,) = topic["channels"]
     assert (channel["depth"], channel["in_flight_count"]) == (1, 1)
     (client,) = channel["clients"]
@@ -366,6 +367,9 @@ async def test_requests_of_an_operator() -> None:
     await web.post("/disable/write")
     assert node.may_write(hosted)
     assert (await web.post("/loglevel/set?loglevel=x")).json() == {"message": "BAD_LEVEL_STRING"}
+    channel = hosted.partition.channel("ch")
+    await web.post("/message/trace/enable?topic=t&channel=ch")
+    assert (hosted.traced, channel.traced) == (False, True)
     await web.post("/message/trace/enable?topic=t")
     assert hosted.traced
     assert _status(await web.get("/pub"))[0] == 405
@@ -383,6 +387,7 @@ async def test_options_are_shown_and_changed() -> None:
     assert _status(await web.get("/config/nothing")) == (400, '{"message":"INVALID_OPTION"}')
     assert _status(await web.put("/config/allow_ext_compatible", b"null")) == (200, "true")
     assert _status(await web.put("/config/nsqlookupd_tcp_addresses", b"null")) == (200, "[]")
+    assert _status(await web.put("/config/nsqlookupd_tcp_addresses", b"[1]"))[0] == 400
     for name, text in (
         ("log_level", "2"),
         ("tcp_address", "127.0.0.1:4150"),

@@ -246,6 +246,7 @@ async def test_topics_and_channels_over_http() -> None:
     text = (await web.get("/stats?include_mem=false")).text
     assert "   [t              ] depth: 0     be-depth: 0     msgs: 5        e2e%: \n" in text
     assert "   *P [c                        ] depth: 0     " in text
+    assert (await web.post("/pub?topic=t&defer=3600000", content=b"late")).text == "OK"
     assert (await web.post("/channel/delete?topic=t&channel=no")).json() == {"message": "CHANNEL_NOT_FOUND"}
     assert (await web.post("/topic/delete?topic=t")).status_code == 200
     answer = (await web.get("/stats?format=json&topic=t&include_mem=0")).json()
@@ -265,8 +266,8 @@ async def test_stats_list_consumers_and_producers() -> None:
     (found,) = answer["producers"]
     received = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
     assert [found[name] for name in received] == [0] * 5
-    answer = (await web.get("/stats?format=json&topic=t&include_clients=false")).json()
-    assert answer["producers"] is None
+    for others in ("topic=t&include_clients=false", "topic=other"):
+        assert (await web.get(f"/stats?format=json&{others}")).json()["producers"] is None
     assert (found["client_id"], found["pub_counts"]) == ("10.0.0.1", [{"topic": "t", "count": 1}])
     text = (await web.get("/stats")).text
     assert "   [V2 10.0.0.1:7           ] msgs: 1        topics: t=1 connected: 0s\n" in text

@@ -16,6 +16,7 @@ import anyio
 import httpx
 import pytest
 import trustme
+from anyio.abc import SocketAttribute
 
 from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.fault_injection import NodeFaults, Rule
@@ -280,11 +281,15 @@ async def test_the_sockets_of_a_node_are_closed_if_one_of_its_addresses_is_in_us
         await anyio.connect_tcp("127.0.0.1", int(server.addresses["tcp"].rpartition(":")[2]))
 
 
-async def test_a_node_forgets_a_client_that_has_left() -> None:
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_node_forgets_a_client_that_has_left(reset: bool) -> None:
     async with _running() as running:
         peer = await running.connect()
         await peer.ask(sized("PUB t 0", b"x"))
         left = ref(next(iter(running.node.sessions.values())))
+        if reset:
+            sock = peer.stream.extra(SocketAttribute.raw_socket)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await peer.stream.aclose()
         await _until(lambda: (gc.collect(), left())[1] is None)
 
@@ -327,11 +332,14 @@ async def test_a_frozen_node_answers_when_it_is_thawed() -> None:
 
 
 async def test_output_that_was_held_is_sent_when_its_time_is_over() -> None:
-    async with _running() as running:
-        consumer, producer = await running.connect(), await running.connect()
-        await consumer.send(identify(b'{"output_buffer_timeout":300,"output_buffer_size":16384}'))
-        assert await consumer.frame() == (0, b"OK")
-        assert await consumer.ask(b"SUB t ch 0\nRDY 5\n") == (0, b"OK")
+    options = NodeOptions(limits=ServerLimits(max_output_buffer_timeout=60.0))
+    async with _running(Node("n1", options)) as running:
+        producer = await running.connect()
+        for timeout in (60_000, 300):
+            consumer = await running.connect()
+            await consumer.send(identify(b'{"output_buffer_timeout":%d,"output_buffer_size":16384}' % timeout))
+            assert await consumer.frame() == (0, b"OK")
+            assert await consumer.ask(b"SUB t ch%d 0\nRDY 5\n" % timeout) == (0, b"OK")
         start = anyio.current_time()
         assert await producer.ask(sized("PUB t 0", b"a")) == (0, b"OK")
         await consumer.frame()

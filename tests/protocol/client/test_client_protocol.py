@@ -14,7 +14,7 @@ from nsqext.errors.server import (
     TopicNotExist,
     TouchFailed,
 )
-from nsqext.protocol.client.client_protocol import ClientProtocol, Reply
+from nsqext.protocol.client.client_protocol import MAX_NOTICES, ClientProtocol, Reply
 from nsqext.protocol.client.commands import NOP
 from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, encode_frame
 
@@ -111,6 +111,8 @@ def test_rejected_acknowledgements_are_no_response(data: bytes, kind: type[Excep
     assert [type(notice) for notice in client.notices] == [kind]
     assert not reply.done
     assert client.error is None
+    client.receive_data(_error(data) * MAX_NOTICES)
+    assert isinstance(client.error, ProtocolError), "what nobody reads is bounded"
 
 
 def test_commands_after_a_fatal_error_were_not_read() -> None:

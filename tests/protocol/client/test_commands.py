@@ -21,6 +21,7 @@ _ID = bytes(range(5, 21))
         (commands.publish_line("PUB", "t"), b"PUB t\n"),
         (commands.publish_line("PUB_EXT", "t", 0), b"PUB_EXT t 0\n"),
         (commands.publish_line("DPUB", "t", delay=1.5), b"DPUB t 1500\n"),
+        (commands.publish_line("DPUB", "t", delay=0.0019), b"DPUB t 2\n"),
         (commands.sized(b"PUB t 3\n", b"body"), b"PUB t 3\n\x00\x00\x00\x04body"),
         (
             commands.publish_trace(b"PUB_TRACE t 0\n", (1 << 64) - 1, b"b"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 import pytest
+from attrs import evolve
 
 from nsqext import Producer
 from nsqext.broker import Cluster
@@ -294,11 +295,17 @@ async def test_the_first_retained_messages_of_a_node_are_requested_once(
             return await led(leader, name, partition)
 
         monkeypatch.setattr(admin.leaders.nodes, "led", count)
-        for _ in range(2):
-            for partition in range(2):
-                leader, _ = await admin.leaders.leader(topic, partition)
-                bounds = await admin.bounds(topic, partition)
-                assert await admin.first_retained(leader, topic, partition) == bounds.start
+        leader, _ = await admin.leaders.leader(topic, 1)
+
+        async def check(partition: int) -> None:
+            leader, _ = await admin.leaders.leader(topic, partition)
+            bounds = await admin.bounds(topic, partition)
+            assert await admin.first_retained(leader, topic, partition) == bounds.start
+
+        for _ in range(2):  # readers ask at the same time
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(check, 0)
+                tasks.start_soon(check, 1)
         assert set(asked.values()) == {1}
         monkeypatch.setattr(admin_module, "LED", -1.0)
         await admin.first_retained(leader, topic, 1)
@@ -406,8 +413,9 @@ async def test_anchors_of_a_new_query_that_were_not_all_created(
                 patch.setattr(admin.leaders.nodes, "change_channel", refuse)
                 if interrupted == "_place":
                     patch.setattr(admin, "_place", end)
+                first = keys[1:] if interrupted == "delete" else keys  # partitions may be added meanwhile
                 with pytest.raises(InvalidState, match="the process ended"):
-                    await admin.create_anchors(dict.fromkeys(keys, 2), channel)
+                    await admin.create_anchors(dict.fromkeys(first, 2), channel)
         async with SourceAdmin(access(servers.lookupd)) as admin:
             assert admin.is_incomplete(await admin.survey(keys), channel), interrupted
             await admin.create_anchors(dict.fromkeys(keys, 3), channel)
@@ -415,6 +423,26 @@ async def test_anchors_of_a_new_query_that_were_not_all_created(
             for key in keys:
                 assert await admin.anchor_count(*key, channel) == 3
                 await admin.delete_anchor(*key, channel)
+
+
+async def test_new_anchors_whose_move_was_lost_are_moved_again(
+    servers: Servers, topics: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_module, "MOVE", 0.5)
+    topic, channel = topics["plain"], f"anchor_{token_hex(4)}"
+    await publish(servers.lookupd, topic, 3)
+    async with SourceAdmin(access(servers.lookupd)) as admin:
+        move, lost = admin.leaders.nodes.move, list[Any]()
+
+        async def lose(*given: Any) -> None:
+            if lost:
+                await move(*given)
+            lost.append(given)
+
+        monkeypatch.setattr(admin.leaders.nodes, "move", lose)
+        await admin.create_anchors({(topic, 0): 1}, channel)
+        assert await admin.anchor_count(topic, 0, channel) == 1
+        await admin.delete_anchor(topic, 0, channel)
 
 
 async def test_unknown_topics_and_partitions(servers: Servers, topics: dict[str, str]) -> None:
@@ -449,8 +477,19 @@ async def test_the_end_excludes_messages_that_are_not_committed() -> None:
                 await eventually(written)
                 assert await ends(admin, topic, 0, 0.2) == (0, 5)
                 assert (await admin.survey([(topic, 0)], 0.2))[topic, 0].end == 5
+                found = list[int]()
+
+                async def note_bounds() -> None:
+                    found.append((await admin.bounds(topic, 0)).end)
+
+                async def note_survey() -> None:
+                    found.append((await admin.survey([(topic, 0)]))[topic, 0].end)
+
+                tasks.start_soon(note_bounds)
+                tasks.start_soon(note_survey)
+                await anyio.wait_all_tasks_blocked()
                 cluster.faults.heal()
-            assert await ends(admin, topic, 0) == (0, 6)
+            assert found == [6, 6], "both wait for what is written"
 
 
 async def _publish_in_vain(producer: Producer, topic: str) -> None:
@@ -513,6 +552,31 @@ async def test_no_partition_is_skipped(cluster: Cluster) -> None:
         cluster.restart(leader)
 
 
+async def test_a_partition_whose_first_messages_were_removed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["other"])
+    await publish(cluster.lookupd, topic, 5)
+    async with SourceAdmin(access(cluster.lookupd)) as admin:
+        led, message, asked = admin.leaders.nodes.led, admin.leaders.nodes.message, list[Any]()
+        third, end = (await admin.message(topic, 0, 3)).offset, (await admin.bounds(topic, 0)).end_offset
+
+        async def cut(*given: Any) -> Any:
+            return {key: evolve(stats, start=start) for key, stats in (await led(*given)).items()}
+
+        async def find(*given: Any) -> Any:
+            asked.append(given)
+            if len(asked) == 1:
+                raise PartitionUnavailable("the partition has just moved")
+            return await message(*given)
+
+        monkeypatch.setattr(admin.leaders.nodes, "led", cut)
+        monkeypatch.setattr(admin.leaders.nodes, "message", find)
+        for start, first in ((third, 3), (third, 3), (end, 5)):
+            found = (await admin.survey([(topic, 0)]))[topic, 0]
+            assert (found.start, found.end, found.start_offset) == (first, 5, start)
+        assert len(asked) == 2, "one more after the failure"
+
+
 async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> None:
     topic = f"t_{token_hex(4)}"
     cluster.create_topic(topic, channels=["known"], register_channels=True)
@@ -523,6 +587,9 @@ async def test_topics_that_take_registered_channels_only(cluster: Cluster) -> No
         assert await admin.anchor_count(topic, 0, "known") == 2
         with pytest.raises(ChannelNotRegistered):
             await admin.create_anchor(topic, 0, "unknown", 2)
+        leader, meta = await admin.leaders.leader(topic, 0)
+        with pytest.raises(ChannelNotRegistered, match="use readMode=channel"):
+            await admin_module.open_ephemeral(admin.connection, leader, topic, 0, meta, ephemeral_name())
 
 
 async def test_the_original_nsq_has_no_ranges() -> None:

@@ -125,7 +125,9 @@ async def test_an_error_says_why_and_whether_the_request_was_sent(error: Excepti
 async def test_a_body_without_a_length_is_bounded_and_earlier_bodies_do_not_count() -> None:
     bodies = {"/fits": (b"x" * 6, b"x" * 4), "/long": (b"x" * 6, b"x" * 6)}
     client = HttpClient(
-        5, most=10, transport=httpx.MockTransport(lambda request: httpx.Response(200, stream=_Body(*bodies[request.url.path])))
+        5,
+        most=10,
+        transport=httpx.MockTransport(lambda request: httpx.Response(200, stream=_Body(*bodies[request.url.path]))),
     )
     for _ in range(5):
         assert (await client.request("GET", "http://n1/fits")).content == b"x" * 10

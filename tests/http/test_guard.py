@@ -36,7 +36,9 @@ def test_the_own_origin_is_accepted() -> None:
 
 def test_a_change_from_another_site_is_refused_and_a_link_to_a_page_is_not() -> None:
     guard = HttpGuard()
-    assert [site for site in ("", "same-origin", "same-site", "cross-site") if guard.refusal("POST", OWN, "", site)] == [
+    assert [
+        site for site in ("", "same-origin", "same-site", "cross-site") if guard.refusal("POST", OWN, "", site)
+    ] == [
         "same-site",
         "cross-site",
     ]

@@ -23,5 +23,5 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_another_trace_id_is_refused() -> None:
     for received in (7, 0):
-        with pytest.raises(ProtocolError, match=f"received the trace id {received} in the response to a publish with 8"):
+        with pytest.raises(ProtocolError, match=f"received the trace id {received} .* with 8"):
             decode_trace_reply(encode_trace_reply(1, received, 2, 3), 8)

@@ -78,7 +78,9 @@ class FakeAdmin:
             "ch", self.waiting, 0, 0, self.messages, 0, 0, False, False, self.waiting, (), None
         )
         return {
-            name: TopicStats(name, generation, (PartitionStats(0, node, (), self.messages, 0, 0, False, {"ch": channel}),))
+            name: TopicStats(
+                name, generation, (PartitionStats(0, node, (), self.messages, 0, 0, False, {"ch": channel}),)
+            )
             for name, node in self.leaders.items()
         }
 

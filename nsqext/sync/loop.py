@@ -188,7 +188,9 @@ class BlockingClient(ProcessBound, Generic[C]):
     def __init__(self, original: C) -> None:
         self._original: C = original
         self._portal: BlockingPortal | None = None
-        self._closing = ExitStack()
+        self._closing: ExitStack | None = None
+        # held to close it: the event loop must not end below another thread that closes it; reentrant for signals
+        self._closers = threading.RLock()
         loop = current_loop()
         if loop is not None and not isinstance(loop.native_token, AsyncioLoop):
             raise InvalidState(
@@ -231,12 +233,17 @@ class BlockingClient(ProcessBound, Generic[C]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._portal in shared_loop.orphaned:
-            self._closing.pop_all()  # the parent closes it
-        try:
-            self._closing.__exit__(kind, error, trace)
-        finally:
-            self._portal = None
+        if self._portal in shared_loop.orphaned:  # the parent closes it, and may have held the lock
+            self._portal = self._closing = None
+            return
+        with self._closers:
+            closing, self._closing = self._closing, None
+            if closing is None:
+                return
+            try:
+                closing.__exit__(kind, error, trace)
+            finally:
+                self._portal = None
 
     def _run(self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: object, **keywords: object) -> T:
         return call(self._portal, self._what, function, *args, **keywords)

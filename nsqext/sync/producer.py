@@ -61,9 +61,10 @@ class Producer(BlockingClient[AsyncProducer]):
             InvalidState: it was opened before.
         """
         self._enter()
-        portal = self._portal
-        if portal is not None:
-            self._direct = self._run_now(lambda: DirectPublisher(self._original, portal))
+        portal, closing = self._portal, self._closing
+        if portal is not None and closing is not None:
+            self._direct = direct = self._run_now(lambda: DirectPublisher(self._original, portal))
+            closing.callback(direct.close)
         return self
 
     def close(self) -> None:
@@ -77,11 +78,9 @@ class Producer(BlockingClient[AsyncProducer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         direct, self._direct = self._direct, None
-        try:
-            if direct is not None:
-                direct.close()
-        finally:
-            super().__exit__(kind, error, trace)
+        if direct is not None and self._portal in shared_loop.orphaned:
+            direct.close()
+        super().__exit__(kind, error, trace)
 
     ping: Final = Method(AsyncProducer.ping)
     meta: Final = Method(AsyncProducer.meta)

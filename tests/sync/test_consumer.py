@@ -441,6 +441,36 @@ def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, top
     consumer.close()
 
 
+def test_a_second_thread_that_closes_it_waits_for_the_first(cluster: Cluster, topic: str) -> None:
+    """It ended the event loop below the first: the batch that was handled meanwhile was delivered again."""
+    consumer, handling, closing = make(cluster, topic), threading.Event(), threading.Event()
+    outcomes: list[str] = []
+
+    @consumer.batch_handler()
+    def handle(batch: sync.MessageBatch) -> None:
+        handling.set()
+        assert closing.wait(30)
+        threading.Event().wait(0.1)  # a second `close` that does not wait ends by now
+        batch.finish()
+        outcomes.append("finished")
+
+    def close() -> None:
+        consumer.close()
+        outcomes.append("closed")
+
+    consumer.start()
+    fill(cluster, topic, 1)
+    assert handling.wait(30)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(close)
+        eventually(lambda: consumer.paused)
+        second = threads.submit(close)
+        closing.set()
+        first.result()
+        second.result()
+    assert outcomes == ["finished", "closed", "closed"]
+
+
 def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: str) -> None:
     consumer = make(cluster, topic)
     found: list[object] = []

@@ -7,7 +7,7 @@ import time
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerSettings, Message, Producer, Receipt
+from nsqext import Admin, Consumer, ConsumerSettings, Message, Producer, Receipt
 from nsqext.errors import InvalidState, MessageNotInFlight
 from tests.support.blocked_loop import handled_by_a_blocking_handler
 from tests.support.cluster import PARTITIONS, ClusterUnderTest
@@ -148,6 +148,24 @@ async def test_a_requeued_message_is_redelivered_no_sooner_than_requested(
         message = (await finish_all(consumer, 1))[0]
         assert time.monotonic() - started >= 0.55
     assert message.attempts == 2
+
+
+async def test_a_message_from_the_delayed_queue_has_its_offset(
+    cluster_under_test: ClusterUnderTest, channel: str
+) -> None:
+    """An inbox knows by the offset what was handled."""
+    topic, lookupd = cluster_under_test.plain, cluster_under_test.lookupd
+    async with Producer(lookupd) as producer, Admin(lookupd) as admin:
+        async with Consumer(topic, channel, lookupd=lookupd, queue_position=True) as consumer:
+            receipt = await producer.publish(topic, b"later", trace_id=1)
+            (message,) = await take(consumer, 1)
+            assert (message.offset, message.size) == (receipt.offset, receipt.size)
+            await message.requeue(1200)
+        async with Consumer(topic, channel, lookupd=lookupd, queue_position=True) as consumer:
+            await admin.deliver_delayed(topic, channel)
+            (again,) = await finish_all(consumer, 1)
+    assert (again.id, again.attempts) == (message.id, 2)
+    assert (again.offset, again.size) == (message.offset, message.size)
 
 
 async def test_a_message_that_is_not_answered_in_time_is_redelivered(

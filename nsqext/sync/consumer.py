@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, SupportsFloat, TypeVar, Unpack, overload
 
 from nsqext.arguments import is_coroutine_function
-from nsqext.client.consumer.blocking import in_thread
+from nsqext.client.consumer.blocking import LeftThreads, in_thread
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
 from nsqext.client.consumer.handlers.forgotten_await import check_awaited
@@ -62,6 +62,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
     ) -> None:
         super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
         self._port = ConsumePort(self._original)
+        self._threads = LeftThreads()
+        self._port.when_cancelled(self._threads.leave)  # after `close_timeout`
         self._fetched = threading.local()  # the last batch of each thread, while the thread runs
         self._running = False
         self._answers: AnswerQueue | None = None
@@ -139,7 +141,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
             raise InvalidSetting(f"the handler {function!r} is not a function", hint="declare it with 'def'")
         if is_coroutine_function(function):
             raise InvalidSetting(f"the handler {function!r} is a coroutine function", hint="use nsqext.Consumer for it")
-        return in_thread(function, abandon=True)  # after `close_timeout`
+        return in_thread(function, self._threads)
 
     def _bursts(self, function: Callable[..., object], auto_finish: bool) -> Callable[..., Awaitable[object]]:
         """Return a coroutine function that handles a queue's messages in a worker thread, until a call fails.

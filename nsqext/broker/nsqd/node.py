@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import anyio
 
     from nsqext.broker.engine.channel.channel import Channel
+    from nsqext.broker.engine.channel.in_flight import SubscribedClient
     from nsqext.broker.nsqd.auth_server import Authorizations
     from nsqext.protocol.layers import Layer
     from nsqext.protocol.server.command_parser import State
@@ -138,6 +139,8 @@ class ConnectedClient(Protocol):
     published: dict[str, NodePublisher]
     ready: int
 
+    @property
+    def subscriber(self) -> SubscribedClient | None: ...
     @property
     def common_name(self) -> str: ...
     @property

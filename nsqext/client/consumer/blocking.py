@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from nsqext.errors import InvalidSetting, InvalidState
 
@@ -24,11 +25,42 @@ def check_blocking_handler(function: Callable[..., object]) -> None:
             )
 
 
-def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Callable[..., Coroutine[Any, Any, object]]:
+class LeftThreads:
+    """Runs blocking handlers, which only a consumer that closes leaves running: no time limit of a handler does."""
+
+    def __init__(self) -> None:
+        self._running: set[anyio.CancelScope] = set()
+
+    def leave(self) -> None:
+        """Leave the handlers that run; call it after their workers were cancelled."""
+        for scope in tuple(self._running):
+            scope.cancel()
+
+    async def run(self, function: Callable[[], object]) -> object:
+        """Call a function in a thread."""
+        await checkpoint_if_cancelled()
+        with anyio.CancelScope(shield=True) as scope:
+            self._running.add(scope)
+            try:
+                return await _run_in_thread(function, abandon=True)
+            finally:
+                self._running.discard(scope)
+        await anyio.sleep_forever()  # raises the cancellation of the worker
+        return None
+
+
+async def _run_in_thread(function: Callable[[], object], *, abandon: bool = False) -> object:
+    # anyio's default limiter has 40 places for the whole program; the consumer limits calls
+    return await anyio.to_thread.run_sync(function, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1))
+
+
+def in_thread(
+    function: Callable[..., object], left: LeftThreads | None = None
+) -> Callable[..., Coroutine[Any, Any, object]]:
     """Return a coroutine function that calls a blocking handler in a thread, with its name and annotations.
 
-    A thread cannot be interrupted: a cancelled call waits for the function and returns its result, or with ``abandon``
-    leaves it running.
+    A thread cannot be interrupted: a cancelled call waits for the function and returns its result, unless the handlers
+    are ``left`` running.
     """
     shown = function
     while isinstance(shown, functools.partial):
@@ -36,6 +68,7 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
     if not inspect.isroutine(shown):
         shown = type(shown).__call__
     name = getattr(function, "__qualname__", shown.__qualname__)
+    run_in_thread = _run_in_thread if left is None else left.run
 
     async def call(*arguments: object, **named: object) -> object:
         def run() -> object:
@@ -45,12 +78,11 @@ def in_thread(function: Callable[..., object], *, abandon: bool = False) -> Call
                 raise InvalidState(f"the handler {name} returned a coroutine", hint="declare it with 'async def'")
             return result
 
-        # anyio's default limiter has 40 places for the whole program; the consumer limits calls
-        return await anyio.to_thread.run_sync(run, abandon_on_cancel=abandon, limiter=anyio.CapacityLimiter(1))
+        return await run_in_thread(run)
 
     functools.update_wrapper(call, shown)
     # selects the arguments; the signature of `shown` has further arguments
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     call.__qualname__ = name
-    call.runs_in_thread = not abandon  # type: ignore[attr-defined] # see `nsqext.client.consumer.handler_functions`
+    call.runs_in_thread = left is None  # type: ignore[attr-defined] # see `nsqext.client.consumer.handler_functions`
     return call

@@ -31,6 +31,10 @@ class ConsumePort:
         loop: Any = self._consumer._tasks.loop
         loop.call_soon_threadsafe(function)
 
+    def when_cancelled(self, function: Callable[[], None]) -> None:
+        """Call a function when the consumer has cancelled its handlers."""
+        self._consumer._receiver.when_cancelled = function
+
     def handle_bursts(
         self, function: Callable[..., object], burst: Callable[[Slot, MessageQueue], Awaitable[object]]
     ) -> None:

@@ -274,6 +274,17 @@ async def test_stats_list_consumers_and_producers() -> None:
     assert "heap_objects" in text
 
 
+async def test_stats_of_a_consumer_that_also_publishes_are_the_same_in_both_lists() -> None:
+    node = _node()
+    web = _web(node)
+    consumer = _consumer(node, ready=1)
+    consumer.send(sized("PUB t", b"a"))
+    answer = (await web.get("/stats?format=json&topic=t")).json()
+    (found,) = answer["producers"]
+    assert (found["state"], found["ready_count"], found["in_flight_count"], found["message_count"]) == (3, 1, 1, 1)
+    assert answer["topics"][0]["channels"][0]["clients"] == [found]
+
+
 async def test_a_channel_that_is_created_again_counts_its_deliveries_from_zero() -> None:
     node = _node()
     web = _web(node)

@@ -38,6 +38,7 @@ class ReceiverQueues:
         self.queue: MessageQueue = MessageQueue()
         self.flush: Callable[[], None] = partial(group.flush_before_wait, self.queue.messages)
         group.schedule.ahead = self.queue.messages
+        self.when_cancelled: Callable[[], None] | None = None  #: called after the handlers were cancelled
         self._group = group
         self._state = state
         self._options = options = group.options
@@ -269,3 +270,5 @@ class ReceiverQueues:
         """Cancel the handlers; `requeue_remaining` requeues their messages."""
         if self._workers is not None:
             self._workers.cancel()
+        if self.when_cancelled is not None:
+            self.when_cancelled()

@@ -107,6 +107,21 @@ def test_deliveries_follow_the_first_identify() -> None:
     assert again[8:10] == b"\0\x02"
 
 
+def test_a_tag_has_no_effect_in_topics_without_tags_and_no_follower_takes_answers() -> None:
+    node = make_node()
+    hosted = host(node)
+    host(node, partition=1)
+    assert node.default_partition("t") == 0
+    client = Client(node)
+    _identify(client, desired_tag="canary")
+    assert client.ask(b"SUB t ch 0\n") == "OK"
+    assert client.session.settings.desired_tag == ""
+    client.send(b"RDY 1\n" + sized("PUB t 0", b"one"))
+    (message,) = [data for kind, data in client.receive() if kind == FrameType.MESSAGE]
+    hosted.leader = False
+    assert client.ask(b"FIN " + message[10:26] + b"\n").startswith("!")
+
+
 def test_revoked_sampling_does_not_forbid_order() -> None:
     node = make_node()
     host(node)

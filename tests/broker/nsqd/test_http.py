@@ -188,6 +188,10 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     hosted.writable = False
     assert (await web.post("/pub?topic=t", b"x", v1=True)).json() == {"message": "E_FAILED_ON_NOT_WRITABLE"}
     hosted.leader = False
+    hosted.partition.channel("ch")
+    for path in ("create", "empty"):
+        assert _status(await web.post(f"/channel/{path}?topic=t&partition=0&channel=ch"))[0] == 400
+    assert (await web.get("/stats?format=json&leaderOnly=true", v1=True)).json()["topics"] == []
     assert _status(await web.post("/pub?topic=t&partition=0", b"x", v1=True))[0] == 400
     assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404
     hosted.leader = hosted.writable = True
@@ -383,6 +387,7 @@ async def test_options_are_shown_and_changed() -> None:
     assert _status(await web.put("/config/allow_ext_compatible", b"true")) == (200, "true")
     assert node.switches.allow_ext_compatible
     assert _status(await web.put("/config/allow_ext_compatible", b"1")) == (400, '{"message":"INVALID_VALUE"}')
+    assert _status(await web.put("/config/max_conn_for_client", b"true"))[0] == 400
     assert _status(await web.put("/config/verbose", b"")) == (413, '{"message":"INVALID_VALUE"}')
     assert _status(await web.get("/config/nothing")) == (400, '{"message":"INVALID_OPTION"}')
     assert _status(await web.put("/config/allow_ext_compatible", b"null")) == (200, "true")

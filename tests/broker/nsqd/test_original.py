@@ -266,6 +266,7 @@ async def test_stats_list_consumers_and_producers() -> None:
     (found,) = answer["producers"]
     received = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
     assert [found[name] for name in received] == [0] * 5
+    assert not (await web.get("/stats?format=json&topic=t&channel=other")).json()["topics"]
     for others in ("topic=t&include_clients=false", "topic=other"):
         assert (await web.get(f"/stats?format=json&{others}")).json()["producers"] is None
     assert (found["client_id"], found["pub_counts"]) == ("10.0.0.1", [{"topic": "t", "count": 1}])

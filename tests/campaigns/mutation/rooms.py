@@ -50,7 +50,7 @@ ROOMS = {
         "tests/broker/lookupd",
         "tests/broker/test_listeners.py",
     ),
-    "protocol": ("tests/protocol", "tests/captures", "tests/property", "tests/client/producer/test_request.py"),
+    "protocol": ("tests/protocol", "tests/captures", "tests/property", "tests/client/producer"),
     "transport": ("tests/transport", "tests/sync/test_direct.py"),
     "broker/nsqd": ("tests/broker/nsqd", "tests/captures"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),

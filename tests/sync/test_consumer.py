@@ -18,10 +18,11 @@ from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
 from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.middleware import HandlerTimeout, Middleware
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from nsqext.broker import Cluster
     from nsqext.client.consumer.message import Message
@@ -34,9 +35,11 @@ def fill(cluster: Cluster, topic: str, count: int) -> None:
         producer.publish_many(topic, [b"%d" % number for number in range(count)])
 
 
-def make(cluster: Cluster, topic: str, **settings: Unpack[ConsumerSettings]) -> sync.Consumer:
+def make(
+    cluster: Cluster, topic: str, *, middleware: Sequence[Middleware] = (), **settings: Unpack[ConsumerSettings]
+) -> sync.Consumer:
     given: ConsumerSettings = {**CALM, **settings}
-    return sync.Consumer(topic, "ch", lookupd=cluster.lookupd, **given)
+    return sync.Consumer(topic, "ch", lookupd=cluster.lookupd, middleware=middleware, **given)
 
 
 def test_iteration(cluster: Cluster, topic: str) -> None:
@@ -439,6 +442,26 @@ def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, top
     with ThreadPoolExecutor(1) as threads:
         threads.submit(consumer.close).result()
     consumer.close()
+
+
+def test_a_time_limit_leaves_no_handler_running(cluster: Cluster, topic: str) -> None:
+    """The message was handled again while its handler ran, in any number of threads."""
+    limited = make(cluster, topic, middleware=[HandlerTimeout(0.05)])
+    again, ended = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    @limited.handler
+    def handle(message: sync.Message) -> None:
+        calls.append(message.attempts)
+        if len(calls) > 1:
+            again.set()
+        again.wait(0.5)
+        ended.set()
+
+    fill(cluster, topic, 1)
+    with limited:
+        assert ended.wait(30)
+    assert calls == [1]
 
 
 def test_a_second_thread_that_closes_it_waits_for_the_first(cluster: Cluster, topic: str) -> None:

@@ -152,7 +152,9 @@ class OriginalRoutes(RequestArgs):
         topics, producers = self._topics(topic, channel, clients=clients), None
         if clients and topics is not None:
             producers = [
-                _client(session, None, topic) for session in self.node.sessions.values() if session.published
+                _client(session, session.subscriber, topic)
+                for session in self.node.sessions.values()
+                if session.published
             ] or None
         if call.arg("format") != "json":
             return self._text(topics or [], producers or [], memory)

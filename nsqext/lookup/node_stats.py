@@ -65,7 +65,7 @@ class ChannelStats:
 
     @property
     def consumers(self) -> int:
-        """Connected consumers: of each client id and host, as many as share a partition of a node."""
+        """Connected consumers; of each client id and host, as many as share a partition of a node."""
         connections = Counter((one.client_id, one.hostname, one.node, one.partition) for one in self.clients)
         most: dict[tuple[str, str], int] = {}
         for (client_id, hostname, *_), count in connections.items():

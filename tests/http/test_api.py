@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from nsqext.http.api import Call, Form, application, at_first_request, route
+from nsqext.http.api import Call, Form, application, at_first_request, first_values, route
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 pytestmark = pytest.mark.anyio
+
+
+async def test_the_first_value_of_a_name_counts() -> None:
+    assert first_values("a=1&b=&a=2") == {"a": "1", "b": ""}
 
 
 async def test_an_application_is_made_once_by_its_first_request() -> None:

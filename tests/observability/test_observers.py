@@ -43,7 +43,7 @@ from nsqext.middleware import Publishing
 from nsqext.observability import UNOBSERVED, LogObserver, Observer, TopicRelay, TopicRelayStatistics, otel
 from nsqext.observability.otel import OpenTelemetry
 from nsqext.observability.otel_metrics import Instruments
-from nsqext.observability.prometheus import Prometheus
+from nsqext.observability.prometheus import Prometheus, _backoff
 from nsqext.transactions.relay import OutboxRelay
 from nsqext.types import Receipt
 from tests.support.consumers import eventually
@@ -588,6 +588,11 @@ class Unreadable(OutboxRelay):
 
     def summary(self) -> Never:
         raise InvalidState("no database")
+
+
+def test_the_level_of_the_backoff_is_the_highest_of_all_connections() -> None:
+    found: Any = SimpleNamespace(connections=[SimpleNamespace(backoff=level) for level in (0, 2, 1)])
+    assert _backoff(found) == 2
 
 
 def test_the_statistics_of_a_client_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,3 +61,9 @@ def test_trace_ids() -> None:
 def test_ephemeral_names() -> None:
     assert names.is_ephemeral("t#ephemeral")
     assert not names.is_ephemeral("t")
+    pattern = names.check_topic_pattern("t*")
+    assert [name for name in ("t", "t1", "t#ephemeral") if pattern.fullmatch(name)] == ["t", "t1"]
+
+
+def test_what_databases_store() -> None:
+    assert [text for text in ("é", "a\0", "\ud800") if names.is_storable(text)] == ["é"]

@@ -20,7 +20,7 @@ _DUMP = {"by_alias": True, "round_trip": True}  # without computed fields, which
 _FIELDS = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
 
 BodyDecoder = Callable[[bytes], Any]
-"""Decodes a body; raises ValueError if it is not valid."""
+"""Decodes a body; raises ValueError if it is not valid, RecursionError if it is nested too deeply."""
 
 
 def body_decoder(kind: Any) -> BodyDecoder | None:
@@ -61,7 +61,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         ValueError: the body is not valid for the type.
     """
     decode = body_decoder(kind)
-    found: T = body if decode is None else decode(body)  # type: ignore[assignment]
+    try:
+        found: T = body if decode is None else decode(body)  # type: ignore[assignment]
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
     return found
 
 

@@ -372,7 +372,7 @@ def _body(annotation: Any) -> _Source:
     def read(message: Message) -> Any:
         try:
             return decoder(message.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Undecodable(f"the body is not a valid {name}: {outside_text(str(error))}") from error
 
     return read

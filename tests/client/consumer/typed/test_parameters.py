@@ -12,6 +12,7 @@ import pytest
 
 from nsqext import Message, Reject, Requeue
 from nsqext.client.consumer.options import FailureOptions
+from nsqext.client.consumer.typed.body import decode_body
 from nsqext.client.consumer.typed.parameters import (
     CallPlan,
     Depends,
@@ -193,6 +194,17 @@ async def test_a_message_that_does_not_decode_waits_where_there_are_no_dead_lett
     assert (caught.value.delay, caught.value.backoff) == (20.0, False)
     assert isinstance(caught.value.__cause__, ValueError)
     assert "is requeued for 20 s: the body is not a valid Order" in caplog.text
+
+
+async def test_a_body_that_is_nested_too_deeply_does_not_decode() -> None:
+    """Its handler failed: all connections were paused, and it was handled again, but for max_attempts without end."""
+
+    async def handle(order: list[Any]) -> None: ...
+
+    with pytest.raises(Reject, match="the body is not a valid list"):
+        await message_handler(handle, FailureOptions(max_attempts=2, dead_letter="dead"))(received(b"[" * 100_000))
+    with pytest.raises(ValueError, match="recursion"):
+        decode_body(b"[" * 100_000, list)
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "generator", "async generator"])

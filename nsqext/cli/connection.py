@@ -188,6 +188,14 @@ def confirm(change: str, *, yes: bool, ask: bool = True) -> None:
 
 T = TypeVar("T")
 
+EVERY_MESSAGE: dict[str, Any] = {
+    **dict.fromkeys(("tag", "ext_filter", "partitions", "dispatch", "key_tags", "ordered", "dead_letter")),
+    **dict.fromkeys(("sample_rate", "max_attempts"), 0),
+    "reject_ordered": False,
+}
+"""Settings with which a consumer leaves no message out, for commands that read what services may be filtered by."""
+_LOSSY = ("max_attempts", "sample_rate", "ext_filter", "tag", "partitions", "dispatch")
+
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
 _PATIENT = 15.0  # seconds for a lookup service to start
@@ -310,16 +318,16 @@ class ServerAccess:
         own = settings_for(producer_settings(), found.values)
         return Producer(found.lookupd, nsqd=found.nsqd, **{**own, **settings})
 
-    def refuse_loss(self, *names: str) -> None:
-        """Raise InvalidSetting for consumer settings with which a command would lose messages.
+    def refuse_loss(self) -> None:
+        """Raise InvalidSetting for consumer settings with which a command would lose messages, or leave them out.
 
         They may be meant for services that have the same environment.
         """
         values = self.load().values
-        for name in names:
+        for name in _LOSSY:
             if values.get(name) and not (name == "max_attempts" and values.get("dead_letter")):
                 raise InvalidSetting(
-                    f"messages would be lost with the setting {name}={values[name]}",
+                    f"messages would be left out with the setting {name}={values[name]}",
                     hint=f"leave it out of the URL, the context and the environment (NSQEXT_{name.upper()})",
                 )
 

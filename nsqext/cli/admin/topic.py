@@ -11,6 +11,7 @@ from nsqext.cli.command import Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
+from nsqext.errors import TopicNotFound
 from nsqext.protocol.names import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
@@ -119,14 +120,26 @@ async def create(
     partitions nor options.
     """
     async with connection.admin() as admin:
+        existed = if_not_exists and await _exists(admin, topic)
         with waits.waiting(f"all partitions of {topic} to accept publishes"):
             await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)
-        connection.show({"topic": topic, "created": True}, f"{topic} is created")
+        text = f"{topic} exists, and stays as it is" if existed else f"{topic} is created"
+        connection.show({"topic": topic, "created": not existed}, text)
         info = await admin.topic(topic)
         needed = [DEFAULT_CHANNEL] if info.generation == "redesigned" and not info.channels else []
         for name in channel or needed:
             await admin.create_channel(topic, name)
-            connection.show({"topic": topic, "channel": name, "created": True}, f"channel {name} of {topic} is created")
+            new = name not in info.channels
+            text = f"channel {name} of {topic} {'is created' if new else 'exists'}"
+            connection.show({"topic": topic, "channel": name, "created": new}, text)
+
+
+async def _exists(admin: Admin, topic: str) -> bool:
+    try:
+        await admin.topic(topic)
+    except TopicNotFound:
+        return False
+    return True
 
 
 @app.command("delete")

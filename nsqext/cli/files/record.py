@@ -50,7 +50,7 @@ async def run(
     starts with the oldest stored message, on the original NSQ with the next published message. There the messages in
     flight to a killed recorder are redelivered after msg_timeout, 60 seconds by default.
     """
-    connection.refuse_loss("max_attempts", "sample_rate", "ext_filter")
+    connection.refuse_loss()
     files = MessageFiles(to, topic, max_bytes=int(rotate_mb * _MEGABYTE), max_age=rotate_seconds)
     to.mkdir(parents=True, exist_ok=True)  # before a message is received
     settings: dict[str, Any] = {"max_in_flight": 2 * batch, "decompress": False}

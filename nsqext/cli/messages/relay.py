@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import httpx
-from attrs import frozen
+from attrs import evolve, frozen
 
 from nsqext.cli.command import command, examples, parse_position
 from nsqext.cli.connection import ServerAccess, counted
@@ -85,8 +85,10 @@ async def run(
         raise InvalidSetting("exactly one of --to and --to-http is needed")
     if hook.to_http is None and hook != Hook():
         raise InvalidSetting("--content-type and --timeout without --to-http would be ignored", hint="leave them out")
-    connection.refuse_loss("max_attempts")
+    connection.refuse_loss()
     settings: dict[str, Any] = {"concurrency": concurrency}
+    if running.until_end and running.start is None and await connection.has_positions(topic):
+        running = evolve(running, start="earliest")  # a channel that is new has no other end than its start
     if running.start is not None:
         settings["start"] = parse_position(running.start)
     relay = RelayRun(connection, topic, channel, to or str(hook.to_http), running)

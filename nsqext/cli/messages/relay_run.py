@@ -40,7 +40,11 @@ class Running:
     """How long a relay runs, and what it reports."""
 
     start: Annotated[
-        str | None, Option(help="Where a new channel starts: earliest, latest, or another position of `nsqext tail`.")
+        str | None,
+        Option(
+            help="Where a new channel starts: earliest, latest, or another position of `nsqext tail`."
+            " (default: latest; with --until-end earliest, on the redesigned NSQ)"
+        ),
     ] = None
     until_end: UntilEnd = False
     report: Annotated[float, Option(min=0.1, help="Seconds between two reports of progress and lag.")] = 5.0

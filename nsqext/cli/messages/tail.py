@@ -21,7 +21,7 @@ from nsqext.cli.command import (
     parse_position,
     parse_time,
 )
-from nsqext.cli.connection import ServerAccess
+from nsqext.cli.connection import EVERY_MESSAGE, ServerAccess
 from nsqext.cli.message_files import message_record
 from nsqext.cli.parameters import Argument, Option
 from nsqext.cli.waiting import waits
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from nsqext import Message
     from nsqext.admin import PartitionStats
 
-# settings that leave messages out may be meant for services that have the same environment
-_EVERY_MESSAGE: dict[str, Any] = {
-    **dict.fromkeys(("tag", "ext_filter", "partitions", "dispatch", "key_tags", "ordered")),
-    "sample_rate": 0,
-}
 # members of a record in a template, besides ``headers``
 _NAMES = ("topic", "partition", "id", "attempts", "timestamp", "trace_id", "offset", "tag", "key", "body")
 
@@ -158,7 +153,8 @@ async def run(
     """Print and finish messages until ^C, SIGTERM, --count or --until-end.
 
     Messages that do not match are finished, too: other consumers of --channel do not receive them. Only --tag with
-    --channel leaves other messages in the channel.
+    --channel leaves other messages in the channel. Only these options leave messages out: a tag, filter, partitions,
+    sample_rate or max_attempts in the URL or the environment are meant for services, and do not count.
     """
     output.check()
     settings: dict[str, Any] = {}
@@ -179,7 +175,7 @@ async def run(
     fresh = channel is None and reading.start is None
     if fresh and wanted.after is not None and await connection.has_positions(topic):
         settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
-    consumer = connection.consumer(topic, name, **settings)
+    consumer = connection.consumer(topic, name, **{**EVERY_MESSAGE, **settings})
     broken: list[OSError] = []
     shown = 0
 
@@ -227,7 +223,7 @@ async def trace(
     sought = parse_message_id(wanted)
     start = f"timestamp:{parse_time(since) // 1_000_000_000}" if since else "earliest"
     name = f"trace_{token_hex(4)}#ephemeral"
-    consumer = connection.consumer(topic, name, start=parse_position(start), queue_position=True, **_EVERY_MESSAGE)
+    consumer = connection.consumer(topic, name, start=parse_position(start), queue_position=True, **EVERY_MESSAGE)
     found: list[dict[str, Any]] = []
 
     @consumer.handler

@@ -37,7 +37,7 @@ def test_a_topic_from_creation_to_deletion(cluster: Cluster) -> None:
     refused = run("topic", "create", name, *where)
     assert (refused.returncode, b"the topic exists" in refused.stderr) == (2, True)
     assert b"--if-not-exists" in refused.stderr
-    assert lines("topic", "create", name, "--if-not-exists", *where) == [{"topic": name, "created": True}]
+    assert lines("topic", "create", name, "--if-not-exists", *where) == [{"topic": name, "created": False}]
     lines("topic", "upgrade", name, "--yes", *where)
     (shown,) = lines("topic", "show", name, *where)
     assert (shown["partitions"], shown["extend"], shown["channels"]) == (2, True, ["c"])

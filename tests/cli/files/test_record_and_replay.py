@@ -193,7 +193,10 @@ def test_a_folder_that_cannot_be_created_ends_the_recorder_at_once(cluster: Clus
     [
         (("record", "t", "--to", "backup"), "sample_rate=50"),
         (("record", "t", "--to", "backup"), "max_attempts=3"),
+        (("record", "t", "--to", "backup"), "tag=eu"),
         (("relay", "t", "--to", "copy"), "max_attempts=3"),
+        (("relay", "t", "--to", "copy"), "sample_rate=50"),
+        (("relay", "t", "--to-http", "http://h"), "dispatch=key_failover"),
     ],
 )
 def test_settings_of_services_in_the_environment_lose_no_message(words: tuple[str, ...], setting: str) -> None:
@@ -201,7 +204,7 @@ def test_settings_of_services_in_the_environment_lose_no_message(words: tuple[st
     name, _, value = setting.partition("=")
     done = run(*words, "--lookupd", "h:1", **{f"NSQEXT_{name.upper()}": value})  # type: ignore[arg-type]
     assert done.returncode == 2
-    assert f"messages would be lost with the setting {setting}".encode() in done.stderr
+    assert f"messages would be left out with the setting {setting}".encode() in done.stderr
 
 
 def test_a_full_disk_ends_the_recorder_and_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:

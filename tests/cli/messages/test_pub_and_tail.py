@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 END = ("--start", "earliest", "--until-end")
 
 
+def test_tail_prints_every_message_whatever_the_environment_sets_for_services(cluster: Cluster) -> None:
+    topic, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    lines("pub", topic, "one", *where)
+    found = lines("tail", topic, "--channel", "ch", "--until-end", *where, NSQEXT_TAG="eu", NSQEXT_SAMPLE_RATE="1")
+    assert [one["body"] for one in found] == ["one"]
+
+
 def test_messages_survive_tail_and_pub(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "one", "--key", "k", "--tag", "canary", "--header", "user=42", "--trace-id", "7", *where)

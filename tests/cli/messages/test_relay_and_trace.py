@@ -37,6 +37,14 @@ def test_a_topic_is_relayed_to_another_one(cluster: Cluster) -> None:
     ]
 
 
+def test_a_new_channel_is_relayed_until_its_end_from_the_earliest_message(cluster: Cluster) -> None:
+    """It began at the latest message: nothing was relayed, with exit code 0."""
+    source, target, where = make_topic(cluster), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", source, "one", "two", *where)
+    assert lines("relay", source, "--to", target, "--until-end", *where) == [{"topic": source, "relayed": 2}]
+    assert lines("relay", source, "--to", target, "--until-end", *where) == [{"topic": source, "relayed": 0}]
+
+
 def test_a_topic_is_relayed_to_the_original_generation(cluster: Cluster) -> None:
     source = make_topic(cluster, "relay")
     lines("pub", source, "one", "--header", "user=42", "--lookupd", cluster.lookupd[0])

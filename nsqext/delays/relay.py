@@ -43,6 +43,7 @@ _EVERY_RECORD: HandlerSettings = {
     "sample_rate": 0,
     "partitions": None,
     "start_existing": False,
+    "key": None,
     "decompress": True,
 }
 RETRY: float = 15.0

@@ -100,7 +100,7 @@ def make_topic(cluster: Cluster, *, extend: bool = False, ordered: bool = False)
 
 
 def test_no_setting_of_an_app_keeps_records_from_its_relay(tmp_path: Path) -> None:
-    """Delayed messages were lost: rejected while the disk was full, or left out."""
+    """Delayed messages were lost: rejected while the disk was full, or left out. A function for keys ended the app."""
     settings: list[AppSettings] = [
         {},
         {"max_attempts": 3, "dead_letter": "dead", "reject_ordered": True},
@@ -108,6 +108,7 @@ def test_no_setting_of_an_app_keeps_records_from_its_relay(tmp_path: Path) -> No
         {"ext_filter": ExtFilter(1, "country", "NL")},
         {"sample_rate": 50},
         {"partitions": (1,)},
+        {"key": "order"},
         {"decompress": False},
         {"max_in_flight": 1},
     ]

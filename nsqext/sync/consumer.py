@@ -14,6 +14,7 @@ from nsqext.arguments import is_coroutine_function
 from nsqext.client.consumer.blocking import LeftThreads, in_thread
 from nsqext.client.consumer.consume_port import ConsumePort
 from nsqext.client.consumer.consumer import Consumer as AsyncConsumer
+from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.forgotten_await import check_awaited
 from nsqext.client.consumer.handlers.unused_result import UnusedResult
 from nsqext.client.consumer.message import Message as AsyncMessage
@@ -44,7 +45,8 @@ class Consumer(BlockingClient[AsyncConsumer]):
     """Consumes topics through a channel, with the arguments and errors of `nsqext.Consumer`.
 
     Register a handler and `run` it, or use it as a context manager and iterate over it. Middleware, and a coroutine
-    function for dead letters, run in the event loop's thread.
+    function for dead letters, run in the event loop's thread. With an inbox or positions, a close waits for running
+    handlers beyond ``close_timeout``.
     """
 
     _what = "consumer"
@@ -62,8 +64,10 @@ class Consumer(BlockingClient[AsyncConsumer]):
     ) -> None:
         super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
         self._port = ConsumePort(self._original)
-        self._threads = LeftThreads()
-        self._port.when_cancelled(self._threads.leave)  # after `close_timeout`
+        # a handler that is left running would go on in a connection that is rolled back, and that others use
+        self._threads = None if any(one.opens_transaction for one in middleware) else LeftThreads()
+        if self._threads is not None:
+            self._port.when_cancelled(self._threads.leave)  # after `close_timeout`
         self._fetched = threading.local()  # the last batch of each thread, while the thread runs
         self._running = False
         self._answers: AnswerQueue | None = None
@@ -109,6 +113,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
                     *map(self._blocking, arguments), **{name: self._blocking(value) for name, value in named.items()}
                 )
 
+            stand_in(handle, in_thread)
             self._original.handler(auto_finish=auto_finish)(handle)
             self._port.handle_bursts(handle, self._bursts(function, auto_finish))
             return function
@@ -126,6 +131,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
             async def handle(batch: AsyncMessageBatch) -> object:
                 return await in_thread(MessageBatch(batch, self._opened()))
 
+            stand_in(handle, in_thread)
             decorate(handle)
             return function
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,31 @@ def effects(sessions: Sessions) -> list[str]:
 
 def once(kind: str, sessions: Sessions) -> Inbox[Session] | Positions[Session]:
     return Positions(sessions.begin) if kind == "positions" else Inbox(sessions.begin)
+
+
+def test_a_close_leaves_no_handler_with_a_connection(cluster: Cluster, topic: str, sessions: Sessions) -> None:
+    """Its transaction was rolled back, and its further statements were executed in the transactions of others."""
+    inbox = Inbox(sessions.begin)
+    consumer = sync.Consumer(topic, "ch", cluster.lookupd, middleware=[inbox], close_timeout=0.01)
+    handling, closing = threading.Event(), threading.Event()
+    events: list[str] = []
+
+    @consumer.handler
+    def handle(message: Message) -> None:
+        session = inbox.session()
+        handling.set()
+        assert closing.wait(_SECONDS)
+        threading.Event().wait(0.3)  # beyond `close_timeout`
+        session.execute(INSERT, {"body": message.body.decode()})
+        events.append("handled")
+
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(topic, b"paid")
+    with consumer:
+        assert handling.wait(_SECONDS)
+        closing.set()
+    events.append("closed")
+    assert (events, effects(sessions)) == (["handled", "closed"], ["paid"])
 
 
 @pytest.mark.parametrize("kind", ["inbox", "positions"])

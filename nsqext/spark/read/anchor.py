@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.errors import InvalidState, NsqError, TopicNotFound
+from nsqext.errors import InvalidPartition, InvalidState, NsqError, TopicNotFound
 from nsqext.spark.read.planning import PartitionState
 from nsqext.waits import gather
 
@@ -31,6 +31,8 @@ _FRESH = 5.0
 _FEW = 500  # with more partitions, positions are requested less often
 _TOPICS_INTERVAL = 5.0  # seconds between requests for the topics of `subscribePattern`
 _JOIN = 2.0  # seconds for the anchor of a partition that is new to a running query
+# errors of an anchor whose channel, topic or partition was deleted
+_LOST = (InvalidState, InvalidPartition, TopicNotFound)
 _UNKNOWN_PAUSE = 0.2  # seconds until a maybe deleted topic is looked up again
 
 
@@ -174,9 +176,9 @@ class Anchors:
         while True:
             try:
                 return await self._survey(quick=quick, known=known)
-            except TopicNotFound:
+            except (TopicNotFound, InvalidPartition):
                 self._listed = {}
-                # deleted during the survey; the next survey skips it
+                # deleted during the survey, or created again with fewer partitions; the next survey skips it
                 if self._strict:
                     raise
 
@@ -334,7 +336,7 @@ class Anchors:
             except NsqError as error:
                 if error.retryable:
                     self._unmoved.add(key)
-                if not error.retryable and (self._strict or not isinstance(error, (InvalidState, TopicNotFound))):
+                if not error.retryable and (self._strict or not isinstance(error, _LOST)):
                     raise
                 logger.warning("the anchor channel was not moved: %s", error)
 

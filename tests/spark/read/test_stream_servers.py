@@ -349,6 +349,25 @@ async def test_a_topic_that_was_recreated(cluster: Cluster) -> None:
         assert await planner.ranges(back, end) == [Range("orders", 0, 0, 5)]
 
 
+async def test_a_topic_that_was_recreated_with_fewer_partitions(cluster: Cluster) -> None:
+    cluster.create_topic("orders", 2, channels=["other"])
+    await publish(cluster.lookupd, "orders", partition=1)
+    async with (
+        planning(cluster.lookupd, "orders", failOnDataLoss="false") as running,
+        planning(cluster.lookupd, "orders", failOnDataLoss="false") as restarted,
+    ):
+        start = await running.latest(await running.initial(), None)
+        await running.commit(start)
+        await anyio.to_thread.run_sync(cluster.delete_topic, "orders")
+        await anyio.to_thread.run_sync(partial(cluster.create_topic, "orders", channels=["other"]))
+        await publish(cluster.lookupd, "orders", 5)
+        for planner in (running, restarted):
+            end = await planner.latest(start, None)
+            assert end == {("orders", 0): 5, ("orders", 1): COUNT}
+            assert await planner.ranges(start, end) == [Range("orders", 0, 0, 5)]
+            await planner.commit(end)
+
+
 async def test_a_topic_that_was_recreated_with_more_messages(cluster: Cluster) -> None:
     cluster.create_topic("orders", channels=["other"])
     await publish(cluster.lookupd, "orders")

@@ -249,12 +249,14 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]
         source.single = True
         try:
             decoded, message = inbox.get(timeout=self.connection.get_timeout)
-        except Empty:
+        except BaseException as error:  # also a time limit of a task: the source would keep the next message
             source.leave()
-            with suppress(Empty):
+            with suppress(Empty, NsqError):
                 inbox.get(block=False)[1].requeue()
             source.consumer.close()
-            return None
+            if isinstance(error, Empty):
+                return None
+            raise
         source.consumer.pause()
         received = self._message(decoded, message, source, no_ack=no_ack)
         if no_ack:

@@ -241,6 +241,25 @@ def test_a_message_that_arrives_when_get_gives_up_goes_back(
     assert servers.consumers[0].calls == ["start", "pause", "close"]
 
 
+def test_a_get_that_is_interrupted_keeps_no_message(
+    channel: Any, servers: ScriptedServers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consumer stayed open, and held the next message of the queue, as often as it was delivered."""
+    message = ScriptedMessage()
+
+    class Interrupted(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if block:
+                servers.consumers[0].handle(message)
+                raise KeyboardInterrupt
+            return super().get(block)
+
+    monkeypatch.setattr("nsqext.integrations.celery.transport.SimpleQueue", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        channel.basic_get(name)
+    assert (message.answers, servers.consumers[0].calls) == ([0.0], ["start", "pause", "close"])
+
+
 def test_the_loop_of_celery_is_woken_for_messages_and_never_blocked(
     channel: Any, servers: ScriptedServers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

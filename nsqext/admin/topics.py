@@ -133,9 +133,11 @@ class TopicAdmin(ChannelAdmin):
             if missing_ok:
                 return
             raise
-        await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
-        await requests.post_to_nodes(where, "/topic/delete")
-        topic_changed(topic)
+        try:
+            await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
+            await requests.post_to_nodes(where, "/topic/delete")
+        finally:  # a part of it may be done
+            topic_changed(topic)
 
     async def upgrade_topic(self, topic: str) -> None:
         """Add extend support (headers, tags and keys) to a topic of the redesigned NSQ. It cannot be undone.

@@ -81,6 +81,8 @@ class App(Router, Runnable):
         self._middleware = check_middleware(middleware)
         self._test: AppTest | None = None
         self._used = False
+        self._ran = False
+        self._stops_early = False  # `stop` was called before the first run
         self._unstarted = 0
         self._error: BaseException | None = None
         self._loop: object = None  # event loop of the run
@@ -343,7 +345,7 @@ class App(Router, Runnable):
         """
         if self._tasks is not None and not self._ended.is_set():
             self._tasks.check_event_loop()
-        self.stop()
+        call_in_loop(self._loop, self._stop)
         if self._tasks is not None:
             await self._tasks.aclose()
 
@@ -354,7 +356,11 @@ class App(Router, Runnable):
         await self.aclose()
 
     def stop(self) -> None:
-        """Make the app drain and stop; does not wait, for handlers and any thread."""
+        """Make the app drain and stop; does not wait, for handlers and any thread.
+
+        An app that has never run ends once it has started, without consuming; after a run it has no effect.
+        """
+        self._stops_early = not self._ran
         call_in_loop(self._loop, self._stop)
 
     def _stop(self) -> None:
@@ -387,6 +393,10 @@ class App(Router, Runnable):
         self._unstarted = len(self._consumers)
         self._tasks = None
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+        self._ran = True
+        if self._stops_early:
+            self._stops_early = False
+            self._stopping.set()
 
     async def _main(self) -> None:
         failure: BaseException | None = None

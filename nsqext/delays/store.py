@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Self
@@ -161,11 +161,11 @@ class DelayStore:
         self.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """Hold the lock; commit at the end, or roll back after an exception."""
         with self._lock:
             try:
-                self._database.execute("BEGIN IMMEDIATE")
+                self._database.execute(begin)
             except sqlite3.ProgrammingError as error:
                 raise InvalidState("the store of delayed messages is closed") from error
             try:
@@ -175,6 +175,10 @@ class DelayStore:
                 if self._database.in_transaction:  # a full disk has rolled back already
                     self._database.execute("ROLLBACK")
                 raise
+
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """Read what is committed, without a wait for other processes that write."""
+        return self._transaction("BEGIN")
 
     def add(self, records: Iterable[tuple[DelayRecord, bytes]]) -> None:
         """Store delayed messages with bodies, and cancellations, also of unknown messages; skip known identities."""
@@ -220,7 +224,7 @@ class DelayStore:
 
     def refused(self, count: int = 1000) -> list[RefusedRecord]:
         """Return refused records, newest first; ``count`` at most."""
-        with self._transaction() as run:
+        with self._reading() as run:
             found = run.execute(
                 "SELECT received, record, reason FROM refused ORDER BY number DESC LIMIT ?", (count,)
             ).fetchall()
@@ -288,19 +292,19 @@ class DelayStore:
 
     def next_due(self, now: float) -> float | None:
         """Return when to publish the next message, in seconds since 1970 as ``now``; None if no message waits."""
-        with self._transaction() as run:
+        with self._reading() as run:
             values = {"now": now * 1000, "clock": self._clock()}
             found: float | None = run.execute(_NEXT, values).fetchone()[0]
         return None if found is None else found / 1000
 
     def count(self) -> int:
         """Return how many messages wait."""
-        with self._transaction() as run:
+        with self._reading() as run:
             return int(run.execute("SELECT count(*) FROM delayed WHERE next IS NOT NULL").fetchone()[0])
 
     def summary(self, now: float) -> DelaySummary:
         """Return the numbers of the store; ``now`` is in seconds since 1970."""
-        with self._transaction() as run:
+        with self._reading() as run:
             waiting, first = run.execute("SELECT count(*), min(due) FROM delayed WHERE next IS NOT NULL").fetchone()
             refused = run.execute("SELECT count(*) FROM refused").fetchone()[0]
         late = None if first is None or first / 1000 > now else now - first / 1000
@@ -313,7 +317,7 @@ class DelayStore:
             topic: only messages of this topic.
             count: messages at most.
         """
-        with self._transaction() as run:
+        with self._reading() as run:
             found = run.execute(
                 "SELECT identity, topic, due, error, state FROM delayed "
                 "WHERE next IS NOT NULL AND (? IS NULL OR topic=?) ORDER BY due LIMIT ?",

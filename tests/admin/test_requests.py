@@ -382,6 +382,19 @@ async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsq
     assert [key for key, route in routes.items() if not route.called] == []
 
 
+async def test_clients_learn_of_a_deletion_that_a_dead_node_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[str] = []
+    monkeypatch.setattr("nsqext.admin.topics.topic_changed", changed.append)
+    nodes = LookupNodes()
+    nodes.lists("x:4161")
+    nodes.finds("x:4161", ORIGINAL)
+    nodes.route("x:4161", "/topic/delete", OK, "POST")
+    nodes.route("o1:4151", "/topic/delete", httpx.ConnectError("down"), "POST")
+    with pytest.raises(ConnectionFailed):
+        await admin_of(nodes, "x:4161").delete_topic("orders")
+    assert changed == ["orders"]
+
+
 async def test_a_created_topic_of_the_original_nsq_is_registered_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the channel would not be created on a node that registers the topic later."""
     monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)

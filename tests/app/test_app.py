@@ -192,6 +192,19 @@ async def test_an_app_without_handlers_publishes(
         assert app.health().reasons == ("the app is not running",)
 
 
+async def test_a_stop_before_the_first_run_ends_it_and_no_later_one(cluster: Cluster, topics: tuple[str, str]) -> None:
+    """It was lost: the app ran on."""
+    app = App(cluster.lookupd)
+    app.handler(topics[0], "ch")(nothing)
+    await app.aclose()  # without effect before the start
+    app.stop()
+    with anyio.fail_after(10):
+        await app.serve()
+    app.stop()
+    async with app:
+        assert app.health().ready
+
+
 async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
     app = App(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
     assert app.producer.settings["timeout"] == 5

@@ -273,6 +273,17 @@ def test_a_call_waits_for_the_transaction_of_another_process(tmp_path: Path) -> 
         assert store.count() == 1
 
 
+def test_what_only_reads_does_not_wait_for_another_process_that_writes(tmp_path: Path) -> None:
+    """A page of waiting messages waited for 30 s, with an error."""
+    path = tmp_path / "store"
+    with DelayStore(path) as store, closing(sqlite3.connect(path)) as other:
+        store.add([(message("a", 1.0), b"x")])
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM delayed")
+        assert [one.identity for one in store.waiting()] == ["a"]
+        assert (store.count(), store.next_due(0.0), store.summary(0.0).waiting, store.refused()) == (1, 1.0, 1, [])
+
+
 def test_a_transaction_has_its_lock_before_it_reads(tmp_path: Path) -> None:
     """SQLite ends a transaction that has read, and writes after another one, with an error at once."""
     path = tmp_path / "store"
@@ -290,7 +301,7 @@ def test_a_transaction_has_its_lock_before_it_reads(tmp_path: Path) -> None:
 
     with kept_connections() as opened, DelayStore(path) as store, closing(sqlite3.connect(path, timeout=0)) as other:
         opened[0].set_trace_callback(attempt)
-        assert store.refused() == []
+        assert store.take([], 1, now=1.0, lease=1.0) == []
         opened[0].set_trace_callback(None)
     assert attempts[0] == "database is locked"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import termios
 import time
@@ -147,6 +148,8 @@ KEYS = {
     "r": "per_second",
     "n": "consumers",
 }
+_SEQUENCE = re.compile(r"\x1b[O\[][0-9;]*[ -~]|\x1b[^O\[\x1b]")  # an arrow, Home, F1 or Alt+X; Escape comes alone
+_MOST_TYPED = 64  # bytes read at once: a terminal sends those of a key together
 
 
 @define
@@ -214,8 +217,8 @@ async def top(
                 tasks.start_soon(_refresh, view, live, admin, topic, interval)
                 while True:
                     await anyio.wait_readable(descriptor)
-                    key = os.read(descriptor, 1).decode(errors="replace")
-                    if not key or not view.press(key):
+                    typed = os.read(descriptor, _MOST_TYPED).decode(errors="replace")
+                    if not typed or not all(map(view.press, _SEQUENCE.sub("", typed))):
                         break
                     live.update(view.render(live.console.height), refresh=True)
                 tasks.cancel_scope.cancel()

@@ -63,7 +63,7 @@ _REFUSED = {
     "max_in_flight": "set worker_prefetch_multiplier, or the prefetch count of the channel",
     "concurrency": "set the concurrency of the worker",
 }
-_PART_ONLY = ("tag", "ext_filter", "sample_rate", "partitions")
+_PART_ONLY = ("tag", "ext_filter", "sample_rate", "partitions", "dispatch")
 
 
 @define(eq=False)

@@ -199,7 +199,9 @@ def test_top_is_sorted_by_key_press_and_quit(cluster: Cluster) -> None:
         terminal.wait_for("billing")
         terminal.type("m")
         terminal.wait_for("sorted by messages")
-        terminal.type("q")
+        terminal.type("\x1b[A\x1bOB\x1b[15~c")  # arrows and F5, which begin as the key Escape
+        terminal.wait_for("sorted by channel")
+        terminal.type("\x1b")
         assert terminal.end() == 0
     with Terminal("top", *where) as terminal:
         terminal.wait_for("sorted by lag")

@@ -172,6 +172,9 @@ async def test_headers_are_found_by_their_names_and_converted() -> None:
     assert await result(plan_call(named)) == ("ann", 3)
     found = await result(plan_call(by_parameter))
     assert (found, type(found)) == (3.0, float)
+    other_client = received()
+    other_client.header = b'{"count": 1e-7}'
+    assert await message_handler(by_parameter, FailureOptions())(other_client) == 1e-7
     assert await result(plan_call(absent)) == (None, "b", 0.5, 3)
     for function, reason in (
         (required, "the header 'other' is missing"),

@@ -64,7 +64,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
     ) -> None:
         super().__init__(AsyncConsumer(topics, channel, lookupd, nsqd=nsqd, env=env, middleware=middleware, **settings))
         self._port = ConsumePort(self._original)
-        # a handler that is left running would go on in a connection that is rolled back, and that others use
+        # a handler that is left running would use a connection that is rolled back, and then belongs to others
         self._threads = None if any(one.opens_transaction for one in middleware) else LeftThreads()
         if self._threads is not None:
             self._port.when_cancelled(self._threads.leave)  # after `close_timeout`

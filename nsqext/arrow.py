@@ -221,8 +221,6 @@ def write(
 
 
 def _batches_of(rows: ArrowStream | Iterable[pa.RecordBatch]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    if isinstance(rows, pa.RecordBatch):
-        return rows.schema, iter([rows])
     if hasattr(rows, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(rows)
         return reader.schema, iter(reader)
@@ -265,9 +263,7 @@ def _normal(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _kind(name: str, found: pa.DataType) -> pa.DataType | None:
     if name not in WRITABLE:
         return None
-    if name in ("value", "key"):
-        return pa.large_string() if "string" in str(found) else pa.large_binary()
-    if name == "header":
+    if name in ("value", "key", "header"):
         return pa.large_binary()
     if name == "headers":
         array = pa.types.is_list(found) or pa.types.is_large_list(found)
@@ -305,7 +301,7 @@ def _texts(function: str, options: type, given: Mapping[str, object], lookupd: s
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
-        return str(value).lower()
+        return str(value)
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InvalidSetting(f"{name}={value} has no time zone", hint="write datetime(…, tzinfo=UTC)")

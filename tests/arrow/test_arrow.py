@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import nsqext.arrow
 from nsqext.errors import InvalidInput, InvalidSetting, LookupUnreachable, TopicNotFound, UnknownSetting
 from nsqext.spark.columns import arrow_schema
+from nsqext.spark.read.channel_batches import ChannelReader
 from tests.support.spark_cluster import Servers, collect, running_servers
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ def test_offsets_choose_messages(servers: Servers) -> None:
     assert values(found.read_all()) == [b"1-3", b"1-4", b"1-5"]
     bounds = nsqext.arrow.bounds(topic, ["127.0.0.1:1", *servers.lookupd])
     assert all(start == 0 < end for start, end in bounds.values())
-    both = nsqext.arrow.read([topic], servers.lookupd, columns=["partition", "offset"], arrow_batch_rows=4)
+    both = nsqext.arrow.read(
+        [topic], servers.lookupd, columns=["partition", "offset"], arrow_batch_rows=4, node_filter=bool
+    )
     rows = both.read_all()
     assert rows.column_names == ["partition", "offset"]
     assert rows.to_pydict() == {"partition": [0] * 10 + [1] * 10, "offset": [*range(10), *range(10)]}
@@ -208,6 +211,22 @@ def test_messages_published_after_the_call_are_left_in_the_channel(servers: Serv
     assert [values(batch) for batch in batches] == [[b"2"]]
 
 
+def test_without_until_empty_messages_are_waited_for(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = servers.make_topic("t", 1)
+    take = ChannelReader.take
+
+    def taken(reader: Any, number: int) -> Any:
+        found = take(reader, number)
+        if not found:
+            servers.publish(topic, [b"late"], 0)
+        return found
+
+    monkeypatch.setattr(ChannelReader, "take", taken)
+    batches = nsqext.arrow.consume(topic, servers.channel, servers.lookupd)
+    assert values(next(batches)) == [b"late"]
+    batches.close()  # type: ignore[attr-defined]
+
+
 def test_max_messages_is_the_limit_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, batches of a few messages were as large as before if the messages arrived one by one."""
     limits: list[int | None] = []
@@ -245,6 +264,8 @@ def test_options_that_are_refused(servers: Servers) -> None:
     for timeout in (float("nan"), float("inf")):
         with pytest.raises(InvalidSetting, match=r"read_timeout=\w+ is not a number of seconds"):
             nsqext.arrow.read("t", servers.lookupd, read_timeout=timeout)
+    with pytest.raises(InvalidSetting, match="readTimeout"):
+        nsqext.arrow.read("t", servers.lookupd, read_timeout=True)
     with pytest.raises(InvalidSetting, match="option job='' is invalid: it is empty"):
         nsqext.arrow.write(pa.table({"value": ["x"]}), servers.lookupd, topic="t", job="")
     nothing: Any = None

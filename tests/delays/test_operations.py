@@ -10,10 +10,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from nsqext.broker import Cluster
 from nsqext.delays import DelayRelay, DelayStatistics, DelayStore, DelaySummary
+from nsqext.errors import InvalidState
 from nsqext.observability.prometheus import Prometheus
 from nsqext.protocol.delay_record import DelayedMessage
 from nsqext.sync import Producer
@@ -59,6 +61,10 @@ def test_metrics_report_what_waits(tmp_path: Path) -> None:
     store.take(["a"], 0, 3.0, 60.0)
     assert value("nsqext_delay_late_seconds") == 0
     assert value("nsqext_delay_published_messages_total") == 0
+    with closing(sqlite3.connect(tmp_path / "store")) as database:
+        database.execute("ALTER TABLE delayed RENAME TO away")
+    with pytest.raises(InvalidState, match="cannot be read: no such table"):
+        relay.summary()
     store.close()
     assert value("nsqext_delay_waiting_messages") is None
     assert value("nsqext_delay_failed_publishes_total") == 0

@@ -434,12 +434,13 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0) -> AsyncIterator[None]:
+async def scripted(store: DelayStore, producer: Scripted, keep: float = 86_400.0) -> AsyncIterator[DelayRelay]:
     """Run a relay with a scripted producer."""
+    delayed = DelayRelay(store, keep=keep)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(DelayRelay(store, keep=keep).run, cast("Any", producer))
-            yield
+            tasks.start_soon(delayed.run, cast("Any", producer))
+            yield delayed
             tasks.cancel_scope.cancel()
 
 
@@ -485,6 +486,9 @@ async def test_identities_are_forgotten_after_a_time(tmp_path: Path, monkeypatch
             await eventually(lambda: not knows(store, "ended"), DEADLINE)
             assert knows(store, "new")
             assert knows(store, "old"), "it is published now"
+            store.add([(DelayedMessage(identity="next", topic="t", due=1), b"x")])
+            store.take(["next"], 0, now - 120.0, 0.0)
+            await eventually(lambda: not knows(store, "next"), DEADLINE)
 
 
 async def test_headers_are_published_as_they_are_stored(tmp_path: Path) -> None:
@@ -551,9 +555,29 @@ async def test_a_lease_is_longer_than_a_publish_may_take(
     assert leases[0] > 70.0
 
 
+def handlers_of(delayed: DelayRelay) -> dict[str, Any]:
+    """Return channel -> handler of a relay."""
+    handlers = dict[str, Any]()
+
+    def batch_handler(_: str, channel: str, **settings: object) -> Any:
+        return partial(handlers.__setitem__, channel)
+
+    delayed.attach(cast("Any", SimpleNamespace(lifespan=bool, batch_handler=batch_handler)))
+    return handlers
+
+
+async def test_a_record_that_cannot_be_read_is_counted_once(tmp_path: Path) -> None:
+    """Both channels receive it."""
+    with DelayStore(tmp_path / "store") as store:
+        delayed = DelayRelay(store)
+        for handle in handlers_of(delayed).values():
+            await handle([SimpleNamespace(body=b"hello")])
+        assert (len(store.refused()), delayed.statistics().refused) == (1, 1)
+
+
 async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
-    producer, handlers = Scripted(), dict[str, Any]()
+    producer = Scripted()
     producer.may_end.set()
     looks = 0
     next_due = DelayStore.next_due
@@ -563,13 +587,10 @@ async def test_a_message_that_arrives_wakes_a_relay_that_waits(tmp_path: Path, m
         looks += 1
         return next_due(store, now)
 
-    def batch_handler(_: str, channel: str, **settings: object) -> Any:
-        return partial(handlers.__setitem__, channel)
-
     monkeypatch.setattr(DelayStore, "next_due", counted)
     with DelayStore(tmp_path / "store") as store:
         delayed = DelayRelay(store)
-        delayed.attach(cast("Any", SimpleNamespace(lifespan=bool, batch_handler=batch_handler)))
+        handlers = handlers_of(delayed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(delayed.run, cast("Any", producer))
             await eventually(lambda: looks == 1, DEADLINE)
@@ -588,7 +609,6 @@ async def test_a_message_that_is_refused_does_not_delay_its_topic(
     monkeypatch.setattr(relay, "RETRY", 2 * DEADLINE)
     monkeypatch.setattr(relay, "AT_ONCE", 1)
     producer, publish = Scripted(), relay.publish_record
-    producer.may_end.set()
 
     async def refuse(to: Producer, data: bytes) -> None:
         if data.endswith(b"large"):
@@ -599,7 +619,10 @@ async def test_a_message_that_is_refused_does_not_delay_its_topic(
     with DelayStore(tmp_path / "store") as store:
         for due, body in enumerate((b"large", b"other"), 1):
             store.add([(DelayedMessage(identity=body.decode(), topic="t", due=due), body)])
-        async with scripted(store, producer):
+        async with scripted(store, producer) as delayed:
+            await eventually(lambda: producer.publishing == [b"other"], DEADLINE)
+            assert delayed.failure is None, "the relay is ready"
+            producer.may_end.set()
             await eventually(lambda: producer.published == [b"other"], DEADLINE)
             await eventually(lambda: store.count() == 1, DEADLINE)
         assert [(one.identity, one.error) for one in store.waiting()] == [("large", str(refused))]
@@ -673,3 +696,34 @@ async def test_a_store_that_fails_while_it_is_read_is_used_again(
             await count(received, 1)
     assert caplog.text.count("the store of delayed messages cannot be used") == 3
     assert attempts[3] - attempts[0] > 0.29, "it is not tried again at once"
+
+
+async def test_outages_and_failures_are_reported_as_long_as_they_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "REOPEN", 0.01)
+    monkeypatch.setattr(relay, "RETRY", 0.01)
+    producer, take, publish, broken = Scripted(), DelayStore.take, relay.publish_record, {"store", "leader"}
+    producer.may_end.set()
+
+    def take_unless_broken(store: DelayStore, *arguments: Any) -> Any:
+        if "store" in broken:
+            raise sqlite3.OperationalError("disk I/O error")
+        return take(store, *arguments)
+
+    async def publish_unless_broken(to: Producer, data: bytes) -> None:
+        if "leader" in broken:
+            raise PublishFailed("no leader")
+        await publish(to, data)
+
+    monkeypatch.setattr(DelayStore, "take", take_unless_broken)
+    monkeypatch.setattr(relay, "publish_record", publish_unless_broken)
+    monkeypatch.setattr(DelayStore, "forget", lambda _, before: None)  # in a thread of its own, it ends the outage
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        async with scripted(store, producer) as delayed:
+            await eventually(lambda: "disk I/O error" in str(delayed.outage), DEADLINE)
+            broken.discard("store")
+            await eventually(lambda: "no leader" in str(delayed.failure) and delayed.outage is None, DEADLINE)
+            broken.discard("leader")
+            await eventually(lambda: producer.published == [b"a"] and delayed.failure is None, DEADLINE)

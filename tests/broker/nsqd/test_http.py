@@ -286,6 +286,16 @@ async def test_a_missing_message(query: str, status: int, text: str) -> None:
     assert _status(answer) == (status, f'{{"message":"{text}"}}')
 
 
+@pytest.mark.parametrize("mode", ["id", "count", "virtual_offset"])
+async def test_a_node_without_a_cluster_finds_no_message(mode: str) -> None:
+    node = make_node(clustered=False)
+    host(node)
+    web = _Web(node)
+    await web.post("/pub?topic=t", b"first")
+    answer = await web.get(f"/message/get?topic=t&partition=0&search_mode={mode}&search_pos=1")
+    assert _status(answer) == (500, '{"message":"INTERNAL_ERROR"}')
+
+
 async def test_an_ordered_topic_delays_nothing() -> None:
     node = make_node()
     host(node, ordered=True)

@@ -129,7 +129,7 @@ class AdminRoutes(RequestArgs):
         partition = hosted.partition
         if call.arg("delayed_queue") == "true":
             return self._get_delayed_message(call, partition, mode, position)
-        entry = _search(partition, mode, position)
+        entry = _search(partition, mode, position, clustered=self.node.options.clustered)
         return _members(call, entry, {}, 0, {"queue_cnt_index": entry.count})
 
     def _get_delayed_message(self, call: Call, partition: Partition, mode: str, position: int) -> object:
@@ -201,8 +201,10 @@ class AdminRoutes(RequestArgs):
         ]
 
 
-def _search(partition: Partition, mode: str, position: int) -> LogEntry:
+def _search(partition: Partition, mode: str, position: int, *, clustered: bool) -> LogEntry:
     log = partition.log
+    if not clustered and (mode == "id" or mode in _MODES):  # the commit log belongs to the coordinator
+        raise HttpFault(500, "INTERNAL_ERROR")
     if mode in _MODES and log.end_count == log.start_count:
         raise HttpFault(404, "commit log end of file")
     entry: LogEntry | None

@@ -112,7 +112,7 @@ def test_rejected_acknowledgements_are_no_response(data: bytes, kind: type[Excep
     assert not reply.done
     assert client.error is None
     client.receive_data(_error(data) * MAX_NOTICES)
-    assert isinstance(client.error, ProtocolError), "what nobody reads is bounded"
+    assert isinstance(client.error, ProtocolError), "unread notices are bounded"
 
 
 def test_commands_after_a_fatal_error_were_not_read() -> None:

@@ -10,7 +10,7 @@ from nsqext.admin.results import StoredMessage
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, topic_stats
 from nsqext.admin.topics import TopicAdmin
 from nsqext.arguments import check_number
-from nsqext.errors import InvalidInput, ProtocolError
+from nsqext.errors import InvalidInput, PartitionUnavailable, ProtocolError
 from nsqext.lookup.responses import unwrap
 from nsqext.protocol.headers import decode_headers
 from nsqext.protocol.messages import KEY_HEADER, RESERVED_PREFIX, header_text, tag_of
@@ -97,17 +97,26 @@ class Admin(TopicAdmin, NodeAdmin):
 
         Raises:
             InvalidInput: invalid number or partition.
-            OperationNotSupported, TopicNotFound, PartitionUnavailable, ConnectionFailed: see `Admin`.
+            PartitionUnavailable: a partition to be read has no leader, or its leader does not respond.
+            OperationNotSupported, TopicNotFound, ConnectionFailed: see `Admin`.
         """
         wanted = check_number("count", count, 1, 1000, InvalidInput)
         requests = self._open()
-        where = await requests.led(topic)
+        where = await requests.find(topic)
         if where.nodes:
             raise unsupported("peek", "the original NSQ cannot read messages without consuming them", topic)
-        if partition is not None and partition not in where.leaders:
+        if not where.leaders:
+            raise PartitionUnavailable("no node leads a partition of the topic", topic=topic)
+        if partition is not None and partition not in range(where.meta.partition_num):
             raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
-        parts = [part for part in (await self.stats(topic)).partitions if partition in (None, part.partition)]
-        return await _newest_messages(requests, where, parts, wanted)
+        parts = {part.partition: part for part in (await self.stats(topic)).partitions}
+        chosen = range(where.meta.partition_num) if partition is None else (partition,)
+        for number in chosen:
+            if number not in where.leaders or number not in parts:
+                node = str(where.leaders[number]) if number in where.leaders else None
+                reason = "the partition has no leader" if node is None else "the partition's leader does not report it"
+                raise PartitionUnavailable(reason, topic=topic, partition=number, node=node)
+        return await _newest_messages(requests, where, [parts[number] for number in chosen], wanted)
 
 
 async def _newest_messages(

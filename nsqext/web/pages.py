@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from datetime import UTC, datetime
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +14,10 @@ from anyio import to_thread
 from attrs import frozen
 from markupsafe import Markup
 
+from nsqext.admin.requests import ask_all
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.settings import consumer_settings, settings_for
-from nsqext.errors import InvalidInput, InvalidState, NsqError, TopicNotFound
+from nsqext.errors import ConnectionFailed, InvalidInput, InvalidState, NsqError, PartitionUnavailable, TopicNotFound
 from nsqext.protocol.names import check_channel, check_topic
 from nsqext.web.actions import ActionForm, name_in
 from nsqext.web.document import AppDocument
@@ -24,7 +26,7 @@ from nsqext.web.topic_list import topic_list
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqext.admin import Admin, KeyRange, NodeStatus, PartitionStats, TopicInfo
+    from nsqext.admin import Admin, KeyRange, NodeStatus, PartitionStats, StoredMessage, TopicInfo
     from nsqext.broker import Cluster
     from nsqext.client.consumer.settings import ConsumerSettings
     from nsqext.types import Address
@@ -188,8 +190,25 @@ class Pages:
         form = ActionForm(query)
         count, partition = min(form.number("count", _PEEKED), _MOST_PEEKED), form.optional("partition")
         topic = snapshot.topics[name]
-        found = () if topic.generation == "original" else await self._admin.peek(name, count=count, partition=partition)
-        return _messages(topic, found, count=count, partition=partition)
+        if topic.generation == "original":
+            return _messages(topic, (), count=count, partition=partition)
+        missing: list[int] = []
+        try:
+            found = await self._admin.peek(name, count=count, partition=partition)
+        except (PartitionUnavailable, ConnectionFailed):
+            if partition is not None:
+                raise
+            found, missing = await self._peek_available(topic, count)
+        return _messages(topic, found, count=count, partition=partition, missing=missing)
+
+    async def _peek_available(self, topic: TopicInfo, count: int) -> tuple[tuple[StoredMessage, ...], list[int]]:
+        """Return the newest messages of the partitions that can be read, and the numbers of the others."""
+        numbers = range(topic.meta.partition_num if topic.meta else 0)
+        read = partial(self._admin.peek, topic.name, count=count)
+        found, failed = await ask_all(numbers, lambda number: read(partition=number))
+        messages = [message for messages in found.values() for message in messages]
+        newest = sorted(messages, key=lambda one: (one.timestamp, one.offset), reverse=True)
+        return tuple(newest[:count]), sorted(failed)
 
     async def next_messages(self, snapshot: Snapshot, path: Mapping[str, str], lookupd: str) -> Page:
         """Return the page of the next messages of a topic of the original NSQ, copies from an ephemeral channel."""
@@ -241,7 +260,8 @@ class Pages:
 
 def _messages(topic: TopicInfo, found: Sequence[object], *, count: int = _PEEKED, **values: object) -> Page:
     shown = {"topic": topic, "messages": found, "count": count, "seconds": _WATCHED}
-    return Page("messages.html", f"Messages of {topic.name}", {"partition": None, "waited": False, **shown, **values})
+    unsaid = {"partition": None, "waited": False, "missing": ()}
+    return Page("messages.html", f"Messages of {topic.name}", {**unsaid, **shown, **values})
 
 
 def _known_topic(snapshot: Snapshot, name: str) -> str:

@@ -294,7 +294,8 @@ class StreamPlanner:
         """Return what tasks need not ask about the ranges of the batch."""
         firsts = {(found.topic, found.partition): found.start for found in ranges}
         planned: dict[Key, Planned] = {}
-        for key, (leader, meta) in self._admin.leaders.known(firsts).items():
+        # without a state, the query no longer reads the partition: a logged batch still does
+        for key, (leader, meta) in self._admin.leaders.known(firsts.keys() & self._states.keys()).items():
             before, state = self._before.get(key), self._states[key]
             retained = before is not None and state.start <= before.count == firsts[key] - 1
             planned[key] = Planned(leader, meta, before if retained else None, state.start, state.start_offset)

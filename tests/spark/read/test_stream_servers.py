@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 
 def _options(lookupd: list[str], topic: str, **given: str) -> SourceOptions:
     known = {"lookupd": ",".join(lookupd), "subscribe": topic, "channel": "spark", "startingOffsets": "earliest"}
-    if "subscribePattern" in given:
+    if {"assign", "subscribePattern"} & given.keys():
         del known["subscribe"]
     return SourceOptions.parse({**known, **given}, streaming=True)
 
@@ -312,6 +312,18 @@ async def test_a_stored_batch_is_not_skipped_while_lookup_learns_its_topic(
     cluster.faults.empty_lookup()
     async with planning(cluster.lookupd, "ord.*", **given, subscribePattern="ord.*") as planner:
         assert await planner.ranges(start, end) == [Range("orders", 0, 0, COUNT)]
+
+
+async def test_a_logged_batch_of_a_partition_that_is_no_longer_assigned_is_read(servers: Servers, topic: str) -> None:
+    for partition in (0, 1):
+        await publish(list(servers.lookupd), topic, partition=partition)
+    async with planning(list(servers.lookupd), topic) as planner:
+        start = await planner.initial()
+        end = await planner.latest(start, None)
+    async with planning(list(servers.lookupd), topic, assign=f'{{"{topic}": [0]}}') as planner:
+        ranges = await planner.ranges(start, end)
+        assert [(found.partition, len(found)) for found in ranges] == [(0, COUNT), (1, COUNT)]
+        assert planner.planned_of(ranges).keys() == {(topic, 0)}
 
 
 async def test_a_partition_that_is_added(cluster: Cluster) -> None:

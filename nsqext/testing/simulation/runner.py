@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import anyio
-from attrs import frozen
+from attrs import field, frozen
 
 from nsqext.arguments import check_number, check_time
 from nsqext.broker.engine.storage.segments import DiskOptions
+from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
+from nsqext.client.consumer.message import HandlerSignal
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
@@ -141,6 +146,8 @@ class Run:
         error: what the scenario raised; None when it returned.
         lines: the last events as text, if kept.
         injected: whether the scenario has called `World.inject_faults`.
+        handler_errors: what handlers raised, as text, and how often; their messages are delivered again. An
+            `AssertionError` is the error of the run instead.
     """
 
     seed: int
@@ -151,10 +158,11 @@ class Run:
     error: BaseException | None = None
     lines: tuple[str, ...] = ()
     injected: bool = False
+    handler_errors: Mapping[str, int] = field(factory=dict)
 
 
 class SimulationFailed(AssertionError):
-    """A scenario raised. The text has the seed, the necessary faults, and the error.
+    """A scenario raised. The text has the seed, the necessary faults, the error, and what handlers raised.
 
     Attributes:
         run: the run with the fewest faults that still fails.
@@ -163,8 +171,10 @@ class SimulationFailed(AssertionError):
     def __init__(self, run: Run, scenario: str) -> None:
         self.run: Run = run
         faults = "".join(f"\n  {fault}" for fault in run.faults) or "\n  (none)"
+        handlers = "".join(f"\n  {text} ({count} times)" for text, count in run.handler_errors.items())
+        raised = f"handlers raised:{handlers}\n" if handlers else ""
         super().__init__(
-            f"seed {run.seed}: {_text(run.error)}\nfaults, as few as fail:{faults}\n"
+            f"seed {run.seed}: {_text(run.error)}\nfaults, as few as fail:{faults}\n{raised}"
             f"repeat it with: simulate({scenario}, seeds=[{run.seed}])"
         )
 
@@ -189,7 +199,8 @@ def simulate(
     """Run a scenario once for each seed, in a new simulated world.
 
     The scenario is a coroutine function of the `World`. It creates topics, starts clients, and injects the seed's
-    faults with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``.
+    faults with ``async with world.inject_faults()``. It fails by raising, usually by ``assert``, also in a handler.
+    Other errors of handlers fail no scenario, as their messages are delivered again: see `Run.handler_errors`.
 
     Not simulated: threads (functions for worker threads run at once), TLS (its random numbers are real), trio.
 
@@ -288,6 +299,7 @@ def run_seed(
         unhandled: list[BaseException] = []
         worlds: list[World] = []
         loop.set_exception_handler(lambda _, context: _note(unhandled, context))
+        raised: Counter[str] = Counter()
         try:
             how = disk if isinstance(disk, DiskOptions) else None
             cluster = SimulatedCluster(nodes, lookupds, seed, files, how)
@@ -297,7 +309,8 @@ def run_seed(
                 return worlds[0]
 
             main = _main(scenario, build, cluster, loop, time_limit)
-            loop.run_until_complete(main)
+            with _noted_handlers(raised, unhandled):
+                loop.run_until_complete(main)
         except (Exception, SimulationStuck) as found:
             error = found
         finally:
@@ -312,7 +325,30 @@ def run_seed(
         error=error,
         lines=tuple(wires.lines or ()),
         injected=any(world.injected for world in worlds),
+        handler_errors=raised,
     )
+
+
+@contextmanager
+def _noted_handlers(raised: Counter[str], failures: list[BaseException]) -> Iterator[None]:
+    """Count what handlers of this thread raise; failed assertions are failures."""
+    simulation = threading.get_ident()
+
+    def noting(answer: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def answer_failed(policy: FailurePolicy, messages: object, error: Exception) -> None:
+            if threading.get_ident() == simulation and not isinstance(error, HandlerSignal):
+                raised[_text(error)] += 1
+                if isinstance(error, AssertionError):
+                    failures.append(error)
+            await answer(policy, messages, error)
+
+        return answer_failed
+
+    with (
+        patch.object(FailurePolicy, "failed", noting(FailurePolicy.failed)),
+        patch.object(FailurePolicy, "batch_failed", noting(FailurePolicy.batch_failed)),
+    ):
+        yield
 
 
 def _note(unhandled: list[BaseException], context: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from tests.campaigns.simulation.__main__ import run_one
 from tests.support.tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
 
@@ -137,6 +137,33 @@ def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
     text = str(caught.value)
     assert "n1 is down" in text
     assert f"simulate(breaks_when_a_node_is_killed, seeds=[{caught.value.run.seed}])" in text
+
+
+def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails() -> None:
+    """Such scenarios passed without a word: the error was only logged."""
+
+    def raising(error: Exception) -> Callable[[World], Awaitable[None]]:
+        async def scenario(world: World) -> None:
+            await world.cluster.create_topic("orders", channels=["billing"])
+            consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+            handled = anyio.Event()
+
+            @consumer.handler
+            async def handle(message: Message) -> None:
+                if message.attempts == 1:
+                    raise error
+                handled.set()
+
+            async with consumer, Producer(world.cluster.lookupd) as producer:
+                await producer.publish("orders", b"x")
+                await handled.wait()
+
+        return scenario
+
+    (run,) = simulate(raising(ValueError("no such customer")), seeds=1)
+    assert run.handler_errors == {"ValueError: no such customer": 1}
+    with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
+        simulate(raising(AssertionError("booked twice")), seeds=1)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

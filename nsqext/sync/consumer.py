@@ -181,7 +181,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         portal, answers = self._portal, self._answers
         if portal is None:
             raise InvalidState("the consumer is not open", topic=",".join(self.topics))
-        if answers is None or answers.portal is not portal:
+        if answers is None:  # a consumer is opened once
             answers = self._answers = AnswerQueue(portal, self._port)
         return answers
 

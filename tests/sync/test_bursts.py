@@ -10,13 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import nsqext
 from nsqext import sync
 from nsqext.errors import InvalidState
+from nsqext.sync.message import AnswerQueue
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -159,6 +161,32 @@ def test_messages_that_are_answered_later_are_held(cluster: Cluster, topic: str)
     assert left_in(cluster, topic) == []
 
 
+def test_a_message_that_its_handler_finished_is_not_finished_again(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(cluster, topic, 20)
+    consumer = sync.Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=1)
+    consumer.handler(lambda message: message.finish())
+    with consumer:
+        until(lambda: consumer.statistics().finished == 20)
+    assert caplog.text == ""
+
+
+def test_answers_that_are_given_together_wake_the_event_loop_once() -> None:
+    calls, sent = list[Callable[[], object]](), list[int]()
+    answers = AnswerQueue(cast("Any", None), cast("Any", SimpleNamespace(call_soon=calls.append)))
+
+    def finish(number: int) -> None:
+        answers.finish_now(cast("Any", SimpleNamespace(finish_now=lambda: sent.append(number))))
+
+    finish(1)
+    finish(2)
+    (send,) = calls
+    send()
+    finish(3)
+    assert (sent, len(calls)) == ([1, 2], 2)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_process_takes_no_messages_of_its_parent(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, 3)
@@ -174,10 +202,12 @@ def test_a_child_process_takes_no_messages_of_its_parent(cluster: Cluster, topic
                     try:
                         next(consumer)
                     except InvalidState:
+                        consumer.stop()
                         code = 0
             os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         first.finish()
         for _ in range(2):
             next(consumer).finish()
+        consumer.stop()
     assert left_in(cluster, topic) == []

@@ -8,9 +8,10 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pytest
+from anyio.from_thread import BlockingPortalProvider
 
 import nsqext
 from nsqext import ConsumerSettings, Position, sync
@@ -19,6 +20,7 @@ from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessage
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from nsqext.middleware import HandlerTimeout, Middleware
+from nsqext.sync.loop import shared_loop
 from tests.support.blocking_client import eventually
 
 if TYPE_CHECKING:
@@ -256,6 +258,73 @@ def test_pause_seek_and_connections(cluster: Cluster, topic: str) -> None:
             message = next(consumer)
             message.finish()
             again.add(message.body)
+
+
+def test_settings_of_an_open_consumer_are_changed_in_its_event_loop(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[int] = []
+    monkeypatch.setattr(
+        nsqext.Consumer, "max_in_flight", property(lambda _: 1, lambda *_: changed.append(threading.get_ident()))
+    )
+    consumer = make(cluster, topic)
+    consumer.max_in_flight = 5
+    with consumer:
+        consumer.max_in_flight = 6
+    assert changed[0] == threading.get_ident() != changed[1]
+
+
+def test_an_interrupted_wait_takes_no_message(cluster: Cluster, topic: str) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with make(cluster, topic) as consumer:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                next(consumer)
+            fill(cluster, topic, 1)
+            (message,) = consumer.fetch(1, 5.0)
+            message.finish()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_is_forked_in_run_ends_without_the_event_loop_of_its_parent(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a handler of a signal; another thread of the parent may have held the lock of its provider."""
+    fill(cluster, topic, 1)
+    consumer = make(cluster, topic)
+    consumer.handler(lambda message: os.kill(os.getpid(), signal.SIGUSR1))
+    parent, codes = os.getpid(), list[int]()
+
+    class Provider(BlockingPortalProvider):
+        def __exit__(self, *error: Any) -> None:
+            if os.getpid() != parent:
+                os._exit(9)
+            super().__exit__(*error)
+
+    monkeypatch.setattr(shared_loop, "provider", Provider("asyncio"))
+
+    def fork(*_: object) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(50)
+            raise SystemExit
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        consumer.stop()
+
+    before = signal.signal(signal.SIGUSR1, fork)
+    code = 8
+    try:
+        consumer.run()
+    except SystemExit:
+        code = 7
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+        signal.signal(signal.SIGUSR1, before)
+    assert codes == [7]
 
 
 def test_an_open_consumer_cannot_run(cluster: Cluster, topic: str) -> None:

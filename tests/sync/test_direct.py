@@ -36,6 +36,7 @@ from nsqext.protocol.client.commands import LARGE, with_body
 from nsqext.sync import direct as module
 from nsqext.sync import producer as producer_module
 from nsqext.sync.direct import DirectPublisher
+from nsqext.sync.loop import OpenLoop
 from nsqext.transport import thread_connections
 from nsqext.transport.connection import Connection
 from nsqext.transport.handshake import open_connection
@@ -393,13 +394,17 @@ def test_an_interrupted_close_closes(
     threads.warm(producer, topic)
     (connections,) = threads.pools
 
+    shut_down: list[int] = []
+
     def interrupted(timeout: float) -> bool:
         monkeypatch.undo()
+        monkeypatch.setattr(connections, "shut_down", lambda: shut_down.append(len(connections)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(connections, "close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         producer.close()
+    assert shut_down == [2], "their threads learn it at once"
     assert not len(connections)
     with pytest.raises(InvalidState, match="not open"):
         producer.ping()
@@ -419,12 +424,15 @@ def test_a_connection_that_opens_while_the_producer_closes_is_closed(
         until(lambda: not len(threads.pools[0]))
 
 
-def test_a_connection_that_the_server_ends_at_once_is_not_used(
-    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_connection_that_the_server_ends_or_refuses_is_not_used(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
     async def ended(*arguments: Any) -> Any:
         connection, negotiated = await threads.opening(*arguments)
         connection.close()
+        if refused:
+            raise ConnectionLost("too many connections")
         return connection, negotiated
 
     monkeypatch.setattr(module, "open_connection", ended)
@@ -435,6 +443,26 @@ def test_a_connection_that_the_server_ends_at_once_is_not_used(
         assert threads.asked == 1, "not soon again"
         until(lambda: producer.publish(topic, b"x", partition=0) and threads.asked > 1)
         assert (threads.connections, producer.statistics().failed) == ([], 0)
+
+
+@pytest.mark.usefixtures("own_loop")
+def test_the_event_loop_publishes_what_threads_cannot(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        partitions = [producer.publish(topic, b"x").partition for _ in range(5)]
+        assert partitions[:2] + partitions[:2] + partitions[:1] == partitions, "partitions take turns"
+        threads.warm(producer, topic)
+        with OpenLoop() as portal, pytest.raises(InvalidState, match="its event loop's thread"):
+            portal.call(producer.publish, topic, b"x")
+        publish = threads.direct.port.ready(topic, nsqext.OutgoingMessage(b"x"), 0)
+        assert publish is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "usable", False)
+            assert threads.direct.connection(publish) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadConnections, "in_flight", 3)
+            assert producer.statistics().pending == 3
 
 
 @pytest.fixture

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 import nsqext
@@ -100,6 +102,17 @@ def test_it_has_to_be_open(cluster: Cluster) -> None:
         producer.publish("orders", b"x")
     with pytest.raises(InvalidState, match="opened once"):
         producer.__enter__()
+
+
+def test_it_is_not_made_in_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    async def make() -> None:
+        sync.Producer("127.0.0.1:1")
+
+    with pytest.raises(InvalidState, match="cannot be made in an event loop of trio"):
+        anyio.run(make, backend="trio")
+    assert caplog.text == ""
+    anyio.run(make)
+    assert "a blocking producer was made in a running event loop" in caplog.text
 
 
 def test_many_threads_share_one_producer(cluster: Cluster, topic: str) -> None:
@@ -187,6 +200,16 @@ def test_a_producer_that_is_closed_before_its_batcher_publishes_what_is_pending(
     for call in (partial(batcher.add, b"y"), partial(batcher.__exit__, None, None, None)):
         with pytest.raises(InvalidState, match="the batcher cannot be used"):
             call()
+
+
+def test_a_batcher_that_is_closed_is_not_kept_until_the_program_ends(cluster: Cluster, topic: str) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        batcher = producer.batcher(topic)
+        with batcher:
+            kept = weakref.ref(batcher)
+        del batcher
+        gc.collect()
+        assert kept() is None
 
 
 @pytest.mark.usefixtures("own_loop")

@@ -80,6 +80,7 @@ class Assignment:
     opened: int = field(default=0, init=False)  #: number of successful subscriptions
     ended_at: float = field(default=0.0, init=False)  #: end of the last subscription (monotonic seconds)
     warned_at: float = field(default=float("-inf"), init=False)  #: time of the last logged failure
+    refused: bool = field(default=False, init=False)  #: whether that failure is a refusal, not an outage
     opened_at: float = field(default=0.0, init=False)  #: when its last subscription was opened (monotonic seconds)
     blocked: NsqError | None = field(default=None, init=False)  #: error of a message that blocks it; see `is_stable`
     unreported: int = field(default=0, init=False)  #: failures since then that were not logged

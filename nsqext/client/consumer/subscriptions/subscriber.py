@@ -271,13 +271,13 @@ class Subscriber:
         return False
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:
-        """Log a failure, once per partition within ``_WARNING_INTERVAL``."""
-        now = _clock()
-        if now - assignment.warned_at < _WARNING_INTERVAL:
+        """Log a failure, once per partition within ``_WARNING_INTERVAL``; a refusal after an outage at once."""
+        now, refused = _clock(), not error.retryable
+        if now - assignment.warned_at < _WARNING_INTERVAL and (assignment.refused or not refused):
             assignment.unreported += 1
             return
         more = f" (and {assignment.unreported} earlier failures)" if assignment.unreported else ""
-        assignment.warned_at, assignment.unreported = now, 0
+        assignment.warned_at, assignment.refused, assignment.unreported = now, refused, 0
         self._log(logging.WARNING, assignment, f"subscription ended: {error}{more}", node)
 
     async def _refresh(self, assignment: Assignment, view: PartitionMap, failures: int, error: NsqError | None) -> None:

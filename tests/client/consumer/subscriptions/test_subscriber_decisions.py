@@ -281,6 +281,24 @@ async def test_failures_of_a_partition_are_logged_once_a_minute(
         assert texts_with(caplog, "late")[0].endswith("late (and 2 earlier failures)")
 
 
+async def test_a_node_that_comes_back_and_refuses_the_settings_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = 0
+
+    async def refuse(*_: object, **__: object) -> Connection:
+        nonlocal refusals
+        refusals += 1
+        raise NegotiationFailed("no snappy")
+
+    async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
+        await scene.connections(1)
+        monkeypatch.setattr(scene, "open", refuse)
+        scene.opened[0].fail(ConnectionLost("lost"))
+        await eventually(lambda: refusals > 2)
+    assert [text.rpartition(": ")[2] for text in texts_with(caplog, "subscription ended")] == ["lost", "no snappy"]
+
+
 async def test_a_seek_subscribes_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:
         moves: list[object] = []

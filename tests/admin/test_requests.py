@@ -21,6 +21,7 @@ from nsqext.errors import (
     ConnectionFailed,
     InvalidInput,
     LookupFailed,
+    OperationNotSupported,
     PartitionUnavailable,
     ProtocolError,
     TopicNotFound,
@@ -61,6 +62,12 @@ def admin_of(nodes: LookupNodes, addresses: str = "a:4161") -> Admin:
     admin = Admin(addresses)
     admin._requests = requests_to(nodes, addresses)
     return admin
+
+
+def stats_json(channels: list[dict[str, object]]) -> dict[str, object]:
+    """Return the statistics of partition 0 with three messages, in the format of a redesigned node."""
+    numbers = {"message_count": 3, "backend_start": 0, "backend_depth": 30}
+    return {"topic_name": "orders", "topic_partition": "0", "channels": channels, **numbers}
 
 
 def params(route: Any) -> list[dict[str, str]]:
@@ -260,16 +267,102 @@ async def test_changes_of_a_channel_carry_their_settings(nodes: LookupNodes) -> 
     assert params(finished) == [at | {"msgid": str((1 << COUNTER_BITS) + 7)}]
 
 
-async def test_a_change_is_repeated_where_it_failed_only(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [httpx.Response(500), not_found("E_FAILED_ON_NOT_LEADER")])
+async def test_a_change_is_repeated_where_it_failed_only(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, failure: httpx.Response
+) -> None:
     monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
     for name in ("a:4161", "b:4161"):
         nodes.finds(name, lookup_json({0: "n1:4150", 1: "n2:4152", 2: "n3:4154"}, num=3))
-    answers = [httpx.Response(500), OK]
+    answers = [failure, OK]
     first = nodes.route("n1:4151", "/channel/empty", OK, "POST")
     nodes.route("n2:4153", "/channel/empty", lambda request: answers.pop(0), "POST")
     nodes.route("n3:4155", "/channel/empty", not_found("CHANNEL_NOT_FOUND"), "POST")  # a new partition
     await admin_of(nodes).empty_channel("orders", "ch")
     assert (len(first.calls), answers) == (1, [])
+
+
+async def test_an_expansion_waits_until_the_cluster_is_stable(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+    unstable = httpx.Response(400, json={"message": "cluster is unstable"})
+    nodes.route("b:4161", "/topic/partition/expand", unstable, "POST")
+    with pytest.raises(PartitionUnavailable, match=r"not expanded: the cluster is unstable for 0.05 s"):
+        await admin_of(nodes).expand_topic("orders", 2, wait=0.05)
+    answers = [unstable, OK]
+    nodes.route("b:4161", "/topic/partition/move", lambda request: answers.pop(0), "POST")
+    await requests_to(nodes).change_settled("/topic/partition/move", ORDERS, "orders")
+    assert answers == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_an_upgrade_ends_connections_once_lookup_reports_it(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    changed = list[str]()
+    monkeypatch.setattr("nsqext.admin.topics.topic_changed", changed.append)
+    before, after = (lookup_json({0: "n1:4150"}, num=1, extend=extend) for extend in (False, True))
+    before["meta"]["ordered"] = after["meta"]["ordered"] = ordered
+    answers = [before] * 6
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lambda request: httpx.Response(200, json=answers.pop() if answers else after))
+    nodes.route("b:4161", "/topic/meta/update", OK, "POST")
+    ended = nodes.route("n1:4151", "/channel/setorder", OK, "POST")
+    await admin_of(nodes).upgrade_topic("orders")
+    assert [one["order"] for one in params(ended)] == (["false", "true"] if ordered else ["true", "false"])
+    assert (answers, changed) == ([], ["orders"])
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_dispatch_that_servers_ignore_is_refused(nodes: LookupNodes, known: bool) -> None:
+    stats = {"topics": [stats_json([{"channel_name": "ch", "dispatch": "shared"}])]}
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("n1:4151", "/stats", stats)
+    answer = httpx.Response(400, json={"message": "channel already registered"}) if known else OK
+    nodes.route("b:4161", "/channel/create", answer, "POST")
+    deleted = nodes.route("b:4161", "/channel/delete", OK, "POST")
+    with pytest.raises(OperationNotSupported, match="do not know dispatch='key_failover'"):
+        await admin_of(nodes).create_channel("orders", "ch", dispatch="key_failover")
+    assert len(deleted.calls) == (not known)
+
+
+async def test_the_statistics_of_all_topics_name_the_nodes_that_do_not_respond() -> None:
+    nodes = LookupNodes()
+    nodes.lists("x:4161")
+    nodes.route("x:4161", "/topics", {"topics": ["orders"]})
+    holder, other = ({**node_json(f"n{one}:4150"), "topics": ["orders"] * (one == 2)} for one in (2, 3))
+    nodes.route("x:4161", "/nodes", {"producers": [node_json("n1:4150"), holder, other]})
+    asked = nodes.route("n1:4151", "/stats", {"topics": [stats_json([])]})
+    for name in ("n2:4151", "n3:4151"):
+        nodes.route(name, "/stats", httpx.ConnectError("down"))
+    found = (await admin_of(nodes, "x:4161").all_stats())["orders"]
+    assert (found.messages, found.unreachable) == (3, (Address("n2", 4150),))
+    assert params(asked) == [{"format": "json", "leaderOnly": "true", "needClients": "true"}]
+    nodes.finds("x:4161", lookup_json({0: "n1:4150", 1: "n2:4150"}, num=2))
+    found = await admin_of(nodes, "x:4161").stats("orders")
+    assert (found.messages, found.unreachable) == (3, (Address("n2", 4150),))
+
+
+async def test_peek_asks_for_no_message_more_and_returns_the_first_of_a_batch_once(nodes: LookupNodes) -> None:
+    """A real server returns the first message of a batch for each of its messages."""
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("n1:4151", "/stats", {"topics": [stats_json([])]})
+    stored = {"id": 1, "offset": 0, "timestamp": 1, "trace_id": 0, "body": "x", "ext": "blue"}
+    asked = nodes.route("n1:4151", "/message/get", stored)
+    (message,) = await admin_of(nodes).peek("orders", count=2)
+    assert (message.body, message.tag, message.headers) == ("x", "blue", {})
+    assert [one["search_pos"] for one in params(asked)] == ["3", "2"]
+
+
+async def test_an_empty_option_is_refused(nodes: LookupNodes) -> None:
+    with pytest.raises(InvalidInput, match="log_level is empty"):
+        await admin_of(nodes).set_node_option("n1:4150", "log_level", "")
 
 
 @pytest.mark.parametrize("partition_num", [2, 3])  # with three, the last has no leader
@@ -312,10 +405,15 @@ async def test_set_topic_waits_until_lookup_reports_the_change(
     assert answers == []
 
 
-async def test_a_replica_moves_between_nodes_that_do_not_lead(nodes: LookupNodes) -> None:
+@pytest.mark.parametrize("leads", [False, True])
+async def test_a_replica_or_a_leader_moves(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
+    """The response to the request may be late, and lookup may report the new leader later."""
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    source = "n1:4150" if leads else "n2:4152"
+    leaders = ["n1:4150"]
     members = [{"node_id": f"{name}:4250:{port}:{name[1]}"} for name, port in (("n1", 4150), ("n2", 4152))]
     for name in ("a:4161", "b:4161"):
-        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+        nodes.finds(name, lambda _: httpx.Response(200, json=lookup_json({0: leaders[-1]}, num=1)))
         nodes.route(
             name, "/nodes", {"producers": [node_json(f"n{number}:{4148 + 2 * number}") for number in (1, 2, 3)]}
         )
@@ -325,16 +423,22 @@ async def test_a_replica_moves_between_nodes_that_do_not_lead(nodes: LookupNodes
 
     def move(request: httpx.Request) -> httpx.Response:
         members[1] = {"node_id": "n3:4250:4154:3"}
-        return OK
+        raise httpx.ReadTimeout("late")
 
+    def coordination(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.host))
+        if leads and len(asked) > 2:
+            leaders.append("n3:4154")
+        return httpx.Response(200, json={"topic_coord_stats": [{"isr_stats": members}]})
+
+    asked = list[str]()
     moved = nodes.route("b:4161", "/topic/partition/move", move, "POST")
-    nodes.route(
-        "n1:4151",
-        "/coordinator/stats",
-        lambda request: httpx.Response(200, json={"topic_coord_stats": [{"isr_stats": members}]}),
-    )
-    await admin_of(nodes).move_partition("orders", 0, "n2:4152", "n3:4154")
-    ends = {"move_from": "n2:4250:4152:2", "move_to": "n3:4250:4154:3", "move_leader": "false"}
+    for name in ("n1:4151", "n3:4155"):
+        nodes.route(name, "/coordinator/stats", coordination)
+    await admin_of(nodes).move_partition("orders", 0, source, "n3:4154")
+    ends = {"move_from": "n1:4250:4150:1" if leads else "n2:4250:4152:2", "move_to": "n3:4250:4154:3"}
+    ends["move_leader"] = str(leads).lower()
+    assert asked[-1] == ("n3" if leads else "n1")
     assert params(moved) == [{"topic": "orders", "partition": "0", **ends}]
 
 
@@ -373,13 +477,15 @@ async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsq
     routes = {
         (name, path): nodes.route(name, path, OK, "POST")
         for name in ("x:4161", "y:4161", "o1:4151")
-        for path in ("/channel/create", "/channel/delete", "/topic/delete")
+        for path in ("/channel/create", "/channel/delete", "/topic/delete", "/channel/pause")
     }
     admin = admin_of(nodes, "x:4161,y:4161")
     await admin.create_channel("orders", "billing")
     await admin.delete_channel("orders", "billing")  # lookup lists it: nodes are not asked
     await admin.delete_topic("orders")
-    assert [key for key, route in routes.items() if not route.called] == []
+    await admin.pause_channel("orders", "billing")
+    assert params(routes["o1:4151", "/channel/pause"]) == [{"topic": "orders", "channel": "billing"}]
+    assert [key for key, route in routes.items() if not route.called and key[1] != "/channel/pause"] == []
 
 
 async def test_clients_learn_of_a_deletion_that_a_dead_node_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,22 @@ async def test_slow_checks_are_warnings(cluster: Cluster, topic: str, caplog: py
     ]
 
 
+def test_a_record_is_late_from_its_limit_on_and_its_fields_are_computed_if_it_is_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "quick")
+    computed: list[str] = []
+
+    def fields() -> dict[str, object]:
+        computed.append("x")
+        return {}
+
+    for seconds in (0.9, 1.0):
+        LogObserver("quick", slow=1.0).write("handled", seconds, fields, None)
+    assert [(record.levelname, record.name) for record in caplog.records] == [("WARNING", "quick")]
+    assert computed == ["x"]
+
+
 class Telemetry:
     """OpenTelemetry's SDK, in memory."""
 
@@ -392,6 +408,7 @@ def test_telemetry_is_enabled_where_it_may_pass_on_a_context() -> None:
 
 def test_a_provider_that_becomes_the_global_one_keeps_its_instruments(monkeypatch: pytest.MonkeyPatch) -> None:
     meters = MeterProvider()
+    assert Instruments.of(None) is Instruments.of(None)
     own = Instruments.of(meters)
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: meters)
     assert Instruments.of(None) is Instruments.of(meters) is own
@@ -425,6 +442,34 @@ def test_a_span_has_the_size_of_its_message_if_asked(message: bytes | OutgoingMe
             pass
         assert publishing.given == [message]
     assert [(span.attributes or {}).get(otel.BODY_SIZE) for span in exporter.get_finished_spans()] == [4, None]
+
+
+def test_the_origin_of_a_message_is_its_parent_outside_of_other_spans() -> None:
+    """As of an outbox."""
+    exporter, tracers = InMemorySpanExporter(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    message = OutgoingMessage(b"x", headers={"traceparent": f"00-{7:032x}-{9:016x}-01"})
+    publishings = [Publishing(topic="orders", messages=[message], batch=False) for _ in range(2)]
+    with OpenTelemetry(tracers).publishing(publishings[0]):
+        pass
+    observed = OpenTelemetry(tracers).publishing(publishings[1])
+    with tracers.get_tracer("test").start_as_current_span("request") as request, observed:
+        pass
+    parents = [span.parent for span in exporter.get_finished_spans() if span.name == "publish orders"]
+    assert [parent and parent.span_id for parent in parents] == [9, request.get_span_context().span_id]
+
+
+def test_a_batch_of_several_topics_has_the_name_and_labels_of_none() -> None:
+    telemetry = Telemetry()
+    parts: Any = {"partition": 0, "node": "n:4150", "headers": {}, "header": b"", "internal_id": 1, "body": b"x"}
+    messages = [SimpleNamespace(topic=topic, **parts) for topic in ("a", "b", "b")]
+    handling: Any = SimpleNamespace(batch=True, channel="ch", messages=messages, topic_counts={"a": 1, "b": 2})
+    with telemetry.observer.handling(handling):
+        pass
+    (span,) = telemetry.spans("process")
+    assert otel.DESTINATION not in (span.attributes or {})
+    counted = telemetry.points("messaging.client.consumed.messages")
+    assert {point.attributes[otel.DESTINATION]: point.value for point in counted} == {"a": 1, "b": 2}
 
 
 def test_the_span_of_an_error_that_has_no_text_ends() -> None:

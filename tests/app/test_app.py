@@ -149,6 +149,15 @@ async def test_mistakes(cluster: Cluster) -> None:
     assert app.consumers == ()
 
 
+async def test_publishers_of_several_routers_add_up() -> None:
+    app = App("127.0.0.1:1")
+    for topic in ("first", "second"):
+        router = Router()
+        router.publisher(topic)(nothing)
+        app.include_router(router)
+    assert app.publishers[nothing] == ["first", "second"]
+
+
 async def test_nothing_is_added_to_a_router_that_was_included() -> None:
     """It would not run, while the app is ready."""
     inner, outer, app = Router(), Router(), App("127.0.0.1:1")
@@ -205,7 +214,60 @@ async def test_a_stop_before_the_first_run_ends_it_and_no_later_one(cluster: Clu
         assert app.health().ready
 
 
-async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[str, str]) -> None:
+async def test_a_start_waits_for_all_consumers(
+    cluster: Cluster, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, early, go, started = App(cluster.lookupd), anyio.Event(), anyio.Event(), anyio.Event()
+    app.handler(topics[0], "ch")(nothing)
+    app.handler(topics[1], "ch")(nothing)
+    start = Consumer.start
+
+    async def late(consumer: Consumer) -> None:
+        await start(consumer)
+        early.set()
+        if consumer.topics == (topics[1],):
+            await go.wait()
+
+    async def begin() -> None:
+        await app.start()
+        started.set()
+
+    monkeypatch.setattr(Consumer, "start", late)
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(begin)
+            await early.wait()
+            await eventually(lambda: app.health().reasons == ("the app is starting",))
+            assert not started.is_set()
+            go.set()
+            await started.wait()
+        await app.aclose()
+
+
+async def test_a_start_that_is_cancelled_leaves_its_lifespans() -> None:
+    app, entered, left = App("127.0.0.1:1"), anyio.Event(), list[str]()
+
+    @app.lifespan
+    async def scope(_: App) -> AsyncIterator[None]:
+        entered.set()
+        try:
+            await anyio.sleep(0.1)
+            yield
+        finally:
+            left.append("x")
+
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(app.start)
+            await entered.wait()
+            tasks.cancel_scope.cancel()
+    assert left == ["x"]
+    assert app.health().reasons == ("the app is not running",)
+
+
+async def test_a_running_app_cannot_be_changed(
+    cluster: Cluster, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = App(f"nsq://{cluster.lookupd[0]}", timeout=5.0)
     assert app.producer.settings["timeout"] == 5
     app.handler(topics[0], "ch")(nothing)
@@ -216,6 +278,7 @@ async def test_a_running_app_cannot_be_changed(cluster: Cluster, topics: tuple[s
             app.handler("orders", "ch")
         with pytest.raises(InvalidState, match="is running already"):
             app.lifespan(late)
+        monkeypatch.delattr(Consumer, "start")  # nothing is consumed any more
         app.stop()
         yield
 
@@ -425,6 +488,12 @@ async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
         assert (settings["auth_secret"], settings["tls"], settings["lookup_request_timeout"]) == ("***", True, 2)
     assert (consumer.settings["close_timeout"], consumer.max_in_flight) == (1, 7)
     assert (consumer.settings["requeue_delay"], consumer.settings["requeue_jitter"]) == (2, 0)
+    app = App("127.0.0.1:1", max_attempts=3, dead_letter="dead", reject_ordered=True)
+    app.handler("orders", "ch")(nothing)
+    app.handler("orders", "other", max_attempts=0)(nothing)
+    names = ("max_attempts", "dead_letter", "reject_ordered")
+    found = [tuple(one.settings[name] for name in names) for one in app.consumers]
+    assert found == [(3, "dead", True), (0, None, False)]
 
 
 async def test_options_that_would_be_ignored_are_refused() -> None:

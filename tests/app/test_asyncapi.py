@@ -114,7 +114,7 @@ def test_dead_letters_are_an_operation_that_sends() -> None:
     app = App(ADDRESS)
 
     @app.handler("orders", "billing", max_attempts=3, dead_letter="dead")
-    async def bill(order: Order) -> None: ...
+    async def bill(order: Order, part: Annotated[str, Depends(dependency)]) -> None: ...
 
     found = document(app)
     (sent,) = (one for one in found["operations"].values() if one["action"] == "send")
@@ -122,6 +122,8 @@ def test_dead_letters_are_an_operation_that_sends() -> None:
     letter = found["components"]["messages"]["dead.DeadLetter"]
     assert letter["payload"] == {"$ref": "#/components/schemas/Order"}
     assert letter["headers"]["properties"]["dead-letter-error"] == {"type": "string"}
+    assert "required" not in letter["headers"], "a topic without extend support keeps none"
+    assert found["components"]["messages"]["orders.Order"]["headers"]["required"] == ["x-part"]
 
 
 def test_results_and_declared_topics_are_operations_that_send() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsqext.app.relay import refuses_message
+from nsqext.app.relay import lease_time, refuses_message
 from nsqext.errors import NsqError
 
 
@@ -21,3 +21,7 @@ def test_only_errors_about_a_message_refuse_it() -> None:
     about_arguments = "InvalidInput InvalidName InvalidHeader InvalidBody InvalidPartition ExtendNotSupported"
     of_servers = "BadTopic BadBody BadMessage BadTag ExtendRefused InvalidJsonHeader RecordTooLarge"
     assert final == {*about_arguments.split(), "DelayNotSupported", *of_servers.split()}
+
+
+def test_a_lease_is_longer_than_a_publish() -> None:
+    assert lease_time(30.0) > 30.0

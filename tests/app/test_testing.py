@@ -116,6 +116,9 @@ async def test_an_app_whose_test_could_not_begin_is_tested_again() -> None:
             raise AssertionError("it began")
     async with app.test():
         assert len(begun) == 2
+        with pytest.raises(InvalidState, match="test"):
+            async with app.test():
+                raise AssertionError("it began")
 
 
 async def test_middleware_of_several_handlers_is_started_once() -> None:

@@ -19,7 +19,7 @@ def test_nothing_is_lost_and_tables_are_empty_while_programs_and_nodes_are_kille
     assert soak.violations == []
     assert {part.name for part in soak.parts} == set(PARTS)
     assert all(any(part.ledger.published.values()) for part in soak.parts)
-    assert soak.faults.total() > 3
+    assert soak.faults.total() > 1
     names = (
         "producers and consumers of all clusters",
         "outbox relay 2",

@@ -153,7 +153,7 @@ async def test_a_channel_of_a_silent_node_does_not_count_as_missing() -> None:
     topic = fresh()
     with Cluster(2) as frozen:
         frozen.create_topic(topic, partitions=2, channels=["other"])
-        async with Admin(frozen.lookupd, lookup_request_timeout=0.5) as admin:
+        async with Admin(frozen.lookupd, timeout=2.0, lookup_request_timeout=0.5) as admin:
             frozen.faults.freeze("n2")
             with pytest.raises((PartitionUnavailable, ConnectionFailed)):
                 await admin.delete_channel(topic, "ch", missing_ok=True)

@@ -194,7 +194,6 @@ EVERY_MESSAGE: dict[str, Any] = {
     "reject_ordered": False,
 }
 """Settings with which a consumer leaves no message out, for commands that read what services may be filtered by."""
-_LOSSY = ("max_attempts", "sample_rate", "ext_filter", "tag", "partitions", "dispatch")
 
 _PANEL = "Connection and output"
 _STARTUP = 60.0  # seconds that a lookup service may take to start
@@ -323,8 +322,10 @@ class ServerAccess:
 
         They may be meant for services that have the same environment.
         """
+        from nsqext.client.settings import SELECTING
+
         values = self.load().values
-        for name in _LOSSY:
+        for name in ("max_attempts", *SELECTING):
             if values.get(name) and not (name == "max_attempts" and values.get("dead_letter")):
                 raise InvalidSetting(
                     f"messages would be left out with the setting {name}={values[name]}",

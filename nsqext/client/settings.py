@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from nsqext.protocol.client.body_compression import Compression
     from nsqext.settings import Setting
 
+SELECTING: tuple[str, ...] = ("sample_rate", "ext_filter", "tag", "partitions", "dispatch")
+"""Settings with which a consumer may receive only a part of its channel's messages."""
+
 
 class HelpText:
     """The docstring of a client with its settings, which are read when it is shown."""

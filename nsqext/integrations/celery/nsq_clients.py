@@ -18,7 +18,7 @@ from nsqext.arguments import check_time, suggest
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.producer.options import ProducerOptions
-from nsqext.client.settings import consumer_settings, producer_settings, settings_for
+from nsqext.client.settings import SELECTING, consumer_settings, producer_settings, settings_for
 from nsqext.errors import (
     InvalidSetting,
     InvalidState,
@@ -63,7 +63,6 @@ _REFUSED = {
     "max_in_flight": "set worker_prefetch_multiplier, or the prefetch count of the channel",
     "concurrency": "set the concurrency of the worker",
 }
-_PART_ONLY = ("tag", "ext_filter", "sample_rate", "partitions", "dispatch")
 
 
 @define(eq=False)
@@ -94,7 +93,7 @@ class NsqClients:
         for name in given:
             if name in _REFUSED:
                 raise InvalidSetting(f"transport option {name} has no effect with NSQ", hint=_REFUSED[name])
-            if name in _PART_ONLY:
+            if name in SELECTING:
                 raise InvalidSetting(f"tasks would be lost with the transport option {name}", hint="leave it out")
             if name not in {*known, *_TOPIC, "eta_hold", "lookupd", "nsqd"}:
                 found = suggest(name, (*known, *_TOPIC, "eta_hold"))

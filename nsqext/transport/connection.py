@@ -28,6 +28,7 @@ from nsqext.types import Address
 
 if TYPE_CHECKING:
     from nsqext.protocol.layers import Layer
+    from nsqext.transport.half_closed import HalfClosed
 
 _READ_SIZE = 16384
 _LARGEST_READ = 1 << 20  # a body of 20 kB costs half of what it costs with reads of 64 KiB
@@ -67,6 +68,9 @@ class Connection:
         #: called with the data of the message frames of each read; without it, messages end the connection
         self.on_messages: Callable[[list[bytes]], None] | None = None
         self.on_request: Callable[[], None] | None = None  #: called before each request
+        #: after an error, be open until the server has executed what it received, see `finished`
+        self.half_closes: bool = False
+        self._half_closed: HalfClosed | None = None
         self._sock = sock  # connected and non-blocking
         self._layers: tuple[Layer, ...] = ()
         self._watch: Watch | None = None
@@ -107,6 +111,11 @@ class Connection:
     def busy(self) -> bool:
         """Whether `tick` has timeouts to enforce, for a response or unsent bytes."""
         return bool(self.protocol.pending or self._rest or self._out)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended; with ``half_closes`` also whether the server executes no further command of it."""
+        return self.closed and (self._half_closed is None or self._half_closed.poll())
 
     @property
     def local_address(self) -> str:
@@ -270,7 +279,7 @@ class Connection:
 
     def fileno(self) -> int:
         """Return the file descriptor; -1 after the close."""
-        return self._sock.fileno()
+        return -1 if self.closed else self._sock.fileno()
 
     @property
     def sending(self) -> bool:
@@ -548,22 +557,28 @@ class Connection:
         self._end()
 
     def close(self) -> None:
-        """Close at once; pending requests fail. Idempotent."""
+        """Close at once, also what is half closed; pending requests fail. Idempotent."""
         if not self.closed:
             self._fail_requests(ConnectionLost("the client closed the connection"))
             self._release()
+            self._sock.close()
+        elif self._half_closed is not None and not self._half_closed.ended:
+            _reset(self._sock)
 
     def _fail_requests(self, error: NsqError, unsent: int = 0) -> None:
         self.protocol.fail(error, unsent + max(0, self._queued - self._rest.begun))
 
     def _end(self) -> None:
-        """Reset the connection: the kernel drops what it has not transmitted."""
+        """Close after an error."""
         if self.closed:
             return
-        # else the kernel may send a publish for minutes, while another connection looks for its outcome
-        with suppress(OSError):  # some systems refuse after the server's reset
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._release()
+        if self.half_closes:
+            from nsqext.transport.half_closed import HalfClosed  # few connections fail, few producers settle
+
+            self._half_closed = HalfClosed(self._sock)
+        else:
+            _reset(self._sock)  # else the kernel may send a publish for minutes, which is published again meanwhile
 
     def _release(self) -> None:
         self.closed = True
@@ -574,10 +589,16 @@ class Connection:
             self._watch = None
         elif not self._detached:
             anyio.notify_closing(self._sock)
-        self._sock.close()
         self._wake_drainers()
         if self._ended is not None:
             self._ended.set()
+
+
+def _reset(sock: socket.socket) -> None:
+    """Close a socket; the kernel drops what it has not transmitted."""
+    with suppress(OSError):  # some systems refuse after the server's reset
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
 
 
 def _broken(error: OSError) -> ConnectionLost:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection
 from copy import copy
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -95,6 +96,9 @@ class ConnectionPool:
     _options: ConnectionOptions
     _events: ClientEvents
     _http_tasks: BackgroundTasks | None = None  # for HTTP requests
+    # seconds that a failed connection may be half closed, until the server ends it; None to reset it at once
+    _half_closed_for: float | None = None
+    _half_closed: list[tuple[float, PooledConnection]] = field(factory=list, init=False)  # with the time of the reset
     _nodes: dict[Address, PooledNode] = field(factory=dict, init=False)
     _closed: bool = field(default=False, init=False)
     # woken by a request or a new connection while the pool rests
@@ -169,7 +173,9 @@ class ConnectionPool:
         if self._http_tasks is None:
             from nsqext.transport.handshake import open_connection
 
-            return await open_connection(node.address, self._options)
+            connection, negotiated = await open_connection(node.address, self._options)
+            connection.half_closes = self._half_closed_for is not None
+            return connection, negotiated
         from nsqext.client.producer.http_connection import open_http_connection
 
         address = node.http or node.address
@@ -196,7 +202,10 @@ class ConnectionPool:
         if connection is None:
             return
         reason = connection.error
-        connection.close()
+        if self._half_closed_for is None or connection.usable or connection.finished:
+            connection.close()
+        else:
+            self._half_closed.append((_clock() + self._half_closed_for, connection))
         if node.reported:
             node.reported = False
             if reason is not None and not self._closed:
@@ -247,6 +256,16 @@ class ConnectionPool:
             connection.tick()
             if not connection.in_flight and not (node.wanted and connection.usable):
                 self._ended(node)
+        if self._half_closed:
+            self._close_half_closed(_clock())
+
+    def _close_half_closed(self, now: float = inf) -> None:
+        """Close connections that the server has ended, or that it has not ended in time."""
+        waiting = [(due, each) for due, each in self._half_closed if due > now and not each.finished]
+        for pair in self._half_closed:
+            if pair not in waiting:
+                pair[1].close()
+        self._half_closed = waiting
 
     @property
     def connections(self) -> int:
@@ -267,3 +286,4 @@ class ConnectionPool:
         finally:
             for node in self._nodes.values():
                 self._ended(node)
+            self._close_half_closed()

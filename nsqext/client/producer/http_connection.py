@@ -73,6 +73,10 @@ class HttpConnection:
     def busy(self) -> bool:
         return self.in_flight > 0
 
+    @property
+    def finished(self) -> bool:
+        return self.error is not None and not self.in_flight
+
     def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
         """Send a publish command; return an awaitable for its response, as of TCP.
 

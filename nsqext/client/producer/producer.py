@@ -86,7 +86,13 @@ class Producer(ProcessBound):
             )
         self._events = ClientEvents()
         self._tasks = BackgroundTasks("producer", self._close)
-        self._pool = ConnectionPool(self._options.connection, self._events, self._tasks if over_http else None)
+        settles = self._options.on_unknown == "settle"
+        self._pool = ConnectionPool(
+            self._options.connection,
+            self._events,
+            self._tasks if over_http else None,
+            self._options.settle_timeout if settles else None,
+        )
         self._routes = RouteTable(self._options, self._metadata, self._pool, self._events)
         self._sender = Sender(self._options, self._routes, self._pool)
         self._counters = self._sender.counters
@@ -98,7 +104,7 @@ class Producer(ProcessBound):
             largest = min(largest, self._options.compression_min - 1)
         # largest body that is never compressed and fits into any topic; 0 if every message needs a trace id
         self._plain_size = largest
-        if self._options.on_unknown == "settle":
+        if settles:
             self._settle()
         if middleware != ():
             self._surround(middleware)

@@ -10,7 +10,9 @@ import logging
 import os
 import time
 from collections import defaultdict
+from functools import partial
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,7 +22,7 @@ from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.position import Position
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
 from nsqext.client.producer.request import Known, SentTo
-from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, PartitionUnavailable, RequestTimeout
+from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, PartitionUnavailable, ServerError
 from nsqext.lookup.leaders import leader_of
 from nsqext.protocol.client.commands import fin
 from nsqext.protocol.messages import RawMessage
@@ -44,7 +46,7 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 _clock = time.monotonic
 
 GRACE: float = 0.5
-"""Seconds from a leader's response until it has executed or dropped the commands of ended connections."""
+"""Seconds until a leader that has ended a connection itself, as at its exit, has executed or dropped its commands."""
 TICK: float = 0.25
 """Seconds between looks at a search that receives nothing."""
 STALL: float = 2.0
@@ -77,7 +79,6 @@ class LogSearch:
         self._end = 0
         self._wanted: set[int] = set()
         self._progress = 0.0
-        self._done = anyio.Event()
         self._raw = RawMessage()
 
     async def run(self, wanted: Collection[int]) -> None:
@@ -148,28 +149,19 @@ class LogSearch:
         return max(start, last.offset)
 
     async def _read(self, reader: PartitionReader, http: Address) -> None:
-        ended: list[NsqError] = []
-        self._done = anyio.Event()
         self._progress = _clock()
-
-        async def read() -> None:
-            try:
-                await reader.read(lambda frames: self._deliver(reader, frames))
-            except NsqError as error:
-                ended.append(error)  # a task group would wrap it
-            self._done.set()
-
         reader.set_ready(min(_READY, reader.max_ready))
         reader.flush()
+        ended: NsqError | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(read)
+            tasks.start_soon(self._watch, reader, http)
             try:
-                await self._watch(reader, http)
+                await reader.read(partial(self._deliver, reader))
             except NsqError as error:
-                ended.append(error)
+                ended = error  # a task group would wrap it
             tasks.cancel_scope.cancel()
-        if ended and not self._complete:
-            raise ended[0]
+        if ended is not None and not self._complete:
+            raise ended
 
     @property
     def _complete(self) -> bool:
@@ -177,20 +169,19 @@ class LogSearch:
 
     async def _watch(self, reader: PartitionReader, http: Address) -> None:
         """Answer heartbeats until the end is reached; follow an end that an undone write moves back."""
-        while not self._done.is_set():
-            with anyio.move_on_after(TICK):
-                await self._done.wait()
-                return
-            reader.tick()
-            if _clock() - self._progress > STALL:
-                raise ConnectionLost(f"no record at byte {self._next} was received for {STALL:g} s")
-            self._end = min(
-                self._end, (await self._metadata.channels.log_bounds(http, self._topic, self._partition)).end
-            )
-            if self._end < self._next:
-                raise _replaced(f"it ends at byte {self._end}")
-            if self._complete:
-                return
+        try:
+            while not self._complete:
+                await anyio.sleep(TICK)
+                reader.tick()
+                if _clock() - self._progress > STALL:
+                    raise ConnectionLost(f"no record at byte {self._next} was received for {STALL:g} s")
+                bounds = await self._metadata.channels.log_bounds(http, self._topic, self._partition)
+                self._end = min(self._end, bounds.end)
+                if self._end < self._next:
+                    raise _replaced(f"it ends at byte {self._end}")
+            reader.end()
+        except NsqError as error:
+            reader.fail(error)
 
     def _deliver(self, reader: PartitionReader, frames: list[bytes]) -> None:
         message = self._raw
@@ -203,7 +194,7 @@ class LogSearch:
             reader.fail(error)
             return
         if self._complete:
-            self._done.set()
+            reader.end()
         else:
             reader.flush()
 
@@ -228,7 +219,10 @@ def _replaced(reason: str) -> NsqError:
     return PartitionUnavailable(f"the log was replaced while it was searched: {reason}")
 
 
-_PAUSE = 0.5  # seconds between searches for a publish whose connection is open
+_PAUSE = 0.5  # seconds between searches for a publish that the server may still execute
+# seconds until the connection to a former leader, which no longer executes publishes, is reset: the kernel may transmit
+# the command later, when this node leads again
+_FORMER_LEADER = 2.0
 
 
 @mutable
@@ -277,18 +271,22 @@ class Settler:
         searches = self._searches[request.topic, sent.partition]
         searches.waiting[request] = ids, sent.since
         reason = f"still unknown after {self._options.settle_timeout:g} s"
+        refused, moved = isinstance(unknown.__cause__, ServerError), inf
         try:
             with anyio.move_on_after(self._options.settle_timeout):
                 while True:
-                    ended = not sent.connection.usable or _ended(unknown)
+                    given_up = _clock() - moved > _FORMER_LEADER
+                    if given_up:
+                        sent.connection.close()
+                    ended = refused or given_up or sent.connection.finished
                     search = await self._search(searches, request, sent.partition)
                     receipts = [search.found[trace] for trace in ids if trace in search.found]
                     if len(receipts) == len(ids):
                         return receipts
                     if not receipts and ended:
                         return None
-                    if search.node != sent.node:
-                        # the kernel may still transmit the command, and the former leader may lead again
+                    if search.node != sent.node and moved == inf:
+                        moved = _clock()
                         sent.connection.fail(ConnectionLost("the leader has changed, and a response is missing"))
                     await anyio.sleep(_PAUSE)
         except DataLoss as error:
@@ -312,12 +310,6 @@ class Settler:
             await search.run([trace for ids, _ in waiting.values() for trace in ids])
             searches.searched = frozenset(waiting)
             return search
-
-
-def _ended(unknown: DeliveryUnknown) -> bool:
-    """Return whether no server can still execute the publish: its connection ended, or it was refused."""
-    cause = unknown.__cause__
-    return cause is not None and not isinstance(cause, RequestTimeout)
 
 
 def _still_unknown(unknown: DeliveryUnknown, reason: str, search: LogSearch | None) -> DeliveryUnknown:

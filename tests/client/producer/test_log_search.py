@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.lowlevel import current_token
 
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader
 from nsqext.client.producer import settling as module
@@ -17,6 +18,7 @@ from nsqext.errors import ConnectionLost, DataLoss, NsqError, PartitionUnavailab
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.identify import Negotiated
+from nsqext.transport.event_loop import call_soon
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, Receipt, TopicMeta
 from tests.support.sleeps import recorded_sleeps
@@ -109,11 +111,29 @@ class Log:
 
 
 class Reading(FakeConnection):
-    """A connection on which the node sends two messages at a time."""
+    """A connection on which the node sends two messages at a time.
+
+    Attributes:
+        takes: after each flush, before any other task runs, whether messages are taken.
+    """
 
     def __init__(self, log: Log) -> None:
         super().__init__()
+        self.takes: list[bool] = []
         self._log = log
+        self._over = anyio.Event()
+
+    def flush(self) -> None:
+        super().flush()
+        call_soon(current_token().native_token, lambda: self.takes.append(self.on_messages is not None))
+
+    def fail(self, error: NsqError) -> None:
+        super().fail(error)
+        self._over.set()
+
+    def close(self) -> None:
+        super().close()
+        self._over.set()
 
     async def read_forever(self) -> None:
         assert self.sent[0].startswith(b"RDY 2000\n")
@@ -129,9 +149,8 @@ class Reading(FakeConnection):
             if isinstance(ending, NsqError):
                 raise ending
             self.on_messages([ending])
-        if self.ended:
-            raise self.ended[0] or ConnectionLost("closed")
-        await anyio.sleep_forever()
+        await self._over.wait()
+        raise self.ended[0] or ConnectionLost("closed")
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +181,13 @@ async def test_messages_are_found_behind_the_last_known_record(monkeypatch: pyte
     assert connection.ended == [None]
     assert b"".join(connection.sent).count(b"FIN ") >= 2
     assert len(log.refreshed) == 0
+
+
+async def test_messages_are_taken_before_the_node_can_send_any() -> None:
+    """uvloop may read a socket before it starts a task: each search ended with a message that was not expected."""
+    log = _log(7)
+    await log.search(3, 6)
+    assert log.opened[0].takes[0]
 
 
 async def test_messages_that_are_not_in_the_log_are_looked_for_twice() -> None:

@@ -15,6 +15,7 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import Known
 from nsqext.client.producer.settling import Settler
 from nsqext.errors import ConnectionLost, DataLoss, DeliveryUnknown, NsqError, RequestTimeout
+from nsqext.errors.server import PubFailed
 from nsqext.types import Receipt
 from tests.support.sleeps import recorded_sleeps
 
@@ -45,13 +46,27 @@ class Log:
 
 
 class Connection:
-    def __init__(self) -> None:
-        self.usable = True
+    """The connection of a publish.
+
+    Attributes:
+        finished: the server executes no further command of it.
+        answers: the server ends the connection when the client does.
+        failures: why the client ended it.
+        resets: how often it was closed at once.
+    """
+
+    def __init__(self, *, finished: bool = False, answers: bool = True) -> None:
+        self.finished = finished
+        self.answers = answers
         self.failures: list[NsqError] = []
+        self.resets = 0
 
     def fail(self, error: NsqError) -> None:
-        self.usable = False
+        self.finished = self.answers
         self.failures.append(error)
+
+    def close(self) -> None:
+        self.resets += 1
 
 
 def _receipt(trace: int, offset: int | None = 0, partition: int = 0) -> Receipt:
@@ -91,7 +106,8 @@ def _sent(settler: Settler, *traces: int, connection: Connection | None = None) 
     """Return a batch that was sent to partition 0."""
     batch = Batch("t", None, [b"x"] * len(traces), 1, trace_ids=traces)
     target = SimpleNamespace(partition=0, node=SimpleNamespace(node="n:1"))
-    settler.sending(batch, cast("Target", target), cast("PooledConnection", connection or Connection()))
+    connection = connection or Connection(finished=True)
+    settler.sending(batch, cast("Target", target), cast("PooledConnection", connection))
     return batch
 
 
@@ -119,19 +135,20 @@ async def _since(settler: Settler) -> Known | None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "usable", "certain"),
+    ("cause", "finished", "certain"),
     [
+        (PubFailed("E_PUB_FAILED"), False, True),
         (ConnectionLost("lost"), True, True),
-        (RequestTimeout("late"), True, False),
-        (None, True, False),
-        (RequestTimeout("late"), False, True),
+        (ConnectionLost("lost"), False, False),
+        (RequestTimeout("late"), False, False),
+        (None, False, False),
+        (RequestTimeout("late"), True, True),
     ],
 )
-async def test_what_is_not_in_the_log_will_not_be_stored_once_its_connection_has_ended(
-    log: Log, cause: NsqError | None, usable: bool, certain: bool
+async def test_what_is_not_in_the_log_will_not_be_stored_once_the_server_executes_it_no_more(
+    log: Log, cause: NsqError | None, finished: bool, certain: bool
 ) -> None:
-    settler, connection = _settler(), Connection()
-    connection.usable = usable
+    settler, connection = _settler(), Connection(finished=finished)
     request = _sent(settler, 5, connection=connection)
     if certain:
         assert await settler.settle(request, _unknown(cause)) is None
@@ -159,7 +176,7 @@ async def test_what_may_be_executed_during_the_search_is_searched_for_again(log:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(settle)
         await anyio.wait_all_tasks_blocked()
-        log.stored, connection.usable = {5}, False
+        log.stored, connection.finished = {5}, True
         log.hold.set()
     assert found == [[_receipt(5)]]
     assert len(log.searches) == 2
@@ -185,16 +202,19 @@ async def test_a_batch_of_which_a_part_is_found_stays_unknown(log: Log) -> None:
     assert found == [_receipt(6), _receipt(5)]
 
 
-async def test_a_connection_to_a_former_leader_ends_before_the_log_decides(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("answers", "searches", "resets"), [(True, 2, 0), (False, 6, 1)])
+async def test_the_connection_to_a_former_leader_ends_before_the_log_decides(
+    log: Log, monkeypatch: pytest.MonkeyPatch, answers: bool, searches: int, resets: int
 ) -> None:
+    """A former leader that does not end it in time is dead or frozen."""
     pauses = recorded_sleeps(monkeypatch)
-    settler, connection = _settler(5.0), Connection()
+    monkeypatch.setattr(settling, "_clock", lambda: sum(pauses))
+    settler, connection = _settler(5.0), Connection(answers=answers)
     log.node = "m:1"
     assert await settler.settle(_sent(settler, 5, connection=connection), _unknown(RequestTimeout("late"))) is None
-    (failure,) = connection.failures
-    assert "the leader has changed" in failure.message
-    assert (len(log.searches), pauses) == (2, [0.5])
+    assert len(connection.failures) == 1
+    assert "the leader has changed" in connection.failures[0].message
+    assert (len(log.searches), pauses, connection.resets) == (searches, [0.5] * (searches - 1), resets)
 
 
 async def test_records_that_were_removed_leave_the_outcome_unknown(log: Log) -> None:

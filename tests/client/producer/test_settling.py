@@ -16,6 +16,7 @@ from nsqext.errors import (
     InvalidSetting,
     OperationNotSupported,
 )
+from tests.support.consumers import eventually
 from tests.support.machine_pauses import repeated_if_paused
 from tests.support.producers import bounded
 
@@ -89,6 +90,39 @@ async def test_waiting_publishes_of_a_key_are_settled_together(cluster: Cluster,
                 tasks.start_soon(publish, producer, body)
                 await checkpoint()  # trio starts tasks in random order
     assert await _stored(cluster, "plain", 31) == [b"before", *bodies]
+
+
+async def _delayed(cluster: Cluster, producer: Producer, seconds: float) -> None:
+    """Delay what the server receives on the producer's connection; its other connections are not delayed."""
+    (node,) = producer._pool._nodes.values()
+    assert node.connection is not None
+    peer = node.connection.local_address
+    await run_sync(lambda: cluster.faults.delay("n1", "in", seconds, peer=peer))
+
+
+async def test_a_command_that_the_server_executes_late_is_not_published_again(cluster: Cluster) -> None:
+    """It was received on a connection that the client has ended meanwhile, so that no response shows its execution."""
+    async with bounded(), _settling(cluster, request_timeout=0.3) as producer:
+        before = await producer.publish("plain", b"before")
+        await _delayed(cluster, producer, 1.5)
+        receipts = [await producer.publish("plain", b"late"), await producer.publish("plain", b"after")]
+        await eventually(lambda: producer._pool._half_closed == [])
+    assert await _stored(cluster, "plain", 3) == [b"before", b"late", b"after"]
+    assert before.offset is not None
+    assert before.size is not None
+    assert receipts[0].offset == before.offset + before.size
+
+
+async def test_a_command_that_the_server_may_still_execute_stays_unknown(cluster: Cluster) -> None:
+    async with bounded(), _settling(cluster, request_timeout=0.2, settle_timeout=0.8) as producer:
+        await producer.publish("plain", b"before")
+        await _delayed(cluster, producer, 25.0)
+        with pytest.raises(DeliveryUnknown, match=r"still unknown after 0.8 s"):
+            await producer.publish("plain", b"x")
+        await producer.publish("plain", b"after")
+        assert len(producer._pool._half_closed) == 1
+        await eventually(lambda: producer._pool._half_closed == [])
+    assert await _stored(cluster, "plain", 2) == [b"before", b"after"]
 
 
 async def test_many_publishes_at_a_time_share_searches(cluster: Cluster) -> None:

@@ -114,8 +114,13 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        """Whether it ended; with ``half_closes`` also whether the server executes no further command of it."""
-        return self.closed and (self._half_closed is None or self._half_closed.poll())
+        """Whether the server executes no further command of it: all are answered, or the connection ended.
+
+        That it ended decides only with ``half_closes``: then the server has ended it, too.
+        """
+        if not self.closed:
+            return not self.protocol.pending
+        return self._half_closed is None or self._half_closed.poll()
 
     @property
     def local_address(self) -> str:

@@ -48,6 +48,19 @@ def _everything(peer: socket.socket) -> bytes:
     return received
 
 
+async def test_an_open_connection_is_finished_while_no_response_is_missing() -> None:
+    with _connected() as (connection, peer):
+        assert connection.finished
+        replies = [connection.post(pub(b"1")), connection.post(pub(b"2"))]
+        connection.flush()
+        for reply in replies:
+            assert not connection.finished
+            peer.sendall(b"\0\0\0\6\0\0\0\0OK")
+            while not reply.done:
+                connection.poll()
+        assert connection.finished
+
+
 async def test_it_is_finished_once_the_server_has_ended_it() -> None:
     with _connected() as (connection, peer):
         replies = [connection.post(pub(b"1")), connection.post(pub(b"2"))]

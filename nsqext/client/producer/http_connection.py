@@ -75,7 +75,7 @@ class HttpConnection:
 
     @property
     def finished(self) -> bool:
-        return self.error is not None and not self.in_flight
+        return not self.in_flight
 
     def request(self, data: Command, deadline: float = inf, *, breaks: bool = False) -> Awaitable[bytes]:
         """Send a publish command; return an awaitable for its response, as of TCP.

@@ -15,6 +15,7 @@ from nsqext.broker import Cluster
 from nsqext.errors import (
     InvalidSetting,
     OperationNotSupported,
+    PublishFailed,
 )
 from tests.support.consumers import eventually
 from tests.support.machine_pauses import repeated_if_paused
@@ -111,6 +112,16 @@ async def test_a_command_that_the_server_executes_late_is_not_published_again(cl
     assert before.offset is not None
     assert before.size is not None
     assert receipts[0].offset == before.offset + before.size
+
+
+async def test_a_command_that_is_refused_late_was_not_stored(cluster: Cluster) -> None:
+    async with bounded(), _settling(cluster, timeout=0.3) as producer:
+        await producer.publish("plain", b"before")
+        await _delayed(cluster, producer, 1.0)
+        await run_sync(lambda: cluster.faults.answer("n1", "E_PUB_FAILED", command="PUB_TRACE"))
+        with pytest.raises(PublishFailed, match=r"not stored within 0.3 s: its log does not contain it"):
+            await producer.publish("plain", b"late")
+    assert await _stored(cluster, "plain", 1) == [b"before"]
 
 
 async def test_a_command_that_the_server_may_still_execute_stays_unknown(cluster: Cluster) -> None:

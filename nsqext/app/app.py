@@ -12,7 +12,7 @@ import anyio
 from anyio.lowlevel import current_token
 from attrs import evolve
 
-from nsqext.app.health import Health, HealthEndpoint, name_of, unready
+from nsqext.app.health import Health, HealthEndpoint, ReadinessCheck, check_readiness, name_of, obstacles, unready
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.start_checks import refuse_loops, refuse_shared, warn_of_unwritable
 from nsqext.client.consumer.consumer import Consumer
@@ -84,6 +84,7 @@ class App(Router, Runnable):
         self._ran = False
         self._stops_early = False  # `stop` was called before the first run
         self._unstarted = 0
+        self._readiness_checks: list[ReadinessCheck] = []
         self._error: BaseException | None = None
         self._loop: object = None  # event loop of the run
         self._tasks: BackgroundTasks | None = None
@@ -509,7 +510,21 @@ class App(Router, Runnable):
         reasons = [reason for consumer in self._consumers if (reason := unready(consumer))]
         if not reasons and not self._started.is_set():
             reasons = ["the app is starting"]
+        reasons += obstacles(self._readiness_checks)
         return Health(live=True, ready=not reasons, reasons=tuple(reasons))
+
+    def readiness_check(self, check: ReadinessCheck) -> ReadinessCheck:
+        """Decorator: register a function that returns why the app is not ready; None if it is.
+
+        `health` calls it while the app runs, in any thread. An exception that it raises is a reason, too.
+
+        Raises:
+            InvalidSetting: no function, or a coroutine function.
+            InvalidState: the app is running already.
+        """
+        self._check_changeable()
+        self._readiness_checks.append(check_readiness(check))
+        return check
 
     def asgi(self) -> HealthEndpoint:
         """Return an ASGI application that answers ``/healthz`` and ``/readyz``."""

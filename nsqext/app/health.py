@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 from attrs import frozen
 
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidSetting, InvalidState
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.consumer import Consumer
+
+ReadinessCheck: TypeAlias = Callable[[], str | None]
+"""Returns why an app is not ready; None if it is."""
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,7 +28,8 @@ class Health:
 
     live: bool  #: False if a consumer or a lifespan failed; restart the process
     #: the lifespans have begun, every consumer has subscribed to all partitions once and has a connection, and no
-    #: message above ``max_frame_size`` blocks a partition
+    #: message above ``max_frame_size`` blocks a partition; relays store what they publish, and can use their store; and
+    #: no readiness check returns a reason
     ready: bool
     reasons: tuple[str, ...] = ()  #: why the app is not ready
 
@@ -48,6 +53,30 @@ def unready(consumer: Consumer) -> str | None:
     state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"
     failures = statistics.lookup_failures
     return f"{name}: {state}" + (f", {failures} failed lookups" if failures else "")
+
+
+def check_readiness(check: ReadinessCheck) -> ReadinessCheck:
+    """Return a readiness check; raises InvalidSetting."""
+    if not callable(check) or inspect.iscoroutinefunction(check):
+        raise InvalidSetting(
+            f"the readiness check {check!r} is not a function that returns text or None",
+            hint="declare it with 'def'; a task of a lifespan can keep what it returns",
+        )
+    return check
+
+
+def obstacles(checks: Iterable[ReadinessCheck]) -> list[str]:
+    """Return what readiness checks return or raise."""
+    found: list[str] = []
+    for check in checks:
+        try:
+            reason = check()
+        except Exception as error:
+            name = getattr(check, "__qualname__", repr(check))
+            reason = f"the readiness check {name} raised {error!r}"
+        if reason is not None:
+            found.append(str(reason))
+    return found
 
 
 class HealthEndpoint:

@@ -74,12 +74,13 @@ class Relay:
     failure: str | None = None
 
     def attach(self, app: App) -> None:
-        """Run while an app runs, with its producer.
+        """Run while an app runs, with its producer; the app is ready while the relay has no outage and no failure.
 
         Raises:
             InvalidState: the app is running already.
         """
         app.lifespan(self._lifespan)
+        app.readiness_check(lambda: self.outage or self.failure)
 
     async def _lifespan(self, app: App) -> AsyncIterator[None]:
         ended = anyio.Event()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
-from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint, reads, respond
 from nsqext.errors import InvalidSetting
@@ -110,9 +109,7 @@ def add_status_page(app: App, address: str, relay: OutboxRelay | DelayRelay) -> 
     from prometheus_client import generate_latest
 
     async def health() -> dict[int, Health]:
-        own = app.health()
-        found = [reason for reason in (relay.outage, relay.failure) if reason is not None]
-        return {1: evolve(own, ready=False, reasons=(*own.reasons, *found)) if found else own}
+        return {1: app.health()}
 
     async def metrics() -> dict[int, str]:
         return {1: (await to_thread.run_sync(generate_latest)).decode()}

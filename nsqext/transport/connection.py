@@ -114,9 +114,9 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        """Whether the server executes no further command of it: all are answered, or the connection ended.
+        """Whether the server executes no further command of it.
 
-        That it ended decides only with ``half_closes``: then the server has ended it, too.
+        All are answered, or the connection ended; with ``half_closes`` the server has ended it, too.
         """
         if not self.closed:
             return not self.protocol.pending

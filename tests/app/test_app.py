@@ -10,7 +10,6 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import httpx
 import pytest
 
 from nsqext import Admin, App, Consumer, Message, MessageBatch, Router
@@ -559,93 +558,6 @@ async def test_an_error_that_a_lifespan_hides_is_raised(cluster: Cluster, topics
         await app.serve()
     assert len(hidden) == 1
     assert not app.health().live
-
-
-async def test_an_app_whose_lifespan_has_failed_is_not_live(cluster: Cluster) -> None:
-    app = App(cluster.lookupd)
-    failing = anyio.Event()
-
-    async def fail() -> None:
-        await failing.wait()
-        raise ZeroDivisionError("no relay")
-
-    @app.lifespan
-    async def relay(_: App) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
-            yield
-
-    with anyio.fail_after(25), pytest.raises(ZeroDivisionError):
-        async with app:
-            assert app.health().live
-            failing.set()
-            await eventually(lambda: not app.health().ready)
-            assert app.health() == Health(
-                live=False, ready=False, reasons=("the app has ended: ZeroDivisionError('no relay')",)
-            )
-
-
-async def test_health(cluster: Cluster, topics: tuple[str, str]) -> None:
-    app = App(cluster.lookupd, start_timeout=25.0)
-    app.handler(topics[0], "ch")(nothing)
-    assert app.health() == Health(live=True, ready=False, reasons=("the app is not running",))
-    with anyio.fail_after(25):
-        async with app:
-            assert app.health() == Health(live=True, ready=True)
-            app.consumers[0].stop()
-            while app.health().ready:  # noqa: ASYNC110 - it has no event for this
-                await anyio.sleep(0.01)
-    lost = App("127.0.0.1:1", start_timeout=0.1)
-    lost.handler("orders", "ch")(nothing)
-    with anyio.fail_after(25):
-        async with lost:
-            health = lost.health()
-    assert (health.live, health.ready) == (True, False)
-    assert health.reasons[0].startswith("orders/ch: no partition is connected")
-
-
-async def test_an_app_without_handlers_is_ready_when_its_lifespans_have_begun() -> None:
-    app, seen = App("127.0.0.1:1"), list[Health]()
-
-    @app.lifespan
-    async def connects(app: App) -> AsyncIterator[None]:
-        seen.append(app.health())
-        yield
-
-    async with app:
-        seen.append(app.health())
-    assert seen == [Health(live=True, ready=False, reasons=("the app is starting",)), Health(live=True, ready=True)]
-
-
-@pytest.mark.parametrize(
-    ("path", "method", "status"),
-    [
-        ("/healthz", "GET", 200),
-        ("/healthz", "POST", 405),
-        ("/readyz", "GET", 503),
-        ("/readyz", "HEAD", 503),
-        ("/", "GET", 404),
-    ],
-)
-async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
-    app = App("127.0.0.1:1")
-    transport = httpx.ASGITransport(app=app.asgi())
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        response = await client.request(method, path)
-    assert response.status_code == status
-    if (path, method) == ("/readyz", "GET"):
-        assert response.json() == {"ok": False, "reasons": ["the app is not running"]}
-
-
-async def test_the_health_endpoint_below_a_mount_answers_head_without_a_body() -> None:
-    sent: list[Any] = []
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    scope = {"type": "http", "method": "HEAD", "path": "/app/healthz", "root_path": "/app"}
-    await App("127.0.0.1:1").asgi()(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
-    assert (sent[0]["status"], sent[1]["body"]) == (200, b"")
 
 
 async def test_handlers_of_several_topics(cluster: Cluster, topics: tuple[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ import pytest
 
 from nsqext._version import __version__
 from nsqext.http import connections
-from nsqext.http.client import HttpClient, HttpRequestFailed
+from nsqext.http.client import HttpClient, HttpRequestFailed, HttpResponse, without_certificates
 from tests.support.fake_lookupd import eventually, http, serving
 from tests.support.tables import table
 
@@ -175,6 +177,58 @@ async def test_only_so_many_connections_are_kept_and_not_for_long(monkeypatch: p
         monkeypatch.setattr(connections, "IDLE", 0.0)
         assert await ask(client, url("/")) == server.accepted == connections.KEPT_ALIVE + 5
         await eventually(lambda: len(server.open) == 1)
+
+
+@pytest.mark.parametrize("when", ["idle", "with a response", "before the request"])
+async def test_the_end_closes_every_connection(when: str) -> None:
+    async with server_and_client() as (server, _, url):
+        made = connections.Connections(without_certificates())
+
+        async def send() -> HttpResponse:
+            return await made.send("GET", url("/"), {}, b"")
+
+        async def read(response: HttpResponse) -> None:
+            assert [part async for part in response.parts()]
+            await response.aclose()
+
+        if when == "before the request":  # which was about to be sent
+            await made.aclose()
+            await read(await send())
+        else:
+            response = await send()
+            if when == "idle":
+                await read(response)
+            await made.aclose()
+            if when == "with a response":
+                await response.aclose()
+        await eventually(lambda: server.accepted == 1 and not server.open)
+
+
+def left_over(*kinds: type[object]) -> dict[str, int]:
+    """Return how many objects there are of some types."""
+    gc.collect()
+    found = Counter(type(each) for each in gc.get_objects())
+    return {kind.__name__: found[kind] for kind in kinds}
+
+
+async def test_a_client_keeps_nothing_of_requests_that_ended() -> None:
+    async with server_and_client() as (server, client, url):
+        server.held = {"/held": anyio.Event()}
+
+        async def ask_each() -> None:
+            assert await ask(client, url("/"))
+            with anyio.move_on_after(0.001):
+                await client.request("GET", url("/held"))
+            with pytest.raises(HttpRequestFailed):
+                await client.request("GET", "http://127.0.0.1:1/")
+
+        await ask_each()
+        kept = anyio.CancelScope, httpcore.AsyncHTTPConnection
+        before = left_over(*kept)
+        for _ in range(5):
+            await ask_each()
+        assert left_over(*kept) == before
+        server.held["/held"].set()
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
+import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from attrs import define, field
 from nsqext.errors import InvalidSetting
 from nsqext.http.uvicorn_server import HttpGuard, HttpServer, listen
 from nsqext.types import Address
+from tests.support.listeners import scarce_listener
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +60,7 @@ async def running(
     listener: socket.socket | None = None,
     guard: HttpGuard | None = None,
     tls: ssl.SSLContext | None = None,
+    gate: Callable[[], Awaitable[None]] | None = None,
     seen: Callable[[Any], None] = lambda scope: None,
 ) -> AsyncIterator[tuple[Running, anyio.abc.TaskGroup]]:
     """Serve until the test stops the server, or cancels the tasks."""
@@ -70,7 +72,7 @@ async def running(
         seen(scope)
         await found.app(scope, receive, send)
 
-    found = Running(listener.getsockname(), HttpServer(app, guard=guard, tls=tls))
+    found = Running(listener.getsockname(), HttpServer(app, guard=guard, tls=tls, gate=gate))
 
     async def serve(*, task_status: Any) -> None:
         try:
@@ -170,30 +172,53 @@ async def test_requests_over_tls_name_the_address_of_their_connection_as_client(
     assert not [record for record in caplog.records if record.name == "uvicorn.access"]
 
 
-class Scarce(socket.socket):
-    """A listening socket for whose next connection there is no file descriptor."""
-
-    refused = 0
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Fail once, as `accept` of the system does."""
-        if not self.refused:
-            self.refused += 1
-            raise OSError(errno.EMFILE, "too many open files")
-        return super().accept()
-
-
 async def test_a_connection_waits_while_there_is_no_file_descriptor() -> None:
-    listener = Scarce()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    listener.setblocking(False)
+    listener = scarce_listener()
     async with running(listener) as (found, _):
         found.answer.set()
         async with await anyio.connect_tcp(*found.address) as stream:
             await stream.send(REQUEST)
             assert await answer_of(stream) == b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK"
     assert listener.refused == 1
+
+
+async def test_a_request_waits_at_the_gate_of_a_frozen_node() -> None:
+    thawed, waiting = anyio.Event(), anyio.Event()
+
+    async def gate() -> None:
+        waiting.set()
+        await thawed.wait()
+
+    async with running(gate=gate) as (found, _):
+        found.answer.set()
+        async with await anyio.connect_tcp(*found.address) as stream:
+            await stream.send(REQUEST)
+            await waiting.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert not found.requested.is_set()
+            thawed.set()
+            assert (await answer_of(stream)).endswith(b"OK")
+
+
+async def test_a_connection_that_is_accepted_while_the_server_is_killed_is_closed() -> None:
+    class Last(socket.socket):
+        """A listening socket whose first connection is accepted when the server is killed."""
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            accepted = super().accept()
+            accepted_socks.append(accepted[0])
+            asyncio.get_running_loop().call_soon(found.server.kill)
+            return accepted
+
+    accepted_socks: list[socket.socket] = []
+    listener = Last()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    listener.setblocking(False)
+    async with running(listener) as (found, _):
+        async with await anyio.connect_tcp(*found.address):
+            await found.ended.wait()
+        assert [sock.fileno() for sock in accepted_socks] == [-1]
 
 
 async def test_a_guarded_server_refuses_other_hosts() -> None:

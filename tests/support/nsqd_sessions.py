@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from struct import Struct
 
+import httpx
+
 from nsqext.broker.engine.options import NodeOptions
 from nsqext.broker.nsqd.node import Hosted, Node
-from nsqext.broker.nsqd.server import dialect_of
+from nsqext.broker.nsqd.server import application, dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.frames import FrameType
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
 
-__all__ = ("Client", "Clock", "host", "make_node", "ready_client", "sized")
+__all__ = ("V1", "Client", "Clock", "host", "make_node", "make_original", "ready_client", "sized", "web")
+
+V1 = {"Accept": "application/vnd.nsq; version=1.0"}
+"""Headers of a request for the second form of an answer."""
 
 _U32 = Struct(">I")
 
@@ -42,6 +48,19 @@ def make_node(clock: Clock | None = None, **options: object) -> Node:
     clock = clock or Clock()
     values: dict[str, object] = {"clock": clock.now, "wall": clock.wall, "machine_clock": clock.now} | options
     return Node("n1", NodeOptions(**values))  # type: ignore[arg-type]
+
+
+def make_original(clock: Clock | None = None, **options: object) -> Node:
+    """Return a node of the original generation; ``limits`` are those that differ from the usual ones."""
+    limits = options.pop("limits", {})
+    assert isinstance(limits, dict)
+    return make_node(clock, limits=ServerLimits.original(**limits), clustered=False, **options)
+
+
+def web(node: Node) -> httpx.AsyncClient:
+    """Return a client of a node's HTTP routes."""
+    addresses = {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4151", "https": "127.0.0.1:4152"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application(node, addresses)), base_url="http://node")
 
 
 def host(node: Node, topic: str = "t", partition: int = 0, *, extend: bool = False, ordered: bool = False) -> Hosted:

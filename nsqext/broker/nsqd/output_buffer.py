@@ -57,7 +57,7 @@ class OutputBuffer:
 
         Earlier responses do not take the message along.
         """
-        if self._answered:
+        if self._answered:  # JavaNSQClient expects the OK of SUB in a separate write
             self.end_segment()
         self._frames.append(frame)
         self.size += len(frame)

@@ -281,9 +281,7 @@ class Session:
         asked = self.settings.raw.get("output_buffer_size", 0)
         if not (asked or self.node.options.original or self.output.layers or channel.ephemeral):
             self.settings.output_buffer_size = _CONSUMER_BUFFER
-        # JavaNSQClient expects a separate write
         self.answer(OK)
-        self.output.end_segment()
 
     # Time and end
 

@@ -208,6 +208,11 @@ async def test_tombstones_hide_a_node_from_writers() -> None:
         assert [found["tombstones"] for found in nodes if found["topics"]] == [[True]]
         await client.post(f"/topic/tombstone?topic=t&node={node}&restore=true")
         assert (await client.get("/lookup?topic=t&access=w", headers=V1)).json()["producers"]
+        await client.post(f"/topic/tombstone?topic=t&node={node}")
+        await client.post("/topic/delete?topic=t&partition=**")
+        await create(client, "t")
+        add_channel(coordinator, "t")
+        assert (await client.get("/lookup?topic=t&access=w", headers=V1)).json()["producers"], "it is a new topic"
 
 
 @pytest.mark.anyio

@@ -145,13 +145,19 @@ async def test_stale_and_empty_listings_can_be_injected() -> None:
     async with talk() as (lookupd, _, client):
         lookupd.show_snapshot()
         await client.post("/topic/create?topic=new")
-        await client.post("/topic/tombstone?topic=t1&node=b:5151")
+        for change in (
+            "/topic/tombstone?topic=t1&node=b:5151",
+            "/channel/delete?topic=t1&channel=c1",
+            "/topic/delete?topic=t2",
+        ):
+            assert (await client.post(change)).status_code == 200
         assert (await client.get("/topics")).json() == {"topics": ["t1", "t2"]}
-        assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
+        assert (await client.get("/lookup?topic=t1")).json() == {"channels": ["c1", "c2"], "producers": [PEER]}
         lookupd.show_nothing()
         assert (await client.get("/topics")).json() == {"topics": []}
         lookupd.show_current()
-        assert (await client.get("/topics")).json() == {"topics": ["t1", "t2", "new"]}
+        assert (await client.get("/topics")).json() == {"topics": ["t1", "new"]}
+        assert (await client.get("/lookup?topic=t1")).json() == {"channels": ["c2"], "producers": []}
         lookupd.clear()
         assert (await client.get("/topics")).json() == {"topics": []}
 

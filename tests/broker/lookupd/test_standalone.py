@@ -78,6 +78,7 @@ async def test_a_tombstone_hides_a_node_from_writers_until_it_is_removed() -> No
     async with talk() as (_, client):
         hide = await client.post("/topic/tombstone?topic=tb&node=b:5151")
         hidden = (await client.get("/lookup?topic=tb&access=w")).json()
+        assert list((await client.get("/lookup?topic=tb")).json()["partitions"]) == ["0"], "consumers see it"
         await client.post("/topic/tombstone?topic=tb&node=b:5151&restore=true")
         shown = (await client.get("/lookup?topic=tb&access=w")).json()
     assert (hide.status_code, hide.content, hidden, list(shown["partitions"])) == (200, b"", HIDDEN_BODY, ["0"])

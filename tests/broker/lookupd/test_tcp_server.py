@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute
+from anyio.streams.buffered import BufferedByteReceiveStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.lookupd.registry import LookupSession, Registry
+from nsqext.broker.lookupd.registry import LookupSession, LookupTcpServer, Registry
 from nsqext.protocol.lookupd_tcp import PeerInfo
+from tests.support.fake_lookupd import eventually
+from tests.support.listeners import scarce_listener
 
 OWN = PeerInfo("bc", 4160, 4161, "1.3.0", "vm")
 NODE = {"version": "1.0", "tcp_port": 5150, "http_port": 5151, "hostname": "h", "broadcast_address": "b"}
@@ -116,6 +124,68 @@ def test_ephemeral_registrations_end_with_their_last_node() -> None:
     assert [found[1:] for found in made.registry.find("topic", "*")] == [("t", "")]
     assert [found[1:] for found in made.registry.find("channel", "*", "*")] == [("t", "c")]
     assert made.registry.producers("channel", "t", "c") == []
+
+
+@pytest.mark.parametrize("partitions", [False, True], ids=["topics", "partitions"])
+@pytest.mark.parametrize(
+    ("line", "topics", "channels"),
+    [
+        ("UNREGISTER t 0 c", ["t 0", "t 1"], ["t 1 c"]),
+        ("UNREGISTER t 0 none", ["t 0", "t 1"], ["t 0 c", "t 1 c"]),
+        ("UNREGISTER t 0", ["t 1"], ["t 1 c"]),
+        ("UNREGISTER none 0", ["t 0", "t 1"], ["t 0 c", "t 1 c"]),
+    ],
+)
+def test_a_node_withdraws_what_it_names(line: str, topics: list[str], channels: list[str], partitions: bool) -> None:
+    """Topics ``t 0`` and ``t 1`` are partitions of one, or two original topics."""
+
+    def spell(text: str) -> str:
+        return text if partitions else text.replace(" ", "-", 1)
+
+    made = LookupSession(Registry(lambda: 1_000), "127.0.0.1:99", OWN, partitions)
+    lines = ["REGISTER t 0 c", "REGISTER t 1 c", line]
+    made.receive(b"  V1" + identify(NODE | {"version": "1-HA"}))
+    for each in lines:
+        verb, _, rest = each.partition(" ")
+        assert answers(made.receive(f"{verb} {spell(rest)}\n".encode())) == [b"OK"]
+
+    def held(category: str) -> list[str]:
+        return sorted(
+            " ".join((found.key, *found.subkey.split(":"))).strip()
+            for found, producers in made.registry
+            if found.category == category and producers
+        )
+
+    assert (held("topic"), held("channel")) == ([*map(spell, topics)], [*map(spell, channels)])
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Registry, tuple[str, int]]]:
+    """Serve the protocol on a socket, for whose first connection there is no file descriptor."""
+    registry, listener = Registry(lambda: 1_000), scarce_listener()
+    server = LookupTcpServer(lambda remote: LookupSession(registry, remote, OWN))
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(server.serve, listener)
+            yield registry, listener.getsockname()
+            server.kill()
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_is_reset_ends_its_registrations_only() -> None:
+    async with served() as (registry, address):
+        streams = [await anyio.connect_tcp(*address) for _ in range(2)]
+        for stream in streams:
+            await stream.send(b"  V1" + identify(NODE) + b"REGISTER t c\n")
+            assert await BufferedByteReceiveStream(stream).receive_exactly(len(WHO) + 10)
+        assert len(registry.producers("topic", "t")) == 2
+        sock = streams[0].extra(SocketAttribute.raw_socket)  # noqa: S610 - no Django here
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await streams[0].aclose()
+        await eventually(lambda: len(registry.producers("topic", "t")) == 1)
+        await streams[1].send(b"PING\n")
+        assert await streams[1].receive() == b"\0\0\0\2OK"
+        await streams[1].aclose()
 
 
 def test_ephemeral_channels_stay_when_only_the_topic_is_removed() -> None:

@@ -19,13 +19,18 @@ pytestmark = pytest.mark.anyio
 _ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 
 
-async def _ask(monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response, method: str = "get") -> list[Any]:
+async def _ask(
+    monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response | Exception, method: str = "get", servers: int = 1
+) -> list[Any]:
     """Return the authorizations that the replies grant, and the requests."""
     asked: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        return replies[min(len(asked), len(replies)) - 1]
+        reply = replies[min(len(asked), len(replies)) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     closed: list[bool] = []
 
@@ -36,7 +41,8 @@ async def _ask(monkeypatch: pytest.MonkeyPatch, *replies: httpx.Response, method
     monkeypatch.setattr(transport, "aclose", close)
     monkeypatch.setattr(connections, "Connections", lambda _: transport)
     limits = ServerLimits.original(auth=True)
-    options = NodeOptions(limits=limits, auth_addresses=("127.0.0.1:1",), auth_method=method, clock=lambda: 0.0)
+    addresses = tuple(f"127.0.0.1:{port}" for port in range(1, servers + 1))
+    options = NodeOptions(limits=limits, auth_addresses=addresses, auth_method=method, clock=lambda: 7.0)
     found = await query_auth(options, b"secret", "127.0.0.1:5", tls=False)
     assert closed
     return [found, asked]
@@ -107,6 +113,18 @@ async def test_redirects_are_followed_as_by_go(monkeypatch: pytest.MonkeyPatch, 
 async def test_an_endless_redirect_ends_after_ten_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = await _ask(monkeypatch, httpx.Response(302, headers={"Location": "/auth"}))
     assert (found, len(asked)) == (None, 10)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.Response(200, content=b"{}"), httpx.Response(500)],
+)
+async def test_a_server_without_an_answer_leaves_the_decision_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, first: httpx.Response | Exception
+) -> None:
+    found, asked = await _ask(monkeypatch, first, httpx.Response(200, content=_reply()), servers=2)
+    assert isinstance(found, Authorizations)
+    assert (len({request.url.port for request in asked}), found.expires) == (2, 67.0)
 
 
 async def test_a_redirect_without_a_location_is_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:

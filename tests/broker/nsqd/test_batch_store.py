@@ -16,7 +16,9 @@ from nsqext.broker.nsqd.node import Hosted
 from nsqext.broker.nsqd.publish_commands import is_large, store_in_parts
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient
+from tests.support.commands import multi_body
 from tests.support.engine_partition import Bench
+from tests.support.nsqd_sessions import V1, Client, host, make_node, sized, web
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +91,37 @@ async def test_a_batch_that_is_refused_in_the_middle_leaves_nothing() -> None:
     bench.publish("after")
     assert bench.consume(ready=9).bodies() == []
     assert bodies(bench) == ["before", "after"]
+
+
+@pytest.mark.parametrize("over", ["tcp", "http"])
+async def test_a_batch_is_refused_when_another_leader_was_elected_while_it_was_stored(over: str) -> None:
+    node = make_node()
+    hosted = host(node)
+    replicated: list[Stored] = []
+
+    async def replicate(part: Stored) -> None:
+        replicated.append(part)
+
+    async def elect() -> None:
+        while hosted.storing is None:
+            await anyio.lowlevel.checkpoint()
+        hosted.epoch += 1
+
+    hosted.replicate = replicate
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(elect)
+        await anyio.lowlevel.checkpoint()
+        if over == "http":
+            answer = await web(node).post("/mpub?topic=t", content=b"x\n" * 20, headers=V1)
+            refusal = answer.json()["message"]
+        else:
+            client = Client(node)
+            client.session.receive(sized("MPUB t", multi_body([b"x"] * 20)))
+            waiting = client.session.step()
+            assert waiting is not None
+            await waiting
+            refusal = client.receive()[0][1].decode().strip()
+    assert (refusal, replicated, hosted.partition.readable) == ("E_FAILED_ON_NOT_WRITABLE", [], 0)
 
 
 @pytest.fixture(scope="module", params=["redesigned", "original"])

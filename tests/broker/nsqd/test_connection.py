@@ -1,4 +1,4 @@
-"""A connection on a socket with a limited send buffer."""
+"""A session on a socket: how much is read and written at a time, and what happens to bytes that are left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
 from nsqext.protocol.client.client_protocol import FrameParser
 from nsqext.protocol.frames import FrameType
-from tests.support.nsqd_sessions import Client, host, make_node, sized
+from tests.support.nsqd_sessions import Client, host, make_node, ready_client, sized
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -23,18 +23,24 @@ if TYPE_CHECKING:
 class _Socket:
     """Fake socket that accepts ``room`` bytes per write, and returns the test's data on reads."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self) -> None:
+        self.room = 1 << 30
         self.given: list[bytes] = []
         self.taken = bytearray()
+        self.closed = False
 
     def recv(self, size: int) -> bytes:
-        return self.given.pop(0)
+        return self.given.pop(0) if self.given else b""
 
     def send(self, data: bytes) -> int:
         taken = bytes(data[: self.room])
         self.taken += taken
         return len(taken)
+
+    def shutdown(self, how: int) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class _Loop:
@@ -61,98 +67,146 @@ class _Loop:
         return True
 
 
-class _Host:
-    def __init__(self, node: Node) -> None:
+class _Served:
+    """A connection to a node on a fake loop; also its server."""
+
+    def __init__(self, node: Node, sock: Any = None) -> None:
         self.busy = False
-        self.connections: dict[Session, ServerConnection] = {}
-        self._node = node
+        self.node, self.sock, self.loop = node, sock or _Socket(), _Loop()
+        self.session = Session(node, "127.0.0.1:1000", dialect_of(node))
+        self.connection = ServerConnection(
+            cast("socket.socket", self.sock), self.session, NodeFaults(), self.loop, self
+        )
+        self.ended = False
+        self.connection.read_on()
 
     def flush(self) -> None:
-        while self._node.dirty:
-            sessions = self._node.dirty[:]
-            self._node.dirty.clear()
-            for session in sessions:
-                if session in self.connections:
-                    self.connections[session].send()
+        while self.node.dirty:
+            sessions = self.node.dirty[:]
+            self.node.dirty.clear()
+            if self.session in sessions:
+                self.connection.send()
         self.busy = False
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         raise AssertionError("nothing here waits")
 
     def gone(self, connection: ServerConnection) -> None:
-        raise AssertionError("nothing here ends")
+        self.ended = True
 
+    def receive(self, data: bytes) -> None:
+        """Let the node read bytes of the client."""
+        assert self.loop.readable is not None
+        self.sock.given.append(data)
+        self.loop.readable()
 
-def _send(sock: _Socket, loop: _Loop, data: bytes) -> None:
-    assert loop.readable is not None
-    sock.given.append(data)
-    loop.readable()
+    def run(self) -> None:
+        """Call back while the loop has something to do, except to read."""
+        while self.loop.writable is not None or self.loop.soon:
+            (self.loop.soon.pop() if self.loop.soon else self.loop.writable)()  # type: ignore[misc]
+
+    @property
+    def frames(self) -> list[tuple[int, bytes]]:
+        return FrameParser().feed(bytes(self.sock.taken))
 
 
 @pytest.mark.parametrize("room", [1 << 30, 1_500_000, 70_000], ids=["all at once", "some", "little"])
 def test_a_client_that_keeps_reading_receives_more_than_one_send(room: int) -> None:
     node = make_node()
     host(node)
-    sock, loop, server = _Socket(room), _Loop(), _Host(node)
-    session = Session(node, "127.0.0.1:1000", dialect_of(node))
-    connection = ServerConnection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
-    server.connections[session] = connection
-    connection.read_on()
-    _send(sock, loop, b"  V2SUB t ch 0\n")
+    served = _Served(node)
+    served.sock.room = room
+    served.receive(b"  V2SUB t ch 0\n")
     producer = Client(node)
     for _ in range(30):
         producer.ask(sized("PUB t 0", b"x" * 1_000_000))
-    _send(sock, loop, b"RDY 30\n")
-    writes = 0
-    while loop.writable is not None:
-        loop.writable()
-        writes += 1
-    frames = FrameParser().feed(bytes(sock.taken))
-    assert [kind for kind, _ in frames] == [FrameType.RESPONSE] + [FrameType.MESSAGE] * 30
-    assert (writes > 0) is (room < 1 << 30)
-
-
-def _connect(node: Node, sock: _Socket, loop: _Loop, server: _Host) -> ServerConnection:
-    session = Session(node, "127.0.0.1:1000", dialect_of(node))
-    connection = ServerConnection(cast("socket.socket", sock), session, NodeFaults(), loop, server)
-    server.connections[session] = connection
-    connection.read_on()
-    return connection
+    served.receive(b"RDY 30\n")
+    assert (served.loop.writable is not None) is (room < 1 << 30)
+    served.run()
+    assert [kind for kind, _ in served.frames] == [FrameType.RESPONSE] + [FrameType.MESSAGE] * 30
 
 
 def test_a_socket_is_read_again_after_the_commands_of_a_full_read() -> None:
     node = make_node()
-    sock, loop, server = _Socket(1 << 30), _Loop(), _Host(node)
-    _connect(node, sock, loop, server)
+    served = _Served(node)
     host(node)
-    _send(sock, loop, b"  V2" + sized("PUB t", b"x") * 2000)
+    served.receive(b"  V2" + sized("PUB t", b"x") * 2000)
     turns = 1
-    while loop.soon:
-        assert loop.readable is None, "the socket is read only after its commands were run"
-        assert len(sock.taken) <= turns * 256 * 10
-        loop.soon.pop()()
+    while served.loop.soon:
+        assert served.loop.readable is None, "the socket is read only after its commands were run"
+        assert len(served.sock.taken) <= turns * 256 * 10
+        served.loop.soon.pop()()
         turns += 1
-    assert (turns, len(sock.taken)) == (8, 2000 * 10)
-    assert loop.readable is not None
+    assert (turns, len(served.sock.taken)) == (8, 2000 * 10)
+    assert served.loop.readable is not None
 
 
 def test_a_client_that_does_not_read_is_not_read_from() -> None:
     node = make_node(max_unsent=100_000)
     host(node)
-    sock, loop, server = _Socket(1 << 30), _Loop(), _Host(node)
-    connection = _connect(node, sock, loop, server)
-    _send(sock, loop, b"  V2SUB t ch 0\n")
-    sock.room = 0
+    served = _Served(node)
+    served.receive(b"  V2SUB t ch 0\n")
+    served.sock.room = 0
     sent = 0
-    while loop.readable is not None and sent < 10_000:
-        _send(sock, loop, b"FIN 0123456789abcdef\n" * 200)
+    while served.loop.readable is not None and sent < 10_000:
+        served.receive(b"FIN 0123456789abcdef\n" * 200)
         sent += 200
-        while loop.soon:
-            loop.soon.pop()()
+        while served.loop.soon:
+            served.loop.soon.pop()()
     assert 0 < sent < 10_000, "reading must stop"
-    assert connection.session.output.size < 200_000
-    sock.room = 1 << 30
-    while loop.writable is not None or loop.soon:
-        (loop.soon.pop() if loop.soon else loop.writable)()  # type: ignore[misc]
-    assert len(FrameParser().feed(bytes(sock.taken))) == 1 + sent
-    assert loop.readable is not None
+    assert served.session.output.size < 200_000
+    served.sock.room = 1 << 30
+    served.run()
+    assert len(served.frames) == 1 + sent
+    assert served.loop.readable is not None
+
+
+def test_messages_for_a_client_that_does_not_read_go_to_others() -> None:
+    node = make_node()
+    channel = host(node).partition.channel("ch")
+    served = _Served(node)
+    served.receive(b"  V2" + sized("IDENTIFY", b'{"output_buffer_size":-1}') + b"SUB t ch 0\nRDY 100\n")
+    served.sock.room, producer = 0, Client(node)
+    for _ in range(10):
+        producer.ask(sized("PUB t 0", b"x"))
+        served.flush()
+    assert channel.stats().in_flight_count == 1
+    assert len(ready_client(node, 9).messages()) == 9
+    for _ in range(10):
+        producer.ask(sized("PUB t 0", b"y"))
+    served.sock.room = 1 << 30
+    served.run()
+    assert [data[-1:] for kind, data in served.frames if kind == FrameType.MESSAGE] == [b"x"] + [b"y"] * 10
+
+
+def test_a_client_that_has_to_go_receives_everything_first_and_is_not_read_from() -> None:
+    node = make_node()
+    host(node)
+    served = _Served(node)
+    served.receive(b"  V2SUB t ch 0\n")
+    served.sock.room = 0
+    served.receive(b"NOP\n" * 300 + sized("PUB t 0", b"x") + b"BOGUS\n" + b"NOP\n" * 1000)
+    while served.loop.soon:
+        served.loop.soon.pop()()
+    assert (served.session.closing, served.ended, served.loop.readable) == (True, False, None)
+    served.sock.room = 5
+    served.run()
+    assert [data[:9] for _, data in served.frames] == [b"OK", b"OK", b"E_INVALID"]
+    assert (served.ended, served.sock.closed) == (True, True)
+
+
+def test_the_last_reply_arrives_although_bytes_of_the_client_are_not_read() -> None:
+    """The kernel resets a connection that is closed with unread bytes, and the client loses what it has not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        sock, _ = server.accept()
+        sock.setblocking(False)
+        served = _Served(make_node(), sock)
+        client.sendall(b"  V2BOGUS\n" + b"x" * 600_000)
+        assert served.loop.readable is not None
+        served.loop.readable()
+        assert served.ended
+        client.settimeout(25)
+        received = b""
+        while data := client.recv(1000):
+            received += data
+    assert received.endswith(b"E_INVALID invalid command [[66 79 71 85 83]]")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import pack
 
 import orjson
 import pytest
 
 from nsqext.protocol.frames import FrameType
+from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized
 
 
@@ -161,6 +163,21 @@ def test_a_client_that_adds_extend_support_later_receives_no_messages_and_no_hea
         node.tick()
     assert client.receive() == []
     assert not client.open
+
+
+@pytest.mark.parametrize("limits", [ServerLimits, ServerLimits.original], ids=["redesigned", "original"])
+def test_a_delay_is_bounded(limits: Callable[..., ServerLimits]) -> None:
+    clock = Clock()
+    node = make_node(clock, limits=limits(max_req_timeout=60.0))
+    host(node)
+    client = ready_client(node, ready=1)
+    client.send(sized("PUB t", b"one"))
+    ((_, data),) = [frame for frame in client.receive() if frame[0] == FrameType.MESSAGE]
+    client.send(b"REQ " + data[10:26] + b" 120000\n")
+    for seconds, redelivered in ((59, 0), (2, 1)):
+        clock.seconds += seconds
+        node.tick()
+        assert sum(kind == FrameType.MESSAGE for kind, _ in client.receive()) == redelivered
 
 
 def test_a_delay_counts_in_64_bits() -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import orjson
 import pytest
 
-from nsqext.broker.nsqd.server import application
 from nsqext.protocol.messages import KEY_HEADER
 from tests.support.commands import ext_body
-from tests.support.nsqd_sessions import Client, host, make_node, sized
+from tests.support.nsqd_sessions import Client, host, make_node, sized, web
 
 if TYPE_CHECKING:
+    import httpx
+
     from nsqext.broker.nsqd.node import Node
 
 pytestmark = pytest.mark.anyio
 
 
 async def _http(node: Node, method: str, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(application(node, {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4150"}))
-    async with httpx.AsyncClient(transport=transport, base_url="http://node") as web:
-        return await web.request(method, path)
+    return await web(node).request(method, path)
 
 
 def _client(node: Node, **members: Any) -> Client:

@@ -7,15 +7,13 @@ import re
 import ssl
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
-from nsqext.broker.nsqd.server import application
 from nsqext.protocol.frames import HEARTBEAT, FrameType
-from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
-from tests.support.nsqd_sessions import Client, Clock, make_node, sized
+from tests.support.nsqd_sessions import Client, Clock, make_original, sized
+from tests.support.nsqd_sessions import web as web_of
 
 if TYPE_CHECKING:
     from nsqext.broker.nsqd.node import Node
@@ -23,11 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 _LEVELS = (b"fatal", b"error", b"warn", b"info", b"debug")
-
-
-def _node(clock: Clock | None = None, **options: Any) -> Node:
-    limits = ServerLimits.original(**options.pop("limits", {}))
-    return make_node(clock, limits=limits, clustered=False, **options)
 
 
 def _consumer(node: Node, topic: str = "t", ready: int = 10) -> Client:
@@ -62,7 +55,7 @@ def _consumer(node: Node, topic: str = "t", ready: int = 10) -> Client:
     ],
 )
 def test_refusals_are_fatal_and_worded_as_the_originals(data: bytes, answer: str) -> None:
-    client = Client(_node())
+    client = Client(make_original())
     assert client.ask(data) == answer
     assert not client.open
 
@@ -81,13 +74,13 @@ def test_refusals_are_fatal_and_worded_as_the_originals(data: bytes, answer: str
     ],
 )
 def test_acknowledgements_that_fail(line: bytes, answer: str) -> None:
-    client = _consumer(_node())
+    client = _consumer(make_original())
     assert client.ask(line) == answer
     assert client.open is ("FAILED" in answer)
 
 
 def test_topics_are_created_on_first_use_and_registered() -> None:
-    node = _node()
+    node = make_original()
     expected: list[Any] = []
     node.on_topic_created = expected.append
     node.on_channel_created = lambda *names: expected.append(names)
@@ -99,13 +92,13 @@ def test_topics_are_created_on_first_use_and_registered() -> None:
 
 @pytest.mark.parametrize("rest", [b"", b"\0\0\0\0", sized("", multi_body([b""]))[1:]])
 def test_mpub_creates_its_topic_before_the_body_is_read(rest: bytes) -> None:
-    node = _node()
+    node = make_original()
     Client(node).send(b"MPUB t\n" + rest)
     assert ("t", 0) in node.hosted
 
 
 def test_the_first_channel_gets_the_stored_messages() -> None:
-    node = _node()
+    node = make_original()
     Client(node).ask(sized("MPUB t", multi_body([b"a", b"b"])))
     messages = _consumer(node, ready=2).messages()
     assert [message[26:] for message in messages] == [b"a", b"b"]
@@ -114,7 +107,7 @@ def test_the_first_channel_gets_the_stored_messages() -> None:
 
 def test_finish_requeue_and_touch_by_hexadecimal_ids() -> None:
     clock = Clock()
-    node = _node(clock)
+    node = make_original(clock)
     consumer = _consumer(node, ready=1)
     Client(node).ask(sized("PUB t", b"a"))
     (first,) = consumer.messages()
@@ -131,7 +124,7 @@ def test_finish_requeue_and_touch_by_hexadecimal_ids() -> None:
 
 def test_dpub_waits_at_the_channel() -> None:
     clock = Clock()
-    node = _node(clock)
+    node = make_original(clock)
     consumer, producer = _consumer(node, ready=1), Client(node)
     assert producer.ask(sized("DPUB t 500", b"later")) == "OK"
     clock.seconds += 0.4
@@ -143,14 +136,14 @@ def test_dpub_waits_at_the_channel() -> None:
 
 
 def test_channels_take_no_more_consumers_than_allowed() -> None:
-    node = _node(limits={"max_channel_consumers": 1})
+    node = make_original(limits={"max_channel_consumers": 1})
     _consumer(node)
     client = Client(node)
     assert client.ask(b"SUB t ch\n") == "!E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
 
 
 def test_ephemeral_topics_end_with_their_last_channel() -> None:
-    node = _node()
+    node = make_original()
     expected: list[Any] = []
     node.on_topic_deleted = expected.append
     client = Client(node)
@@ -162,7 +155,7 @@ def test_ephemeral_topics_end_with_their_last_channel() -> None:
 
 def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
     clock = Clock()
-    node = _node(clock)
+    node = make_original(clock)
     client, waiting = Client(node), Client(node, magic=False)
     assert client.ask(sized("IDENTIFY", b'{"heartbeat_interval":1000}')) == "OK"
     clock.seconds += 0.01
@@ -179,24 +172,16 @@ def test_silent_clients_have_two_intervals_and_the_magic_has_no_limit() -> None:
 
 
 def test_topics_are_found_again_on_the_disk(tmp_path: Any) -> None:
-    node = _node(data_path=tmp_path)
+    node = make_original(data_path=tmp_path)
     Client(node).ask(sized("PUB t", b"kept"))
     node.unhost("t", 0)
-    again = _node(data_path=tmp_path)
+    again = make_original(data_path=tmp_path)
     again.load()
     assert [message[26:] for message in _consumer(again, ready=1).messages()] == [b"kept"]
     assert again.delete_topic("t")
-    gone = _node(data_path=tmp_path)
+    gone = make_original(data_path=tmp_path)
     gone.load()
     assert gone.hosted == {}
-
-
-ADDRESSES = {"tcp": "127.0.0.1:4150", "http": "127.0.0.1:4151", "https": "127.0.0.1:4152"}
-
-
-def _web(node: Node) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(application(node, ADDRESSES))
-    return httpx.AsyncClient(transport=transport, base_url="http://node")
 
 
 @pytest.mark.parametrize(
@@ -220,14 +205,14 @@ def _web(node: Node) -> httpx.AsyncClient:
     ],
 )
 async def test_http_refusals(path: str, body: bytes, status: int, text: str) -> None:
-    web = _web(_node(limits={"max_msg_size": 100, "max_body_size": 1000}))
+    web = web_of(make_original(limits={"max_msg_size": 100, "max_body_size": 1000}))
     answer = await web.post(path, content=body)
     assert (answer.status_code, answer.text) == (status, f'{{"message":"{text}"}}')
 
 
 async def test_topics_and_channels_over_http() -> None:
-    node = _node()
-    web = _web(node)
+    node = make_original()
+    web = web_of(node)
     for path in ("/topic/create?topic=t", "/topic/pause?topic=t", "/channel/create?topic=t&channel=c"):
         answer = await web.post(path)
         assert (answer.status_code, answer.text) == (200, "")
@@ -254,8 +239,8 @@ async def test_topics_and_channels_over_http() -> None:
 
 
 async def test_stats_list_consumers_and_producers() -> None:
-    node = _node()
-    web = _web(node)
+    node = make_original()
+    web = web_of(node)
     consumer, producer = _consumer(node, ready=1), Client(node, "10.0.0.1:7")
     producer.ask(sized("PUB t", b"a"))
     consumer.messages()
@@ -276,8 +261,8 @@ async def test_stats_list_consumers_and_producers() -> None:
 
 
 async def test_stats_of_a_consumer_that_also_publishes_are_the_same_in_both_lists() -> None:
-    node = _node()
-    web = _web(node)
+    node = make_original()
+    web = web_of(node)
     consumer = _consumer(node, ready=1)
     consumer.send(sized("PUB t", b"a"))
     answer = (await web.get("/stats?format=json&topic=t")).json()
@@ -287,8 +272,8 @@ async def test_stats_of_a_consumer_that_also_publishes_are_the_same_in_both_list
 
 
 async def test_a_channel_that_is_created_again_counts_its_deliveries_from_zero() -> None:
-    node = _node()
-    web = _web(node)
+    node = make_original()
+    web = web_of(node)
     consumer, producer = _consumer(node, ready=1), Client(node, "10.0.0.1:7")
     producer.ask(sized("PUB t", b"a"))
     consumer.messages()
@@ -299,8 +284,8 @@ async def test_a_channel_that_is_created_again_counts_its_deliveries_from_zero()
 
 
 async def test_info_ping_and_options() -> None:
-    node = _node(limits={"max_rdy_count": 7})
-    web = _web(node)
+    node = make_original(limits={"max_rdy_count": 7})
+    web = web_of(node)
     assert (await web.get("/ping")).text == "OK"
     info = (await web.get("/info")).json()
     assert (info["tcp_port"], info["max_heartbeat_interval"], info["max_deflate_level"]) == (4150, 60_000_000_000, 6)
@@ -312,8 +297,8 @@ async def test_info_ping_and_options() -> None:
 
 
 async def test_stats_list_the_tls_of_clients() -> None:
-    node = _node()
-    web, plain, secure = _web(node), _consumer(node), _consumer(node)
+    node = make_original()
+    web, plain, secure = web_of(node), _consumer(node), _consumer(node)
     secure.session.output.layers.append(TlsLayer(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True))
     plain.session.settings.tls = True  # requested without feature negotiation: the connection stays in clear
     assert plain.session is not secure.session
@@ -323,8 +308,8 @@ async def test_stats_list_the_tls_of_clients() -> None:
 
 
 async def test_topology_is_sent_to_clients_and_shown_in_stats() -> None:
-    node = _node(limits={"topology_region": "r", "topology_zone": "z"})
-    web, client = _web(node), Client(node)
+    node = make_original(limits={"topology_region": "r", "topology_zone": "z"})
+    web, client = web_of(node), Client(node)
     reply = json.loads(client.ask(sized("IDENTIFY", b'{"feature_negotiation":true,"topology_zone":"mine"}')))
     assert (reply["topology_region"], reply["topology_zone"]) == ("r", "z")
     info = (await web.get("/info")).json()
@@ -338,22 +323,22 @@ async def test_topology_is_sent_to_clients_and_shown_in_stats() -> None:
     ("path", "allowed"), [("/pub", "OPTIONS, POST"), ("/ping", "GET, OPTIONS"), ("/config/x", "GET, OPTIONS, PUT")]
 )
 async def test_allowed_methods_are_listed_in_order(path: str, allowed: str) -> None:
-    web = _web(_node())
+    web = web_of(make_original())
     assert (await web.request("DELETE", path)).headers["allow"] == allowed
     answer = await web.options(path)
     assert (answer.status_code, answer.text, answer.headers["allow"]) == (200, "", allowed)
 
 
 async def test_null_empties_the_list_of_lookup_nodes() -> None:
-    node = _node()
+    node = make_original()
     node.switches.lookupd_addresses = ["127.0.0.1:1"]
-    assert (await _web(node).put("/config/nsqlookupd_tcp_addresses", content=b"null")).json() == []
+    assert (await web_of(node).put("/config/nsqlookupd_tcp_addresses", content=b"null")).json() == []
     assert node.switches.lookupd_addresses == []
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])
 async def test_http_is_refused_where_https_is_required(method: str) -> None:
-    answer = await _web(_node(https_only=True)).request(method, "/ping")
+    answer = await web_of(make_original(https_only=True)).request(method, "/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')
 
 
@@ -375,7 +360,7 @@ async def test_http_is_refused_where_https_is_required(method: str) -> None:
     ],
 )
 def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, refusal: str) -> None:
-    client = Client(_node())
+    client = Client(make_original())
     client.send(sent)
     client.session.eof_received()
     assert client.receive() == [(FrameType.ERROR, refusal.encode())]
@@ -397,10 +382,10 @@ _CLIENT = (
 @pytest.mark.anyio
 async def test_stats_have_the_members_that_nsqadmin_reads() -> None:
     """The API of the original nsqadmin was compared on this server and the real one, member by member."""
-    node = _node()
+    node = make_original()
     _consumer(node)
     Client(node).ask(sized("PUB t", b"x"))
-    answer = (await _web(node).get("/stats?format=json")).json()
+    answer = (await web_of(node).get("/stats?format=json")).json()
     assert list(answer) == ["version", "health", "start_time", "topics", "memory", "producers"]
     (topic,) = answer["topics"]
     (channel,) = topic["channels"]

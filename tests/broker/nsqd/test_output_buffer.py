@@ -82,6 +82,16 @@ def test_a_message_after_a_response_in_its_own_segment_waits_as_any_other(tickin
     assert (buffer.urgent, buffer.take(), buffer.urgent) == (True, b"message", False)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "sent"), [((16383,), False), ((16384,), True), ((16000, 383), False), ((16000, 384), True)]
+)
+def test_a_buffer_is_sent_when_it_is_full(sizes: tuple[int, ...], sent: bool) -> None:
+    _, buffer = _buffer(ticking=False)
+    for size in sizes:
+        buffer.hold(bytes(size), full=False)
+    assert buffer.urgent is sent
+
+
 _ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(1, 20000)),
@@ -113,6 +123,7 @@ def test_every_byte_leaves_once_and_in_order(actions: list[tuple[str, int]], tic
             buffer.expire(clock.now)
         elif buffer.urgent:
             sent += buffer.take()
+            assert not buffer.due or sent != given_, "nothing is due that was sent"
     clock.now += 1  # longer than the timeout: the buffer must be empty
     buffer.expire(clock.now)
     while buffer.urgent:

@@ -95,6 +95,16 @@ def test_publishes_are_checked_in_the_servers_order(line: str, body: bytes, answ
     assert client.open is (answer == "OK" or "EXT_NOT" in answer)
 
 
+def test_a_publish_without_a_partition_goes_to_the_first_that_the_node_leads() -> None:
+    node = make_node()
+    led = [host(node, partition=number) for number in range(3)]
+    led[0].leader = False
+    client = Client(node)
+    for line in ("PUB t 2", "PUB t", "MPUB t 2", "MPUB t"):
+        assert client.ask(sized(line, multi_body([b"x"]))) == "OK"
+    assert [hosted.partition.log.end_count for hosted in led] == [0, 2, 2]
+
+
 def test_bytes_that_are_not_text_are_unchanged() -> None:
     client = Client(make_node())
     client.send(b"SUB \xff\xfe ch\n")

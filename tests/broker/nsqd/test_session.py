@@ -164,6 +164,30 @@ def test_heartbeats_are_sent_and_three_missed_ones_end_the_connection() -> None:
     assert not client.open
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("limits", [ServerLimits(), ServerLimits.original()], ids=["redesigned", "original"])
+async def test_a_client_whose_command_waits_is_not_silent(limits: ServerLimits) -> None:
+    clock = Clock()
+    node = make_node(clock, limits=limits)
+    hosted = host(node)
+
+    async def replicate(_: object) -> None:
+        clock.seconds += 3600
+        node.tick()
+
+    hosted.replicate = replicate
+    client = Client(node)
+    client.session.receive(sized("PUB t", b"x"))
+    waiting = client.session.step()
+    assert waiting is not None
+    await waiting
+    client.session.command_done()
+    assert client.open
+    assert [data for _, data in client.receive()] == [HEARTBEAT, b"OK"]
+    node.tick()
+    assert client.open, "its silence begins when its command is done"
+
+
 def test_heartbeats_can_be_switched_off_for_publishers() -> None:
     clock = Clock()
     node = make_node(clock)

@@ -72,6 +72,18 @@ def test_an_answer_wakes_the_waiter() -> None:
     assert woken == ["first", "second"]
 
 
+def test_a_request_expires_once() -> None:
+    client, (first, second) = _client(2)
+    first.deadline, second.deadline = 10.0, 20.0
+    woken: list[str] = []
+    first.wake = lambda: woken.append("first")
+    assert [client.expire(now) for now in (10.0, 11.0, 12.0, 21.0)] == [0, 1, 0, 1]
+    assert woken == ["first"]
+    assert first.done and second.done
+    client.receive_data(_response() * 2)
+    assert (client.waiting, client.error) == (0, None), "late responses belong to them"
+
+
 def test_the_oldest_pending_request_is_woken_to_read() -> None:
     client, replies = _client(3)
     woken: list[int] = []

@@ -43,6 +43,12 @@ _ID = bytes(range(5, 21))
             lambda: bytes(batch_commands.multi(b"MPUB t\n", [b"x" * 5000, b"a"]))[7:19],
             b"\0\0\x13\x95\0\0\0\x02\0\0\x13\x88",
         ),
+        (
+            lambda: batch_commands.multi_packed(
+                b"MPUB t\n", [memoryview(b"\0\0\0\x01a\0\0\0\x01b"), b"\0\0\0\x01c"], 3
+            ),
+            b"MPUB t\n\0\0\0\x13\0\0\0\x03\0\0\0\x01a\0\0\0\x01b\0\0\0\x01c",
+        ),
         (lambda: batch_commands.multi(b"MPUB t\n", []), b"MPUB t\n\0\0\0\x04\0\0\0\0"),
         (lambda: commands.sub("t", "c"), b"SUB t c\n"),
         (lambda: commands.sub("t", "c", 3, verb="SUB_ORDERED"), b"SUB_ORDERED t c 3\n"),

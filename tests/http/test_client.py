@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
+pytestmark = pytest.mark.anyio
+
 CLOSED = "http://127.0.0.1:1/auth?secret=hunter2"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("url", [CLOSED, CLOSED.replace("http:", "https:")])
 async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
     url: str, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +55,6 @@ async def test_the_loop_runs_while_httpcore_and_certificates_are_loaded(
     await client.aclose()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("url", [CLOSED, "http://[bad/?secret=hunter2", "nothing://?secret=hunter2"])
 async def test_a_failed_request_names_no_secret(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
@@ -69,7 +69,6 @@ async def _close_after_request(stream: SocketStream) -> None:
     await stream.receive()
 
 
-@pytest.mark.anyio
 async def test_a_failed_request_says_whether_it_may_have_been_sent() -> None:
     client, sent = HttpClient(5), list[bool]()
     async with serving(_close_after_request) as address:
@@ -95,7 +94,6 @@ class _Body(httpx.AsyncByteStream):
             raise self._error
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("error", "reason", "sent"),
     [
@@ -121,7 +119,6 @@ async def test_an_error_says_why_and_whether_the_request_was_sent(error: Excepti
         assert (failed.value.reason, failed.value.sent) == (reason, sent), path
 
 
-@pytest.mark.anyio
 async def test_a_body_without_a_length_is_bounded_and_earlier_bodies_do_not_count() -> None:
     bodies = {"/fits": (b"x" * 6, b"x" * 4), "/long": (b"x" * 6, b"x" * 6)}
     client = HttpClient(
@@ -135,7 +132,6 @@ async def test_a_body_without_a_length_is_bounded_and_earlier_bodies_do_not_coun
         await client.request("GET", "http://n1/long")
 
 
-@pytest.mark.anyio
 async def test_the_first_requests_over_tls_share_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[object] = []
 

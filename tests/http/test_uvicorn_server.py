@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -17,6 +17,7 @@ import trustme
 from attrs import define, field
 
 from nsqext.errors import InvalidSetting
+from nsqext.http.api import Call, application, route
 from nsqext.http.uvicorn_server import HttpGuard, HttpServer, listen
 from nsqext.types import Address
 from tests.support.listeners import scarce_listener
@@ -219,6 +220,59 @@ async def test_a_connection_that_is_accepted_while_the_server_is_killed_is_close
         async with await anyio.connect_tcp(*found.address):
             await found.ended.wait()
         assert [sock.fileno() for sock in accepted_socks] == [-1]
+
+
+async def test_without_file_descriptors_the_loop_does_not_spin() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.reading = True
+            self.later: list[tuple[float, Any]] = []
+
+        def remove_reader(self, listener: Any) -> None:
+            self.reading = False
+
+        def add_reader(self, listener: Any, *callback: Any) -> None:
+            self.reading = True
+
+        def call_later(self, delay: float, *callback: Any) -> None:
+            self.later.append((delay, callback))
+
+    loop = Loop()
+    with scarce_listener() as listener:
+        server = HttpServer(None)._server
+        server._listener, server._loop = listener, loop
+        server._accept(listener)
+        assert (listener.refused, loop.reading) == (1, False)
+        delay, (callback, *arguments) = loop.later[0]
+        assert delay >= 0.05
+        callback(*arguments)
+        assert loop.reading
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_accepted_while_the_server_closes_is_dropped(turns: int) -> None:
+    async with running() as (found, _):
+        await anyio.wait_all_tasks_blocked()
+        with socket.create_connection(found.address) as late:
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            found.server.kill()
+            late.setblocking(False)
+            await anyio.wait_readable(late)
+            with suppress(ConnectionResetError):
+                assert late.recv(1) == b""
+
+
+async def test_clients_that_disconnect_within_a_body_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    server = HttpServer(application([route("POST", "/", Call.body)]))
+    listener = listen(Address("127.0.0.1", 0))
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(server.serve, listener)
+        with socket.create_connection(listener.getsockname()) as leaving:
+            leaving.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
+            await anyio.wait_all_tasks_blocked()
+        server.stop()
+    assert caplog.text == ""
 
 
 async def test_a_guarded_server_refuses_other_hosts() -> None:

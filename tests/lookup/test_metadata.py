@@ -21,6 +21,8 @@ from tests.support.fake_lookupd import LookupNodes, answering, eventually, http,
 if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
 
+pytestmark = pytest.mark.anyio
+
 N1, N2 = Address("n1", 4150), Address("n2", 4150)
 
 
@@ -46,7 +48,6 @@ def leads(name: str, num: int = 1) -> dict[str, Any]:
 # Without lookup
 
 
-@pytest.mark.anyio
 async def test_fixed_nodes_without_lookup() -> None:
     cache = MetadataCache(nsqd="n1:4150, n2:4150")
     view = cache.cached("orders")
@@ -96,7 +97,6 @@ def test_it_can_be_made_outside_of_an_event_loop() -> None:
 # Finding
 
 
-@pytest.mark.anyio
 async def test_a_topic_is_looked_up_once(nodes: LookupNodes) -> None:
     asked = nodes.finds("a:4161", lookup_json({0: "n1:4150", 1: "n2:4150"}, num=2, extend=True))
     cache = cache_of(nodes)
@@ -113,7 +113,6 @@ async def test_a_topic_is_looked_up_once(nodes: LookupNodes) -> None:
     assert asked.calls.last.request.url.params["access"] == "r"
 
 
-@pytest.mark.anyio
 async def test_an_unknown_topic_differs_from_a_failed_lookup(nodes: LookupNodes) -> None:
     cache = cache_of(nodes, max_pause=0)
     nodes.finds("a:4161", not_found("Key not found"))
@@ -135,7 +134,6 @@ def test_fixed_nodes_may_be_reached_over_https(nsqd: str, https: bool) -> None:
     assert MetadataCache(nsqd=nsqd, over_http=True).has_https is https
 
 
-@pytest.mark.anyio
 async def test_it_says_when_a_lookup_node_answered_last_and_what_is_unknown(nodes: LookupNodes) -> None:
     cache = cache_of(nodes, max_pause=0)
     assert (cache.answer_age, cache.is_unknown("orders"), cache.addresses) == (None, False, (Address("a", 4161),))
@@ -156,7 +154,6 @@ _LACKS: dict[str, Any] = {"topics": []}
 _DOWN = httpx.ConnectError("refused")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("lookup", "stats", "allowed"),
     [
@@ -184,14 +181,12 @@ async def test_a_node_that_may_have_lost_a_topic_is_subscribed_if_lookup_and_the
     assert asked.call_count == before + 1, "what is cached does not count"
 
 
-@pytest.mark.anyio
 async def test_a_node_without_lookup_is_subscribed_always() -> None:
     cache = MetadataCache(nsqd="n1:4150")
     view = await cache.resolve("orders", "r")
     assert await cache.may_subscribe("orders", view, N1)
 
 
-@pytest.mark.anyio
 async def test_a_list_of_topics_may_be_as_old_as_is_asked_for(nodes: LookupNodes) -> None:
     listed = nodes.route("a:4161", "/topics", {"topics": ["one"]})
     cache = cache_of(nodes)
@@ -200,7 +195,6 @@ async def test_a_list_of_topics_may_be_as_old_as_is_asked_for(nodes: LookupNodes
         assert listed.call_count == requests
 
 
-@pytest.mark.anyio
 async def test_each_waiting_task_raises_its_own_error(nodes: LookupNodes) -> None:
     asked = nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
     cache = cache_of(nodes)
@@ -219,7 +213,6 @@ async def test_each_waiting_task_raises_its_own_error(nodes: LookupNodes) -> Non
     assert {error.topic for error in errors} == {"orders"}
 
 
-@pytest.mark.anyio
 async def test_a_topic_without_leaders_is_after_error_again(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", lookup_json({}, num=1))
     cache = cache_of(nodes)
@@ -228,7 +221,6 @@ async def test_a_topic_without_leaders_is_after_error_again(nodes: LookupNodes) 
     assert (await cache.resolve("orders")).leaders == {0: N1}
 
 
-@pytest.mark.anyio
 async def test_over_real_sockets(closed_address: Address) -> None:
     list_and_answer = answering(http(b'{"partitions":{"0":{"broadcast_address":"n1","tcp_port":4150}},"producers":[]}'))
     async with serving(list_and_answer) as address:
@@ -238,7 +230,6 @@ async def test_over_real_sockets(closed_address: Address) -> None:
     assert view.leaders == {0: N1}
 
 
-@pytest.mark.anyio
 async def test_an_address_that_is_down_is_a_clear_error_in_time(closed_address: Address) -> None:
     cache = MetadataCache(str(closed_address))
     with anyio.fail_after(25), pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
@@ -249,7 +240,6 @@ async def test_an_address_that_is_down_is_a_clear_error_in_time(closed_address: 
 # Refreshing
 
 
-@pytest.mark.anyio
 async def test_refreshing_after_an_error(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
@@ -265,7 +255,6 @@ async def test_refreshing_after_an_error(nodes: LookupNodes) -> None:
     assert asked.call_count == 2, "one lookup of the topic, one refresh for all errors"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "answer",
     [
@@ -288,7 +277,6 @@ async def test_failures_never_empty_a_map(nodes: LookupNodes, answer: Any) -> No
     assert (await cache.resolve("orders")).leaders == view.leaders
 
 
-@pytest.mark.anyio
 async def test_the_accesses_are_separate(nodes: LookupNodes) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=leads("n1" if request.url.params["access"] == "w" else "n2"))
@@ -302,7 +290,6 @@ async def test_the_accesses_are_separate(nodes: LookupNodes) -> None:
 # Watching and polling
 
 
-@pytest.mark.anyio
 async def test_watchers_are_called_for_changes_only(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes, max_pause=0)
@@ -322,7 +309,6 @@ async def test_watchers_are_called_for_changes_only(nodes: LookupNodes) -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.anyio
 async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))
     cache = cache_of(nodes, poll_interval=0.01)
@@ -339,7 +325,6 @@ async def test_a_watched_topic_is_found_and_followed_by_polling(nodes: LookupNod
     assert [view.leaders for view in seen] == [{0: N1}, {0: N2}]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("act", ["poll", "announce", "switch"])
 async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes, act: str) -> None:
     nodes.finds("a:4161", leads("n1"))
@@ -362,7 +347,6 @@ async def test_a_topic_is_polled_soon_on_request(nodes: LookupNodes, act: str) -
         await cache.release()
 
 
-@pytest.mark.anyio
 async def test_names_are_checked_before_they_are_known(nodes: LookupNodes) -> None:
     asked = nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
@@ -374,7 +358,6 @@ async def test_names_are_checked_before_they_are_known(nodes: LookupNodes) -> No
     assert asked.call_count == 0
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("answer", "lacks"), [(not_found("Topic has no channel"), True), (leads("n1"), False)])
 async def test_a_partition_without_a_channel(nodes: LookupNodes, answer: Any, lacks: bool) -> None:
     asked = nodes.finds("a:4161", answer)
@@ -382,7 +365,6 @@ async def test_a_partition_without_a_channel(nodes: LookupNodes, answer: Any, la
     assert dict(asked.calls.last.request.url.params) == {"topic": "orders", "access": "w", "partition": "3"}
 
 
-@pytest.mark.anyio
 async def test_resolved_topics_are_polled_and_unknown_ones_are_not(nodes: LookupNodes) -> None:
     polled: list[str] = []
 
@@ -403,7 +385,6 @@ async def test_resolved_topics_are_polled_and_unknown_ones_are_not(nodes: Lookup
     assert polled.count("missing") == 1
 
 
-@pytest.mark.anyio
 async def test_a_slow_topic_does_not_delay_others(nodes: LookupNodes) -> None:
     polled: list[str] = []
 
@@ -424,7 +405,6 @@ async def test_a_slow_topic_does_not_delay_others(nodes: LookupNodes) -> None:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_polling_ends_when_the_cache_is_closed(nodes: LookupNodes) -> None:
     nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
@@ -442,7 +422,6 @@ async def test_polling_ends_when_the_cache_is_closed(nodes: LookupNodes) -> None
     assert cache.cached("orders") is not None
 
 
-@pytest.mark.anyio
 async def test_closing_fails_pending_lookups() -> None:
     async def hang(stream: object) -> None:
         await anyio.sleep_forever()
@@ -461,7 +440,6 @@ async def test_closing_fails_pending_lookups() -> None:
                 await cache.aclose()
 
 
-@pytest.mark.anyio
 async def test_closing_ends_a_pending_listlookup(nodes: LookupNodes) -> None:
     asked = anyio.Event()
 
@@ -484,7 +462,6 @@ async def test_closing_ends_a_pending_listlookup(nodes: LookupNodes) -> None:
             await cache.aclose()
 
 
-@pytest.mark.anyio
 async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes) -> None:
     asked, go_on = anyio.Event(), anyio.Event()
 
@@ -507,7 +484,6 @@ async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes
     assert not never.called
 
 
-@pytest.mark.anyio
 async def test_unknown_topics_are_forgotten(nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY", 5)
     nodes.finds("a:4161", not_found("TOPIC_NOT_FOUND"))

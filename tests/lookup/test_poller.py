@@ -21,6 +21,8 @@ from tests.support.fake_lookupd import eventually, failed, listing, tcp, unknown
 if TYPE_CHECKING:
     from nsqext.lookup.responses import LookupAnswer
 
+pytestmark = pytest.mark.anyio
+
 
 class Lookup:
     """Fake lookup service that counts requests and responds when the test allows it."""
@@ -51,7 +53,6 @@ class Lookup:
         return self.answers
 
 
-@pytest.mark.anyio
 async def test_a_round_of_answers_builds_a_map() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1))
     assert lookup.refresher.map is None
@@ -61,14 +62,12 @@ async def test_a_round_of_answers_builds_a_map() -> None:
     assert lookup.refresher.map.version == 1
 
 
-@pytest.mark.anyio
 async def test_a_topic_without_leaders_has_a_map() -> None:
     lookup = Lookup(listing("a"))
     await lookup.refresher.refresh()
     assert lookup.refresher.map == PartitionMap("orders")
 
 
-@pytest.mark.anyio
 async def test_concurrent_refreshes_share_a_round() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     async with anyio.create_task_group() as tasks:
@@ -79,7 +78,6 @@ async def test_concurrent_refreshes_share_a_round() -> None:
     assert lookup.asked == 1
 
 
-@pytest.mark.anyio
 async def test_a_newer_map_is_not_refreshed() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1))
     await lookup.refresher.refresh()
@@ -92,7 +90,6 @@ async def test_a_newer_map_is_not_refreshed() -> None:
     assert lookup.asked == 3
 
 
-@pytest.mark.anyio
 async def test_another_task_continues_a_cancelled_round() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     scope = anyio.CancelScope()
@@ -115,7 +112,6 @@ async def test_another_task_continues_a_cancelled_round() -> None:
     assert lookup.refresher.map is not None
 
 
-@pytest.mark.anyio
 async def test_a_waiting_task_can_be_cancelled() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
     with anyio.fail_after(25):
@@ -128,7 +124,6 @@ async def test_a_waiting_task_can_be_cancelled() -> None:
     assert lookup.asked == 1
 
 
-@pytest.mark.anyio
 async def test_a_failed_round_keeps_the_map_and_its_reason() -> None:
     lookup = Lookup(failed("a"), unknown("b"), max_pause=0)
     await lookup.refresher.refresh()
@@ -145,7 +140,6 @@ async def test_a_failed_round_keeps_the_map_and_its_reason() -> None:
     assert len(lookup.maps) == 1
 
 
-@pytest.mark.anyio
 async def test_a_leader_that_refused_is_not_preferred() -> None:
     lookup = Lookup(listing("a", {0: "n2"}, num=1), listing("b", {0: "n1"}, num=1), max_pause=0)
     await lookup.refresher.refresh()
@@ -158,7 +152,6 @@ async def test_a_leader_that_refused_is_not_preferred() -> None:
     await lookup.refresher.refresh(failed=lookup.refresher.map, partition=7)
 
 
-@pytest.mark.anyio
 async def test_rounds_that_change_nothing_are_paced() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), max_pause=0.2)
     await lookup.refresher.refresh()
@@ -176,7 +169,6 @@ async def next_poll(refresher: Refresher, *, after_error: bool = False) -> tuple
     return refresher.poll_at - anyio.current_time(), refresher.poll_at - began
 
 
-@pytest.mark.anyio
 async def test_settled_topics_are_polled_within_the_jitter() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), poll_interval=100.0, max_poll_interval=100.0, poll_jitter=0.2)
     bounds = [await next_poll(lookup.refresher) for _ in range(50)]
@@ -184,7 +176,6 @@ async def test_settled_topics_are_polled_within_the_jitter() -> None:
     assert max(least for least, _ in bounds) - min(most for _, most in bounds) > 10
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("access", "delays"), [("w", [10, 20, 40, 40]), ("r", [10, 10, 10, 10])])
 async def test_polls_of_producers_back_off_while_nothing_changes(access: str, delays: list[int]) -> None:
     lookup = Lookup(
@@ -199,7 +190,6 @@ async def test_polls_of_producers_back_off_while_nothing_changes(access: str, de
     assert least <= 10 <= most
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("answer", [listing("a", {0: "n1"}, num=2), failed("a"), listing("a", {}, num=1), listing("a")])
 async def test_a_missing_leader_is_polled_sooner(answer: LookupAnswer) -> None:
     lookup = Lookup(answer, poll_interval=100.0, poll_jitter=0)
@@ -208,7 +198,6 @@ async def test_a_missing_leader_is_polled_sooner(answer: LookupAnswer) -> None:
     assert most > 0
 
 
-@pytest.mark.anyio
 async def test_an_unlisted_partition_is_polled_sooner() -> None:
     lookup = Lookup(listing("a", {0: "n1"}, num=1), poll_interval=100.0, poll_jitter=0)
     await lookup.refresher.refresh()
@@ -304,7 +293,6 @@ def test_the_budget_of_many_topics_lets_all_of_them_refresh_within_five_seconds(
     assert [budget.take(100.0) for _ in range(1000)][-1] == pytest.approx(4.0)
 
 
-@pytest.mark.anyio
 async def test_errors_of_many_topics_share_a_budget_and_first_lookups_do_not_take_from_it() -> None:
     rounds = 0
 
@@ -361,7 +349,6 @@ class Asked:
         return (listing("a", {0: "n1"}, num=1),)
 
 
-@pytest.mark.anyio
 async def test_several_runs_poll_once() -> None:
     asked = Asked()
     poller = Poller(lambda: [asked.refresher])
@@ -375,7 +362,6 @@ async def test_several_runs_poll_once() -> None:
             poller.stop()
 
 
-@pytest.mark.anyio
 async def test_another_run_continues_a_cancelled_poll() -> None:
     asked = Asked()
     asked.hanging = 1
@@ -393,7 +379,6 @@ async def test_another_run_continues_a_cancelled_poll() -> None:
             tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_a_waiting_run_can_be_cancelled() -> None:
     asked = Asked(interval=0.01)
     poller = Poller(lambda: [asked.refresher])
@@ -410,7 +395,6 @@ async def test_a_waiting_run_can_be_cancelled() -> None:
             poller.stop()
 
 
-@pytest.mark.anyio
 async def test_a_poll_does_not_count_as_a_refresh_after_an_error() -> None:
     class Recorded:
         poll_at = float("-inf")
@@ -426,7 +410,6 @@ async def test_a_poll_does_not_count_as_a_refresh_after_an_error() -> None:
     assert recorded.poll_at == float("inf")
 
 
-@pytest.mark.anyio
 async def test_a_stopped_poller_does_not_poll() -> None:
     asked = Asked()
     poller = Poller(lambda: [asked.refresher])

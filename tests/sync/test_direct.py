@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -469,7 +469,11 @@ def test_the_event_loop_publishes_what_threads_cannot(
 def interrupts() -> Iterator[None]:
     """Make SIGALRM raise KeyboardInterrupt."""
 
-    def interrupt(*_: object) -> None:
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        # without a trace function, as of the mutation campaign, nothing is interrupted between a lock and its `with`
+        if frame is not None and frame.f_code.co_filename.endswith("/mutation/reach.py"):
+            signal.setitimer(signal.ITIMER_REAL, 0.00005)
+            return
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from nsqext.errors import ConnectionLost, InvalidState, NotSent, NsqError, ProtocolError
 from nsqext.errors.server import BadMessage, NotLeader
-from nsqext.protocol.client.client_protocol import MAX_NOTICES
+from nsqext.protocol.client.client_protocol import MAX_NOTICES, Reply
 from nsqext.transport.connection import Connection
 from nsqext.types import Address
 from tests.support.clock import replace_clock
@@ -165,6 +166,7 @@ async def test_the_late_response_to_a_cancelled_request_is_discarded() -> None:
         assert connection.usable
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_when_the_reading_task_is_cancelled_the_next_one_reads() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         first = Caller(connection, pub(b"1"))
@@ -197,6 +199,7 @@ async def test_a_response_and_a_cancellation_in_the_same_turn() -> None:
         assert connection.in_flight == 0
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_another() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [Caller(connection, pub(b"x")) for _ in range(3)]
@@ -213,6 +216,7 @@ async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_anothe
             assert caller.outcome == b"OK"
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_messages_are_delivered_in_lists_and_reading_ends_with_the_reason() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         taken: list[list[bytes]] = []
@@ -291,7 +295,7 @@ async def test_reads_grow_while_they_are_full_and_shrink_afterwards(layered: boo
     assert connection.usable
 
 
-@pytest.mark.parametrize("anyio_backend", ["trio"])
+@pytest.mark.usefixtures("read_by_tasks")
 async def test_a_second_reader_is_refused_where_tasks_read() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         caller = Caller(connection, pub(b"x"))
@@ -303,6 +307,25 @@ async def test_a_second_reader_is_refused_where_tasks_read() -> None:
         await peer.answer()
 
 
+async def test_a_request_that_has_its_response_is_freed_at_once() -> None:
+    """A cycle with its task would keep the response until the next garbage collection."""
+    async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
+        gc.collect()
+        others = [each for each in gc.get_objects() if type(each) is Reply]
+        gc.disable()
+        try:
+            for _ in range(5):
+                caller = Caller(connection, pub(b"x"))
+                tasks.start_soon(caller)
+                await peer.expect("PUB")
+                await peer.answer()
+                await caller.ended.wait()
+            assert [each for each in gc.get_objects() if type(each) is Reply] == others
+        finally:
+            gc.enable()
+
+
+@pytest.mark.usefixtures("either_reader")
 async def test_closing_fails_all_pending_requests() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         callers = [Caller(connection, pub(b"x")) for _ in range(3)]
@@ -344,6 +367,11 @@ async def test_a_message_without_a_subscription_ends_the_connection() -> None:
 
 async def test_rejected_acknowledgements_are_bounded() -> None:
     with paired_connection() as (connection, right):
+        right.sendall(error("E_FIN_FAILED x"))
+        connection.poll()
+        assert len(connection.protocol.notices) == 1
+        connection.tick()
+        assert connection.protocol.notices == []
         flood, most = error("E_FIN_FAILED x") * 1000, 0
         for _ in range(11):
             right.sendall(flood)

@@ -87,9 +87,11 @@ async def test_heartbeats_between_answers() -> None:
         assert caller.outcome == b"OK"
         await peer.expect_nop()
         await peer.expect_nop()
-        tasks.start_soon(Caller(connection, pub(b"y")))
-        await peer.expect("PUB")  # and not another NOP
-        await peer.answer()
+        for body in (b"y", b"z"):
+            tasks.start_soon(Caller(connection, pub(body)))
+            await peer.expect("PUB")  # and not another NOP
+            await peer.answer()
+            await until(lambda: not connection.in_flight)
 
 
 async def test_a_silent_server_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ _BIG = 20_000_000
 """More bytes than the socket buffers accept while the peer does not read."""
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_a_request_that_the_kernel_sends_in_parts() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         big, small = Caller(connection, pub(b"b" * _BIG)), Caller(connection, pub(b"small"))
@@ -116,6 +117,7 @@ async def test_a_peer_that_never_reads_loses_the_connection() -> None:
         assert type(behind.outcome) is NotSent
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_drain_sends_pending_writes() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
         connection.write(pub(b"b" * _BIG))
@@ -126,6 +128,7 @@ async def test_drain_sends_pending_writes() -> None:
         assert (await peer.expect("PUB")).body == b"c"
 
 
+@pytest.mark.usefixtures("either_reader")
 async def test_closing_ends_a_drain() -> None:
     async with connected_peer() as (connection, peer):
         peer.stop_reading()
@@ -185,6 +188,40 @@ async def test_acknowledgements_that_the_server_does_not_read_are_bounded() -> N
         connection.write(b"y")
         assert not connection.usable
         assert "the server does not read" in str(connection.protocol.error)
+
+
+async def test_a_request_does_not_overtake_unsent_bytes_when_the_server_has_read_a_part() -> None:
+    size = 4 << 20
+    with paired_connection() as (connection, right):
+        connection.write(b"w" * size)
+        connection.flush()
+        received = bytearray(right.recv(1 << 20))
+        async with anyio.create_task_group() as tasks:
+            caller = Caller(connection, pub(b"x"))
+            tasks.start_soon(caller)
+            await anyio.wait_all_tasks_blocked()
+            right.setblocking(False)
+            while len(received) < size + len(pub(b"x")):
+                await anyio.wait_readable(right)
+                received += right.recv(1 << 20)
+            assert received.lstrip(b"w") == pub(b"x")
+            right.send(ok(b"1"))
+            await caller.ended.wait()
+        assert caller.outcome == b"1"
+
+
+async def test_acknowledgements_that_the_server_reads_late_do_not_add_up() -> None:
+    part = 1 << 20
+    with paired_connection() as (connection, right):
+        for _ in range(20):
+            for _ in range(2):
+                connection.write(b"x" * part)
+                connection.flush()
+            left = 2 * part
+            while left:
+                left -= len(right.recv(part))
+                connection.tick()
+        assert connection.usable
 
 
 async def test_a_server_that_never_reads_acknowledgements_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,11 @@ async def test_writing_is_watched_between_start_and_stop(
             watch.stop_writing()
             enough.set()
 
+    unused = watch_readable(pair[1], lambda: None)
+    assert unused is not None
+    unused.start_writing(lambda: None)
+    unused.end()
+    assert not unused.turns.loop.remove_writer(pair[1].fileno())
     watch.start_writing(writable)
     watch.start_writing(writable)
     with anyio.fail_after(25):

@@ -25,6 +25,7 @@ from nsqext.errors import (
 from nsqext.errors.server import AuthFailed, AuthRequired
 from nsqext.protocol.client.commands import sub
 from nsqext.protocol.identify import IdentifyRequest
+from nsqext.transport import handshake
 from nsqext.transport.handshake import open_connection, subscribe
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
@@ -206,6 +207,68 @@ async def test_a_subscription_that_is_not_granted_with_ok_ends_the_connection() 
                 with pytest.raises(ProtocolError, match="expected OK in response to SUB, received b'CLOSE_WAIT'"):
                     await subscribe(connection, sub("t", "ch"), 5.0)
         assert connection.closed
+
+
+@pytest.mark.parametrize("end", ["refused", "silent", "cancelled", "no nsqd"])
+async def test_a_connection_that_is_not_opened_leaves_no_socket(
+    end: str, closed_address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+
+    def make(*arguments: Any) -> socket.socket:
+        made.append(socket.socket(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(handshake, "make_socket", make)
+
+    async def script(peer: Peer) -> None:
+        if end == "no nsqd":
+            await peer.raw(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await peer.read_magic()
+        await peer.expect("IDENTIFY")
+        await peer.expect_end()
+
+    async with scripted_node(script, granted=None) as node:
+        address = closed_address if end == "refused" else node.address
+        options = ConnectionOptions(connect_timeout=0.1 if end == "silent" else 20)
+        with anyio.fail_after(25):
+            async with anyio.create_task_group() as tasks:
+
+                async def fail() -> None:
+                    with pytest.raises(NsqError):
+                        await open_connection(address, options)
+
+                tasks.start_soon(fail)
+                if end == "cancelled":
+                    await anyio.wait_all_tasks_blocked()
+                    tasks.cancel_scope.cancel()
+        assert [sock.fileno() for sock in made] == [-1]
+
+
+async def test_a_cancelled_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    async def connect(sock: socket.socket, _: object) -> None:
+        made.append(sock)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(handshake, "_connect", connect)
+    with anyio.move_on_after(0.01):
+        await handshake.connect(Address("127.0.0.1", 1), 20)
+    assert [sock.fileno() for sock in made] == [-1]
+
+
+async def test_a_secret_is_sent_to_a_node_that_does_not_require_it() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+
+        async def connect() -> None:
+            connection, _ = await open_connection(node.address, ConnectionOptions(auth_secret="hush"))
+            connection.close()
+
+        tasks.start_soon(connect)
+        peer = await node.accept()
+        assert (await peer.expect("AUTH")).body == b"hush"
+        await peer.answer(b"{}")
 
 
 @pytest.mark.parametrize("turns", range(12))

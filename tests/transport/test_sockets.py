@@ -16,6 +16,8 @@ from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address
 from tests.support.clock import run_in_virtual_time
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
@@ -23,7 +25,6 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-@pytest.mark.anyio
 async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socket) -> None:
     sock = await connect(Address(*listener.getsockname()), 5)
     with sock:
@@ -32,7 +33,6 @@ async def test_a_socket_does_not_block_and_does_not_delay(listener: socket.socke
         assert sock.getpeername() == listener.getsockname()
 
 
-@pytest.mark.anyio
 async def test_no_server_listens(closed_address: Address) -> None:
     with pytest.raises(ConnectionFailed, match="refused") as caught:
         await connect(closed_address, 5)
@@ -40,7 +40,6 @@ async def test_no_server_listens(closed_address: Address) -> None:
     assert caught.value.retryable
 
 
-@pytest.mark.anyio
 async def test_every_address_of_a_name_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, closed_address: Address
 ) -> None:
@@ -88,13 +87,11 @@ def test_a_silent_address_leaves_time_for_the_next(
 
 
 @pytest.mark.parametrize("host", ["b\xfccher..de", "a..b", "x" * 70, "a\0b"])
-@pytest.mark.anyio
 async def test_an_unusable_host_name(host: str) -> None:
     with pytest.raises(ConnectionFailed):  # a lookup node may return any address
         await connect(Address(host, 4150), 5)
 
 
-@pytest.mark.anyio
 async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -> None:
     with await connect(Address(*listener.getsockname()), 5, "127.0.0.2") as sock:
         assert sock.getsockname()[0] == "127.0.0.2"
@@ -102,7 +99,6 @@ async def test_the_address_of_this_host_can_be_chosen(listener: socket.socket) -
         await connect(Address(*listener.getsockname()), 5, "192.0.2.1")
 
 
-@pytest.mark.anyio
 async def test_a_name_without_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(*_: object, **__: object) -> list[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

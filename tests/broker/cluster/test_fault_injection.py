@@ -11,10 +11,11 @@ from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.runtime import Clock
 from nsqext.protocol.server.request_error import RequestError
 
+pytestmark = pytest.mark.anyio
+
 FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
 
 
-@pytest.mark.anyio
 async def test_nothing_is_changed_without_a_fault() -> None:
     faults = NodeFaults()
     assert not faults.active
@@ -22,7 +23,6 @@ async def test_nothing_is_changed_without_a_fault() -> None:
     assert faults.command("PUB") is None
 
 
-@pytest.mark.anyio
 async def test_drop_swallows_a_number_of_bytes_of_one_peer() -> None:
     faults = NodeFaults()
     faults.add(Rule("drop", "in", peer="a:1", left=4))
@@ -33,7 +33,6 @@ async def test_drop_swallows_a_number_of_bytes_of_one_peer() -> None:
     assert not faults.active
 
 
-@pytest.mark.anyio
 async def test_a_cut_connection_sends_half_a_frame() -> None:
     faults = NodeFaults()
     faults.add(Rule("cut", "out", left=1))
@@ -43,7 +42,6 @@ async def test_a_cut_connection_sends_half_a_frame() -> None:
     assert await faults.carry("in", "a:1", b"PUB x\n") == (b"PUB", True)
 
 
-@pytest.mark.anyio
 async def test_a_frozen_node_forwards_nothing_until_it_is_thawed() -> None:
     faults = NodeFaults()
     faults.freeze()
@@ -58,7 +56,6 @@ async def test_a_frozen_node_forwards_nothing_until_it_is_thawed() -> None:
         assert await faults.carry("in", "a:1", b"abc") == (b"abc", False)
 
 
-@pytest.mark.anyio
 async def test_a_delay_is_waited_for() -> None:
     faults = NodeFaults()
     faults.add(Rule("delay", "out", seconds=0.05))

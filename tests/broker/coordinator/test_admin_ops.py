@@ -14,6 +14,8 @@ from nsqext.broker.engine.storage.log import Refusal
 from tests.support.coordinators import bodies, counted, hosted, make_coordinator, publish, running, until, wrong_roles
 from tests.support.engine_partition import Consumer
 
+pytestmark = pytest.mark.anyio
+
 
 def roles(coordinator: Coordinator, topic: str = "t", partition: int = 0) -> dict[str, tuple[bool, bool]]:
     return {
@@ -107,7 +109,6 @@ def test_settings_may_reach_their_limits() -> None:
     assert coordinator.topics["t"].spec == TopicSpec(retention_days=60, sync_every=4000)
 
 
-@pytest.mark.anyio
 async def test_more_and_fewer_replicas() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
@@ -121,7 +122,6 @@ async def test_more_and_fewer_replicas() -> None:
         assert list(roles(coordinator)) == [leader]
 
 
-@pytest.mark.anyio
 async def test_expanding_adds_partitions() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 1))
@@ -179,7 +179,6 @@ def test_new_partitions_have_the_registered_channels() -> None:
     assert [sorted(copy.channels) for copy in copies] == [["a", "b"]] * 6
 
 
-@pytest.mark.anyio
 async def test_a_partition_moves_with_its_messages_and_positions() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
@@ -196,7 +195,6 @@ async def test_a_partition_moves_with_its_messages_and_positions() -> None:
         assert bodies(coordinator, target) == [b"one", b"two"]
 
 
-@pytest.mark.anyio
 async def test_an_abandoned_move_removes_the_new_replica() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
@@ -210,7 +208,6 @@ async def test_an_abandoned_move_removes_the_new_replica() -> None:
         await until(coordinator, "writable")
 
 
-@pytest.mark.anyio
 async def test_a_move_abandoned_after_catch_up_is_completed() -> None:
     async with running(4, CoordinatorOptions(join_pause=60)) as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 3))
@@ -232,7 +229,6 @@ async def test_a_move_abandoned_after_catch_up_is_completed() -> None:
         assert before not in roles(coordinator)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again: bool) -> None:
     async with running(options=CoordinatorOptions(join_pause=3600)) as coordinator:  # the copy is never ready
@@ -260,7 +256,6 @@ async def test_a_move_of_a_topic_that_is_deleted_leaves_the_next_one_alone(again
             await publish(coordinator, b"new")
 
 
-@pytest.mark.anyio
 async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
@@ -273,7 +268,6 @@ async def test_a_leader_without_majority_writes_again_when_it_needs_no_other() -
         await publish(coordinator, b"one")
 
 
-@pytest.mark.anyio
 async def test_a_deleted_topic_refuses_writes() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec())
@@ -283,7 +277,6 @@ async def test_a_deleted_topic_refuses_writes() -> None:
         assert not coordinator.writable(replicas)
 
 
-@pytest.mark.anyio
 async def test_refused_moves() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
@@ -306,7 +299,6 @@ async def test_refused_moves() -> None:
             await admin.move_partition(coordinator, "none", 0, leader, other, leader=True)
 
 
-@pytest.mark.anyio
 async def test_partitions_of_a_removed_node_are_moved() -> None:
     async with running() as coordinator:
         admin.create_topic(coordinator, "t", TopicSpec(1, 2))
@@ -321,7 +313,6 @@ async def test_partitions_of_a_removed_node_are_moved() -> None:
         assert leader not in coordinator.replica_sets["u", 0].state.replicas
 
 
-@pytest.mark.anyio
 async def test_the_load_follows_every_operation() -> None:
     async with running(4) as coordinator:
         for number in range(3):
@@ -379,7 +370,6 @@ def test_a_topic_is_writable_as_soon_as_a_replica_that_joins_is_removed() -> Non
     assert coordinator.writable(replicas)
 
 
-@pytest.mark.anyio
 async def test_leadership_moves_to_another_replica_and_the_old_leader_follows() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 3))
@@ -390,7 +380,6 @@ async def test_leadership_moves_to_another_replica_and_the_old_leader_follows() 
     assert coordinator.load() == {name: (int(leader), 1) for name, leader in leads.items()}
 
 
-@pytest.mark.anyio
 async def test_nothing_is_moved_from_an_unknown_node() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nsqext.broker.coordinator.topics import ClusterMember
     from nsqext.broker.engine.partition import Partition
 
+pytestmark = pytest.mark.anyio
+
 
 def kill(coordinator: Coordinator, name: str) -> None:
     member = coordinator.members[name]
@@ -38,7 +40,6 @@ def create(coordinator: Coordinator, replicas: int) -> str:
     return coordinator.replica_sets["t", 0].state.leader
 
 
-@pytest.mark.anyio
 async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -57,7 +58,6 @@ async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
         assert state.leader != leader
 
 
-@pytest.mark.anyio
 async def test_the_survivor_of_two_leads_without_writes() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
@@ -71,7 +71,6 @@ async def test_the_survivor_of_two_leads_without_writes() -> None:
         assert coordinator.replica_sets["t", 0].state.leader == other
 
 
-@pytest.mark.anyio
 async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
@@ -88,7 +87,6 @@ async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign
         assert bodies(coordinator, leader)[-1] == b"two"
 
 
-@pytest.mark.anyio
 async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -99,7 +97,6 @@ async def test_a_lost_follower_of_three_only_delays_a_publish() -> None:
         assert (state.leader, len(state.in_sync), state.epoch) == (leader, 2, 1)
 
 
-@pytest.mark.anyio
 async def test_a_separated_follower_is_dropped_after_a_lease_and_catches_up() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -117,7 +114,6 @@ async def test_a_separated_follower_is_dropped_after_a_lease_and_catches_up() ->
         assert coordinator.stable
 
 
-@pytest.mark.anyio
 async def test_followers_that_are_separated_from_each_other_change_nothing() -> None:
     async with running() as coordinator:
         create(coordinator, 3)
@@ -128,7 +124,6 @@ async def test_followers_that_are_separated_from_each_other_change_nothing() -> 
         assert (changed, coordinator.stable) == ([], True)
 
 
-@pytest.mark.anyio
 async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -139,7 +134,6 @@ async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> No
         assert sorted(coordinator.replica_sets["t", 0].state.in_sync) == ["n1", "n2", "n3"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("count", [2, 3])
 async def test_messages_become_readable_when_a_separated_follower_has_them(count: int) -> None:
     async with running() as coordinator:
@@ -156,7 +150,6 @@ async def test_messages_become_readable_when_a_separated_follower_has_them(count
         assert (replicas.leader.readable, bodies(coordinator, other)) == (1, [b"one"])
 
 
-@pytest.mark.anyio
 async def test_a_leader_of_two_that_is_separated_resigns() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
@@ -167,7 +160,6 @@ async def test_a_leader_of_two_that_is_separated_resigns() -> None:
         assert (coordinator.replica_sets["t", 0].state.resigned, wrong_roles(coordinator)) == (True, [])
 
 
-@pytest.mark.anyio
 async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
     async with running(options=CoordinatorOptions(lease=5)) as coordinator:
         create(coordinator, 2)
@@ -185,7 +177,6 @@ async def test_a_follower_that_thaws_in_time_stays_in_sync() -> None:
         assert coordinator.replica_sets["t", 0].state.epoch == 1
 
 
-@pytest.mark.anyio
 async def test_a_frozen_leader_loses_leadership_and_unreplicated_messages() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -204,7 +195,6 @@ async def test_a_frozen_leader_loses_leadership_and_unreplicated_messages() -> N
         assert bodies(coordinator, leader) == [b"one", b"two"]
 
 
-@pytest.mark.anyio
 async def test_a_leader_that_thaws_within_its_lease_leads_without_the_followers_that_left_meanwhile() -> None:
     """Without them, a publish does not wait for replicas that do not answer."""
     options = CoordinatorOptions(lease=3600.0)
@@ -224,7 +214,6 @@ async def test_a_leader_that_thaws_within_its_lease_leads_without_the_followers_
         assert coordinator.leases == {}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("ends", [membership.left, membership.returned, membership.thawed])
 async def test_a_node_that_leaves_or_returns_has_no_lease_any_more(
     ends: Callable[[Coordinator, ClusterMember], None],
@@ -238,7 +227,6 @@ async def test_a_node_that_leaves_or_returns_has_no_lease_any_more(
         assert coordinator.leases == {}
 
 
-@pytest.mark.anyio
 async def test_a_follower_that_returns_within_its_lease_changes_nothing_and_is_aligned_again() -> None:
     async with running(options=CoordinatorOptions(lease=0.01)) as coordinator:
         leader = create(coordinator, 2)
@@ -258,7 +246,6 @@ async def test_a_follower_that_returns_within_its_lease_changes_nothing_and_is_a
         assert bodies(coordinator, other) == [b"one", b"two", b"three"]
 
 
-@pytest.mark.anyio
 async def test_what_was_not_replicated_before_the_start_is_replicated_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsqext.broker.coordinator.coordinator._MIRROR", 0.001)
     coordinator = make_coordinator(2)
@@ -278,7 +265,6 @@ async def test_what_was_not_replicated_before_the_start_is_replicated_by_it(monk
         group.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_the_only_copy_waits_for_its_node() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 1)
@@ -292,7 +278,6 @@ async def test_the_only_copy_waits_for_its_node() -> None:
         assert coordinator.replica_sets["t", 0].state.epoch == 2, "a new term, though the leader is the same"
 
 
-@pytest.mark.anyio
 async def test_no_replica_out_of_sync_is_elected_when_all_are_down() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -312,7 +297,6 @@ async def test_no_replica_out_of_sync_is_elected_when_all_are_down() -> None:
         assert bodies(coordinator, first) == [b"one", b"two"]
 
 
-@pytest.mark.anyio
 async def test_a_node_that_shuts_down_moves_its_leaders_at_once() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         leader = create(coordinator, 3)
@@ -321,7 +305,6 @@ async def test_a_node_that_shuts_down_moves_its_leaders_at_once() -> None:
         assert coordinator.writable(coordinator.replica_sets["t", 0])
 
 
-@pytest.mark.anyio
 async def test_the_new_leader_has_the_finished_positions() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         leader = create(coordinator, 3)
@@ -345,7 +328,6 @@ async def test_the_new_leader_has_the_finished_positions() -> None:
         assert [message.body for message in next_consumer.got] == [b"two"]
 
 
-@pytest.mark.anyio
 async def test_a_node_that_stays_down_is_replaced() -> None:
     async with running(options=CoordinatorOptions(lease=0.02, join_pause=0.01, replace_after=0.02)) as coordinator:
         create(coordinator, 2)
@@ -361,7 +343,6 @@ async def test_a_node_that_stays_down_is_replaced() -> None:
         assert ("t", 0) not in coordinator.members[gone].node.hosted
 
 
-@pytest.mark.anyio
 async def test_the_only_replicas_are_not_replaced_without_a_leader() -> None:
     async with running(4, CoordinatorOptions(lease=0.01, join_pause=0, replace_after=0.01)) as coordinator:
         assert create(coordinator, 3) == "n1"
@@ -378,7 +359,6 @@ async def test_the_only_replicas_are_not_replaced_without_a_leader() -> None:
         assert [bodies(coordinator, name) for name in ("n1", "n2", "n3")] == [[b"one"]] * 3
 
 
-@pytest.mark.anyio
 async def test_a_deleted_topic_fails_waiting_publishes() -> None:
     async with running(options=CoordinatorOptions(lease=60)) as coordinator:
         create(coordinator, 2)
@@ -403,7 +383,6 @@ def mirror_all(coordinator: Coordinator) -> None:
         coordinator.mirror(replicas)
 
 
-@pytest.mark.anyio
 async def test_followers_get_the_channels_of_changed_partitions_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

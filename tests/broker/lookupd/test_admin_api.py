@@ -9,6 +9,8 @@ from nsqext.broker.engine.storage.partition_store import NewMessage
 from tests.broker.lookupd.test_api import V1, add_channel, create, talk
 from tests.support.coordinators import hosted, make_coordinator, running, until
 
+pytestmark = pytest.mark.anyio
+
 ERRORS = [
     ("/cluster/lookupd/tombstone", 400, "MISSING_ARG_NODE"),
     ("/cluster/lookupd/tombstone?node=x", 404, "lookup node id not found"),
@@ -23,7 +25,6 @@ ERRORS = [
 ]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("path", "status", "text"), ERRORS)
 async def test_refusals(path: str, status: int, text: str) -> None:
     async with talk() as (_, client):
@@ -31,7 +32,6 @@ async def test_refusals(path: str, status: int, text: str) -> None:
     assert (answer.status_code, answer.text) == (status, f'{{"message":"{text}"}}')
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "path",
     [
@@ -48,7 +48,6 @@ async def test_routes_without_effect_are_accepted(path: str) -> None:
     assert (answer.status_code, answer.text) == (200, "")
 
 
-@pytest.mark.anyio
 async def test_cluster_stats() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
@@ -72,7 +71,6 @@ async def test_cluster_stats() -> None:
         assert (await client.get("/cluster/stats?topn=x&y=%zz")).json()["topn_topics"] == []
 
 
-@pytest.mark.anyio
 async def test_an_announced_upgrade_makes_the_cluster_unstable() -> None:
     async with talk() as (_, client):
         await create(client, "t")
@@ -85,7 +83,6 @@ async def test_an_announced_upgrade_makes_the_cluster_unstable() -> None:
         assert (await client.post("/topic/partition/expand?topic=t&partition_num=2")).status_code == 200
 
 
-@pytest.mark.anyio
 async def test_disabled_writes_show_nothing_to_writers() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -105,7 +102,6 @@ async def test_disabled_writes_show_nothing_to_writers() -> None:
         assert [await shown("t", "w"), await shown("o", "w")] == [True, True]
 
 
-@pytest.mark.anyio
 async def test_a_hidden_lookup_node_is_not_listed() -> None:
     async with talk() as (_, client):
         path = "/cluster/lookupd/tombstone?node=127.0.0.1:4161:4160:nsqlookup"
@@ -115,7 +111,6 @@ async def test_a_hidden_lookup_node_is_not_listed() -> None:
         assert len((await client.get("/listlookup", headers=V1)).json()["lookupdnodes"]) == 1
 
 
-@pytest.mark.anyio
 async def test_partitions_move_by_node_id() -> None:
     async with running() as coordinator, talk(coordinator) as (_, client):
         await create(client, "t")
@@ -129,7 +124,6 @@ async def test_partitions_move_by_node_id() -> None:
         assert (answer.status_code, answer.text, coordinator.replica_sets["t", 0].state.leader) == (200, "", second)
 
 
-@pytest.mark.anyio
 async def test_a_removed_node_is_emptied() -> None:
     async with running() as coordinator, talk(coordinator) as (_, client):
         await create(client, "t", "partition_num=1&replicator=2")
@@ -147,7 +141,6 @@ async def test_a_removed_node_is_emptied() -> None:
 _NOT_LEADER, _NO_LEADER = "E_FAILED_ON_NOT_LEADER", "Not nsqlookup leader"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("method", "path", "status", "text"),
     [
@@ -177,7 +170,6 @@ async def test_a_lookup_node_that_does_not_lead_refuses_changes(method: str, pat
     assert not coordinator.upgrading
 
 
-@pytest.mark.anyio
 async def test_debug_logs_everything() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")

@@ -19,6 +19,8 @@ from tests.support.coordinators import hosted, make_coordinator
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.coordinator import Coordinator
 
+pytestmark = pytest.mark.anyio
+
 V1 = {"Accept": "application/vnd.nsq; version=1.0"}
 NO_NODE = "ErrType:9 ErrCode:1 : No node is available for topic"
 
@@ -91,7 +93,6 @@ ERRORS = [
 ]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("method", "path", "status", "text"), ERRORS)
 async def test_refusals(method: str, path: str, status: int, text: str) -> None:
     async with talk() as (_, client):
@@ -116,7 +117,6 @@ def entry(coordinator: Coordinator, topic: str, partition: int = 0) -> dict[str,
     }
 
 
-@pytest.mark.anyio
 async def test_lookup_in_all_its_forms() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=2&replicator=1&extend=true")
@@ -149,7 +149,6 @@ async def test_lookup_in_all_its_forms() -> None:
             assert (await client.get(f"/lookup?topic=t{query}", headers=V1)).json() == expected
 
 
-@pytest.mark.anyio
 async def test_a_reader_finds_a_partition_however_it_is_spelled() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -165,7 +164,6 @@ async def test_a_reader_finds_a_partition_however_it_is_spelled() -> None:
             assert found == {"channels": [], "partitions": {}, "producers": []}
 
 
-@pytest.mark.anyio
 async def test_lookup_of_a_missing_topic() -> None:
     none: dict[str, object] = {"disable_channel_auto_create": False, "extend_support": False, "multi_part": False}
     none |= {"ordered": False, "partition_num": 0, "replica": 0}
@@ -180,7 +178,6 @@ async def test_lookup_of_a_missing_topic() -> None:
             assert (await client.get(path)).json()["status_txt"] == text
 
 
-@pytest.mark.anyio
 async def test_writers_need_a_channel() -> None:
     text = "Topic has no channel, should init at least one for the new topic"
     async with talk() as (coordinator, client):
@@ -193,7 +190,6 @@ async def test_writers_need_a_channel() -> None:
         assert list(answer.json()["partitions"]) == ["1"]
 
 
-@pytest.mark.anyio
 async def test_tombstones_hide_a_node_from_writers() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -215,7 +211,6 @@ async def test_tombstones_hide_a_node_from_writers() -> None:
         assert (await client.get("/lookup?topic=t&access=w", headers=V1)).json()["producers"], "it is a new topic"
 
 
-@pytest.mark.anyio
 async def test_a_tombstone_needs_a_node_that_leads_the_topic_at_that_time() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
@@ -228,7 +223,6 @@ async def test_a_tombstone_needs_a_node_that_leads_the_topic_at_that_time() -> N
         assert found["producers"] == [entry(coordinator, "t")]
 
 
-@pytest.mark.anyio
 async def test_lists() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -254,7 +248,6 @@ async def test_lists() -> None:
         assert led == {"t": ["0"], "x": ["0"]}
 
 
-@pytest.mark.anyio
 async def test_a_leader_without_a_majority_unregisters_its_topic_and_channels() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=1&replicator=2")
@@ -272,7 +265,6 @@ async def test_a_leader_without_a_majority_unregisters_its_topic_and_channels() 
         assert not any(found["topics"] for found in (await client.get("/nodes", headers=V1)).json()["producers"])
 
 
-@pytest.mark.anyio
 async def test_a_leader_that_died_leaves_its_topic_in_the_list() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -285,7 +277,6 @@ async def test_a_leader_that_died_leaves_its_topic_in_the_list() -> None:
         assert len((await client.get("/cluster/stats")).json()["node_stat_list"]) == 2
 
 
-@pytest.mark.anyio
 async def test_information() -> None:
     leader = {"ID": "127.0.0.1:4161:4160:nsqlookup", "NodeIP": "127.0.0.1", "TcpPort": "4160", "HttpPort": "4161"}
     leader |= {"RpcPort": "4161"}
@@ -296,7 +287,6 @@ async def test_information() -> None:
         assert found == {"lookupdleader": leader | {"Epoch": 0}, "lookupdnodes": [leader | {"Epoch": 0}]}
 
 
-@pytest.mark.anyio
 async def test_topics_are_changed_and_deleted() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -315,7 +305,6 @@ async def test_topics_are_changed_and_deleted() -> None:
         assert coordinator.topics == {}
 
 
-@pytest.mark.anyio
 async def test_registered_channels() -> None:
     async with talk() as (_, client):
         await create(client, "r", "partition_num=1&replicator=1&disable_channel_auto_create=true")
@@ -326,7 +315,6 @@ async def test_registered_channels() -> None:
         assert (await client.get("/channels?topic=r", headers=V1)).json() == {"channels": ["reg1"]}
 
 
-@pytest.mark.anyio
 async def test_only_registered_and_ephemeral_channels_are_left_to_a_registering_topic() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t")
@@ -339,7 +327,6 @@ async def test_only_registered_and_ephemeral_channels_are_left_to_a_registering_
         assert (await client.get("/channels?topic=t", headers=V1)).json() == {"channels": ["passing#ephemeral"]}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("closed", ["false", "true"])
 async def test_a_typed_channel_is_made_on_every_partition(closed: str) -> None:
     async with talk() as (coordinator, client):
@@ -353,7 +340,6 @@ async def test_a_typed_channel_is_made_on_every_partition(closed: str) -> None:
         assert coordinator.topics["t"].registered == (["ch"] if closed == "true" else [])
 
 
-@pytest.mark.anyio
 async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
     async with talk() as (coordinator, client):
         await create(client, "t", "partition_num=2&replicator=1")
@@ -377,7 +363,6 @@ async def test_a_type_refused_by_one_partition_is_set_on_no_partition() -> None:
         assert list(leader.channels) == ["ch"]
 
 
-@pytest.mark.anyio
 async def test_metrics_in_the_format_of_prometheus() -> None:
     async with talk() as (coordinator, client):
         await create(client, "a", "partition_num=2&replicator=1")

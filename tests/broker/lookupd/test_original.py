@@ -12,6 +12,8 @@ from nsqext.broker.lookupd.original import OriginalLookupd, original_app
 from nsqext.broker.lookupd.registry import Registry
 from tests.broker.lookupd.test_tcp_server import NODE, identify
 
+pytestmark = pytest.mark.anyio
+
 SECOND = 1_000_000_000
 PEER = {
     "remote_address": "127.0.0.1:99",
@@ -69,7 +71,6 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("method", "path", "status", "text"), REFUSALS)
 async def test_refusals(method: str, path: str, status: int, text: str) -> None:
     async with talk() as (_, _, client):
@@ -78,13 +79,11 @@ async def test_refusals(method: str, path: str, status: int, text: str) -> None:
     assert answer.headers["x-nsq-content-type"] == "nsq; version=1.0"
 
 
-@pytest.mark.anyio
 async def test_allowed_methods_are_listed_in_order() -> None:
     async with talk() as (_, _, client):
         assert (await client.get("/topic/create")).headers["allow"] == "OPTIONS, POST"
 
 
-@pytest.mark.anyio
 async def test_requests_without_side_effects() -> None:
     cases: list[tuple[str, object]] = [
         ("/info", {"version": "1.3.0"}),
@@ -105,7 +104,6 @@ async def test_requests_without_side_effects() -> None:
     assert debug["client::"][0]["tombstoned_at"] == -6795364578871345152
 
 
-@pytest.mark.anyio
 async def test_topics_and_channels_are_made_and_deleted() -> None:
     async with talk() as (_, _, client):
         for path in ("/topic/create?topic=made", "/channel/create?topic=other&channel=c", "/topic/delete?topic=t1"):
@@ -118,7 +116,6 @@ async def test_topics_and_channels_are_made_and_deleted() -> None:
         assert (await client.get("/channels?topic=other")).json() == {"channels": []}
 
 
-@pytest.mark.anyio
 async def test_tombstones_hide_for_a_while() -> None:
     async with talk() as (lookupd, time, client):
         assert (await client.post("/topic/tombstone?topic=t1&node=b:5151")).status_code == 200
@@ -130,7 +127,6 @@ async def test_tombstones_hide_for_a_while() -> None:
         assert (await client.get("/lookup?topic=t1")).json()["producers"] == [PEER]
 
 
-@pytest.mark.anyio
 async def test_a_silent_node_is_not_shown() -> None:
     async with talk() as (_, time, client):
         time.now += 300 * SECOND
@@ -140,7 +136,6 @@ async def test_a_silent_node_is_not_shown() -> None:
         assert (await client.get("/nodes")).json() == {"producers": []}
 
 
-@pytest.mark.anyio
 async def test_stale_and_empty_listings_can_be_injected() -> None:
     async with talk() as (lookupd, _, client):
         lookupd.show_snapshot()
@@ -162,7 +157,6 @@ async def test_stale_and_empty_listings_can_be_injected() -> None:
         assert (await client.get("/topics")).json() == {"topics": []}
 
 
-@pytest.mark.anyio
 async def test_metrics_in_the_format_of_prometheus() -> None:
     async with talk() as (_, time, client):
         await client.post("/topic/tombstone?topic=t1&node=b:5151")

@@ -33,6 +33,7 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing
 from nsqext.protocol.client.commands import LARGE, with_body
+from nsqext.protocol.frames import HEARTBEAT
 from nsqext.sync import direct as module
 from nsqext.sync import producer as producer_module
 from nsqext.sync.direct import DirectPublisher
@@ -724,6 +725,61 @@ def test_waiting_requests_are_sent_together() -> None:
         assert len(sent) == 6 * len(pub(b"0"))
         right.sendall(b"".join(ok(sent[end - 1 : end]) for end in range(len(pub(b"0")), len(sent) + 1, len(pub(b"0")))))
         assert [other.result(25) for other in others] == [b"%d" % number for number in range(6)]
+
+
+def test_a_response_wakes_its_thread_and_the_reader_that_ends_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_connections, "NAP", 3600.0)
+    with blocking() as (connection, right), ThreadPoolExecutor(5) as threads:
+        reader = threads.submit(connection.request, pub(b"1"), float("inf"))
+        assert right.recv(1000) == pub(b"1")
+        with sending(connection, threads):
+            others = [threads.submit(connection.request, pub(b"2"), float("inf")) for _ in range(3)]
+            until(lambda: len(connection.connections._sleeping) == 3)
+        until(lambda: connection.connection.in_flight == 4)
+        right.sendall(ok(b"1") + ok(b"2"))
+        assert reader.result(25) == b"1"
+        until(lambda: sum(other.done() for other in others) == 1)
+        right.sendall(ok(b"2") * 2)
+        assert [other.result(25) for other in others] == [b"2"] * 3
+
+
+def test_a_deadline_counts_while_other_frames_arrive() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(2) as threads:
+        late = threads.submit(connection.request, pub(b"x"), time.monotonic() + 0.3)
+        end = time.monotonic() + 20
+        while not late.done() and time.monotonic() < end:
+            right.sendall(ok(HEARTBEAT))
+            time.sleep(0.02)
+        assert time.monotonic() < end
+        with pytest.raises(RequestTimeout):
+            late.result(25)
+
+
+def test_connections_end_when_their_requests_have_outcomes() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(connection.request, pub(b"x"), float("inf"))
+        assert right.recv(100)
+        assert not connection.connections.retire(connection.connection)
+        assert not connection.connections.close(0.01)
+        closes = threads.submit(connection.connections.close, 25)
+        until(closes.running)
+        right.sendall(ok(b"1"))
+        assert waiting.result(25) == b"1"
+        assert closes.result(25)
+        assert connection.connection.closed
+
+
+def test_an_interrupted_send_ends_the_connections_and_the_requests_of_others() -> None:
+    with blocking() as (connection, right), ThreadPoolExecutor(1) as threads:
+        other = threads.submit(connection.request, pub(b"x"), float("inf"))
+        assert right.recv(100)
+        connection.socket.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            connection.request(with_body(b"PUB t\n", b"b" * LARGE), float("inf"))  # type: ignore[arg-type]
+        with pytest.raises(ConnectionLost):
+            other.result(25)
+        assert connection.connection.closed
+        assert not len(connection.connections)
 
 
 def test_the_error_of_a_threads_request_is_not_that_of_another() -> None:

@@ -258,6 +258,12 @@ async def test_a_cancelled_connect_leaves_no_socket(monkeypatch: pytest.MonkeyPa
     assert [sock.fileno() for sock in made] == [-1]
 
 
+async def test_a_node_that_requires_auth_is_not_used_without_a_secret() -> None:
+    async with scripted_node(granted={**REDESIGNED, "auth_required": True}) as node:
+        with anyio.fail_after(25), pytest.raises(AuthRequired, match=r"requires AUTH .*: set auth_secret"):
+            await open_connection(node.address, ConnectionOptions())
+
+
 async def test_a_secret_is_sent_to_a_node_that_does_not_require_it() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
 

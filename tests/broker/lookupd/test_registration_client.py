@@ -74,7 +74,7 @@ class LookupNode:
 async def registered(
     node: Node, *lookups: LookupNode, interval: float = 600.0, partitions: bool = False
 ) -> AsyncIterator[RegistrationClient]:
-    """Register a node at lookup nodes until the end of the context."""
+    """Register a node at lookup nodes, from the first PING on which follows that, until the end of the context."""
     async with anyio.create_task_group() as tasks:
 
         async def serve(lookup: LookupNode, *, task_status: anyio.abc.TaskStatus[Address]) -> None:
@@ -88,6 +88,7 @@ async def registered(
         )
         async with anyio.create_task_group() as running:
             running.start_soon(client.run)
+            await eventually(lambda: all(lookup.lines and "PING" in lookup.lines[0] for lookup in lookups))
             yield client
             running.cancel_scope.cancel()
         await eventually(lambda: not any(lookup.open for lookup in lookups))  # which ends the registrations
@@ -123,7 +124,6 @@ async def test_a_refused_command_ends_the_connection_and_the_next_registers_ever
     caplog.set_level(logging.INFO)
     node, lookup = make_original(), LookupNode()
     async with registered(node, lookup):
-        await lookup.hears("IDENTIFY")
         lookup.refused["REGISTER one"] = b"E_INVALID too many topics"
         node.create_topic("one")
         await eventually(lambda: not lookup.open)
@@ -155,8 +155,6 @@ async def test_each_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
 async def test_addresses_of_lookup_nodes_may_change() -> None:
     node, first, second = make_original(), LookupNode(), LookupNode()
     async with registered(node, first, second):
-        await first.hears("IDENTIFY")
-        await second.hears("IDENTIFY")
         node.switches.lookupd_addresses = node.switches.lookupd_addresses[1:]
         node.create_topic("t")
         await second.hears("REGISTER t")
@@ -166,7 +164,6 @@ async def test_addresses_of_lookup_nodes_may_change() -> None:
 async def test_a_command_is_sent_after_the_thaw_of_a_frozen_node() -> None:
     node, lookup = make_original(), LookupNode()
     async with registered(node, lookup):
-        await lookup.hears("IDENTIFY")
         node.faults.freeze()
         node.create_topic("t")
         node.create_topic("u")
@@ -185,7 +182,6 @@ async def test_a_lookup_node_without_an_answer_does_not_hide_the_channels_that_o
         own = PeerInfo("127.0.0.1", 4160, 1, "1.3.0", "h")
         lookups = [LookupNode(evolve(own, http_port=address.port)) for address in (broken, working)]
         async with registered(node, *lookups):
-            await lookups[1].hears("IDENTIFY")
             hosted = node.create_topic("t")
             await lookups[1].hears("REGISTER t", "REGISTER t known")
             assert list(hosted.partition.channels) == ["known"]

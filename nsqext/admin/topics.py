@@ -156,14 +156,16 @@ class TopicAdmin(ChannelAdmin):
         where, channels = await requests.find_ha(topic, "upgrade_topic", "the original NSQ has no extend headers")
         if where.meta.extend_support:
             return
-        await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
 
         async def check() -> None:
             if not (await requests.find(topic)).meta.extend_support:
                 raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
 
-        await requests.settled(check, topic)
-        topic_changed(topic)
+        try:
+            await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
+            await requests.settled(check, topic)
+        finally:  # it may be reported late
+            topic_changed(topic)
         for channel in channels:
             await self._end_connections(topic, channel, ordered=where.meta.ordered)
 
@@ -201,7 +203,6 @@ class TopicAdmin(ChannelAdmin):
             raise InvalidInput("no setting to change is given", topic=topic)
         requests = self._open()
         await requests.find_ha(topic, "set_topic", "topics of the original NSQ have no settings")
-        await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
         wanted = settings.get("replicas"), settings.get("registered_channels_only")
 
         async def check() -> None:
@@ -210,8 +211,11 @@ class TopicAdmin(ChannelAdmin):
             if any(value is not None and value != now for value, now in zip(wanted, shown, strict=True)):
                 raise PartitionUnavailable("lookup does not report the change yet", topic=topic)
 
-        await requests.settled(check, topic)
-        topic_changed(topic)
+        try:
+            await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
+            await requests.settled(check, topic)
+        finally:  # it may be reported late
+            topic_changed(topic)
 
     async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.

@@ -501,6 +501,23 @@ async def test_clients_learn_of_a_deletion_that_a_dead_node_does_not_answer(monk
     assert changed == ["orders"]
 
 
+async def test_clients_learn_of_a_change_that_lookup_reports_late(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)
+    changed: list[str] = []
+    monkeypatch.setattr("nsqext.admin.topics.topic_changed", changed.append)
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("b:4161", "/topic/meta/update", OK, "POST")
+    admin = admin_of(nodes)
+    admin._open()._timeout = 0.02
+    for change in (admin.upgrade_topic("orders"), admin.set_topic("orders", replicas=2)):
+        with pytest.raises(PartitionUnavailable, match=r"not completed within 0.02 s"):
+            await change
+    assert changed == ["orders", "orders"]
+
+
 async def test_a_created_topic_of_the_original_nsq_is_registered_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the channel would not be created on a node that registers the topic later."""
     monkeypatch.setattr("nsqext.admin.requests._PAUSE", 0.001)

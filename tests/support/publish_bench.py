@@ -14,10 +14,11 @@ from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions, TopicOptions
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.client.producer.request import MessageRequest, PublishRequest
-from nsqext.client.producer.route import Route
+from nsqext.client.producer.route import Route, Target
 from nsqext.client.producer.sender import Sender
 from nsqext.errors import DeliveryUnknown, LookupFailed, NsqError
 from nsqext.lookup.partition_map import PartitionMap
+from nsqext.protocol.identify import Negotiated
 from nsqext.transport.options import ConnectionOptions
 from nsqext.types import Address, TopicMeta
 
@@ -27,6 +28,22 @@ if TYPE_CHECKING:
     from nsqext.types import Receipt
 
 Outcome = bytes | NsqError
+
+
+def route_of(partitions: int = 1, *, extend: bool = False) -> Route:
+    """Return a route to a node that leads all partitions of the topic t; without partitions, to one of the original."""
+    view = PartitionMap("t", nodes=(Address("n", 1),))
+    if partitions:
+        leaders = {number: Address("n", 1) for number in range(partitions)}
+        view = PartitionMap("t", meta=TopicMeta(partitions, extend_support=extend), leaders=leaders)
+    return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
+
+
+def target_of(meta: TopicMeta, version: str = "0.3.7-HA.1.9.7") -> Target:
+    """Return the target of a topic with this metadata, on a node of this version."""
+    node = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
+    node.redesigned = Negotiated(version=version).redesigned
+    return Target("t", 0 if meta.partition_num else None, node, meta)
 
 
 class Connections:

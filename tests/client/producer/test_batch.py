@@ -9,32 +9,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage
-from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import Batch, BatchPlanner, plain_batches
-from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import encode_message
-from nsqext.client.producer.route import Route, Target
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_trace
 from nsqext.protocol.client.commands import LARGE, LargeCommand, SendQueue, sized
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.record import raw_size
-from nsqext.transport.options import ConnectionOptions
-from nsqext.types import Address, TopicMeta
+from nsqext.types import TopicMeta
 from tests.support.commands import ext_body, multi_body, trace_body
+from tests.support.publish_bench import route_of, target_of
+from tests.support.tables import table
 
 _OPTIONS = ProducerOptions(max_message_size=300, max_batch_count=8, max_batch_size=1000)
-
-
-def _route(*, extend: bool = False) -> Route:
-    meta = TopicMeta(partition_num=1, extend_support=extend)
-    return Route(
-        "t",
-        PartitionMap("t", meta=meta, leaders={0: Address("n", 1)}),
-        ConnectionPool(ConnectionOptions(), ClientEvents()),
-    )
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=30))
@@ -55,8 +43,8 @@ def test_a_batch_command_is_line_size_and_body(items: list[bytes]) -> None:
 @example([200] * 8)
 def test_only_values_that_servers_accept_use_the_fast_path(sizes: list[int]) -> None:
     bodies = [b"x" * size for size in sizes]
-    target = _route().at(0)
-    batches = plain_batches(_route(), 0, bodies, _OPTIONS)
+    target = route_of().at(0)
+    batches = plain_batches(route_of(), 0, bodies, _OPTIONS)
     assert (batches is not None) == (min(sizes) > 0 and max(sizes) <= 300)
     if batches is None:
         return
@@ -79,7 +67,7 @@ def test_mixed_messages_fill_batches_up_to_the_limits(parts: list[tuple[int, boo
         OutgoingMessage(b"x" * size, headers={"a": "b"} if headed else None, trace_id=2**64 - 1 if traced else None)
         for size, headed, traced in parts
     ]
-    route = _route(extend=True)
+    route = route_of(extend=True)
     planner = BatchPlanner(route, _OPTIONS, lambda key, partitions: 0, None, 0)
     planner.add(messages)
     (row,) = planner.rows
@@ -102,10 +90,10 @@ def test_mixed_messages_fill_batches_up_to_the_limits(parts: list[tuple[int, boo
 
 def test_messages_stored_together_have_consecutive_places() -> None:
     """A response of the server has id, offset and size of the whole batch."""
-    planner = BatchPlanner(_route(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
+    planner = BatchPlanner(route_of(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
     planner.add([b"x" * 5, b"y" * 7], [3, 0])
     ((batch,),) = planner.rows
-    target = _route(extend=True).at(0)
+    target = route_of(extend=True).at(0)
     first, second = raw_size(5, 0, extend=True), raw_size(7, 0, extend=True)
     receipts = batch.receipts(target, encode_trace_reply(9, 0, 500, first + second))
     assert [(one.message_id, one.trace_id, one.offset, one.size) for one in receipts] == [
@@ -117,33 +105,34 @@ def test_messages_stored_together_have_consecutive_places() -> None:
     assert receipts[1].offset != 500 + first
 
 
-def test_two_bodies_that_are_too_large_for_one_batch_are_two() -> None:
-    batches = plain_batches(_route(), None, [b"x" * 200] * 2, ProducerOptions(max_batch_size=300))
-    assert batches is not None
-    assert [list(batch.indexes) for batch in batches] == [[0], [1]]
+_GZIP = {"compression": "gzip", "compression_min": 100}
 
 
-def test_a_body_larger_than_a_batch_fails_alone() -> None:
-    assert plain_batches(_route(), None, [b"x" * 300], ProducerOptions(max_batch_size=300)) is None
-
-
-@pytest.mark.parametrize("messages", [[b"a", OutgoingMessage(b"b")], [b"a", "b"], [bytearray(b"a")], [None]])
-def test_messages_other_than_bytes_are_checked_one_by_one(messages: list[Any]) -> None:
-    assert plain_batches(_route(), None, messages, _OPTIONS) is None
-
-
-def test_bodies_that_are_to_be_compressed_get_headers() -> None:
-    options = ProducerOptions(compression="gzip", compression_min=100)
-    assert plain_batches(_route(extend=True), None, [b"x" * 99], options) is not None
-    assert plain_batches(_route(extend=True), None, [b"x" * 99, b"x" * 100], options) is None
-    assert plain_batches(_route(extend=False), None, [b"x" * 100], options) is not None
+@table(
+    ("messages", "options", "extend", "fast"),
+    [
+        ([b"a", OutgoingMessage(b"b")], {}, False, False),
+        ([b"a", "b"], {}, False, False),
+        ([bytearray(b"a")], {}, False, False),
+        ([None], {}, False, False),
+        ([b"x" * 300], {"max_batch_size": 300}, False, False),  # larger than a batch
+        ([b"x" * 99], _GZIP, True, True),
+        ([b"x" * 99, b"x" * 100], _GZIP, True, False),  # compressed bodies get headers
+        ([b"x" * 100], _GZIP, False, True),
+    ],
+)
+def test_messages_other_than_plain_bodies_are_encoded_one_by_one(
+    messages: list[Any], options: dict[str, Any], extend: bool, fast: bool
+) -> None:
+    batches = plain_batches(route_of(extend=extend), None, messages, ProducerOptions(**options))
+    assert (batches is not None) is fast
 
 
 def test_a_response_to_another_command_is_an_error() -> None:
-    batches = plain_batches(_route(), None, [b"a"], _OPTIONS)
+    batches = plain_batches(route_of(), None, [b"a"], _OPTIONS)
     assert batches is not None
     with pytest.raises(ProtocolError, match="in response to a batch"):
-        batches[0].receipts(_route().at(0), b"OK" + bytes(28))
+        batches[0].receipts(route_of().at(0), b"OK" + bytes(28))
 
 
 traced_lists = st.lists(
@@ -183,8 +172,8 @@ def test_large_bodies_of_a_batch_are_not_copied(sizes: tuple[int, ...]) -> None:
 @example([(b"x", 0), (b"y", 2**64 - 1)])
 def test_columns_of_bodies_and_trace_ids_are_published_as_the_messages_are(items: list[tuple[bytes, int]]) -> None:
     bodies, trace_ids = [body for body, _ in items], [trace for _, trace in items]
-    target = _route().at(0)
-    batches = plain_batches(_route(), 0, bodies, _OPTIONS, trace_ids)
+    target = route_of().at(0)
+    batches = plain_batches(route_of(), 0, bodies, _OPTIONS, trace_ids)
     assert batches is not None
     sent: list[tuple[bytes, int]] = []
     for batch in batches:
@@ -208,7 +197,7 @@ def test_columns_of_bodies_and_headers_are_published_as_the_messages_are(
 ) -> None:
     bodies, first, second = map(list, zip(*items, strict=True))
     columns: dict[str, list[str]] = {"a": first, "b": second} if two else {"a": first}
-    route = _route(extend=True)
+    route = route_of(extend=True)
     batches = plain_batches(route, 0, bodies, _OPTIONS, (), columns)
     messages = [OutgoingMessage(body, {"a": one, "b": other} if two else {"a": one}) for body, one, other in items]
     try:
@@ -232,16 +221,6 @@ def test_columns_of_bodies_and_headers_are_published_as_the_messages_are(
     assert sent == len(items)
 
 
-@pytest.mark.parametrize(("body", "header"), [(b"", "y"), (b"x" * 290, "y"), (b"x", 5)])
-def test_columns_of_headers_with_a_message_that_servers_refuse(body: bytes, header: Any) -> None:
-    columns = [b"fine", body], (), {"a": ["b", header]}
-    assert plain_batches(_route(extend=True), 0, columns[0], _OPTIONS, *columns[1:]) is None
-    planner = BatchPlanner(_route(extend=True), _OPTIONS, lambda key, partitions: 0, None, 0)
-    with pytest.raises(InvalidInput, match="message 1: ") as caught:
-        planner.add(*columns)
-    assert caught.value.index == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -253,9 +232,9 @@ def test_columns_of_headers_with_a_message_that_servers_refuse(body: bytes, head
 )
 def test_columns_of_headers_that_are_encoded_one_by_one(options: ProducerOptions) -> None:
     def commands(*columns: Any) -> list[bytes]:
-        planner = BatchPlanner(_route(extend=True), options, lambda key, partitions: 0, None, 0)
+        planner = BatchPlanner(route_of(extend=True), options, lambda key, partitions: 0, None, 0)
         planner.add(*columns)
-        return [bytes(batch.command(_route(extend=True).at(0))) for row in planner.rows for batch in row]
+        return [bytes(batch.command(route_of(extend=True).at(0))) for row in planner.rows for batch in row]
 
     def sizes(made: list[bytes]) -> list[int]:
         return [len(command) for command in made]
@@ -269,18 +248,29 @@ def test_columns_of_headers_that_are_encoded_one_by_one(options: ProducerOptions
 
 
 def test_columns_of_headers_need_a_topic_that_supports_them() -> None:
-    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
+    planner = BatchPlanner(route_of(), _OPTIONS, lambda key, partitions: 0, None, 0)
     with pytest.raises(ExtendNotSupported, match="message 0"):
         planner.add([b"x"], (), {"a": ["b"]})
 
 
-@pytest.mark.parametrize(("body", "trace_id"), [(b"", 1), (b"x" * 293, 1), (b"x", -1), (b"x", 2**64)])
-def test_columns_with_a_message_that_servers_refuse(body: bytes, trace_id: int) -> None:
-    bodies, trace_ids = [b"fine", body], [1, trace_id]
-    assert plain_batches(_route(), 0, bodies, _OPTIONS, trace_ids) is None
-    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
+@table(
+    ("body", "trace_ids", "headers"),
+    [
+        (b"", (), {"a": ["b", "y"]}),
+        (b"x" * 290, (), {"a": ["b", "y"]}),
+        (b"x", (), {"a": ["b", 5]}),
+        (b"", [1, 1], {}),
+        (b"x" * 293, [1, 1], {}),
+        (b"x", [1, -1], {}),
+        (b"x", [1, 2**64], {}),
+    ],
+)
+def test_columns_with_a_message_that_servers_refuse_name_it(body: bytes, trace_ids: Any, headers: Any) -> None:
+    route, bodies = route_of(extend=bool(headers)), [b"fine", body]
+    assert plain_batches(route, 0, bodies, _OPTIONS, trace_ids, headers) is None
+    planner = BatchPlanner(route, _OPTIONS, lambda key, partitions: 0, None, 0)
     with pytest.raises(InvalidInput, match="message 1: ") as caught:
-        planner.add(bodies, trace_ids)
+        planner.add(bodies, trace_ids, headers)
     assert caught.value.index == 1
 
 
@@ -310,16 +300,13 @@ def test_batches_over_http_have_bodies_only(
 
 def test_columns_of_bodies_and_trace_ids_need_tcp_and_a_redesigned_server() -> None:
     columns = [b"x", b"y"], _OPTIONS, [1, 2]
-    assert plain_batches(_route(), None, *columns) is not None
-    assert plain_batches(_route(), None, [b"x"], ProducerOptions(transport="http"), [1]) is None
-    original = Route(
-        "t", PartitionMap("t", nodes=(Address("n", 1),)), ConnectionPool(ConnectionOptions(), ClientEvents())
-    )
-    assert plain_batches(original, None, *columns) is None
+    assert plain_batches(route_of(), None, *columns) is not None
+    assert plain_batches(route_of(), None, [b"x"], ProducerOptions(transport="http"), [1]) is None
+    assert plain_batches(route_of(0), None, *columns) is None
 
 
 def test_the_command_and_the_receipts_of_messages_with_and_without_a_trace_id() -> None:
-    target, batch = _route(extend=True).at(0), Batch("t", 0)
+    target, batch = route_of(extend=True).at(0), Batch("t", 0)
     batch.add(0, b"a", b"", None)
     assert batch.command(target) == multi(b"MPUB t 0\n", [b"a"])
     batch.add(1, b"b", b"", 5)
@@ -340,11 +327,10 @@ def test_the_command_and_the_receipts_of_messages_with_and_without_a_trace_id() 
 
 @pytest.mark.parametrize(("header", "what"), [(b'{"a":"b"}', "headers and tags"), (b"", "trace ids")])
 def test_a_batch_that_the_original_nsq_does_not_understand_is_not_sent(header: bytes, what: str) -> None:
-    node = ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1))
     batch = Batch("t", None)
     batch.add(0, b"a", header, 5)
     with pytest.raises(ExtendNotSupported, match=what):
-        batch.command(Target("t", None, node, TopicMeta()))
+        batch.command(target_of(TopicMeta(), "1.3.0"))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +345,7 @@ def test_a_batch_that_the_original_nsq_does_not_understand_is_not_sent(header: b
 def test_keys_and_their_tags_are_in_headers(
     extend: bool, key: bytes | None, options: ProducerOptions, verb: bytes
 ) -> None:
-    route = _route(extend=extend)
+    route = route_of(extend=extend)
     planner = BatchPlanner(route, options, lambda key, partitions: 0, key, None)
     planner.add([b"a", b"b"])
     ((batch,),) = planner.rows
@@ -368,7 +354,7 @@ def test_keys_and_their_tags_are_in_headers(
 
 @pytest.mark.parametrize("member", [{"headers": {"a": "b"}}, {"tag": "red"}])
 def test_a_topic_without_headers_names_the_message_that_has_some(member: dict[str, Any]) -> None:
-    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, None)
+    planner = BatchPlanner(route_of(), _OPTIONS, lambda key, partitions: 0, None, None)
     with pytest.raises(ExtendNotSupported, match="message 2: the topic does not accept headers") as caught:
         planner.add([b"a", OutgoingMessage(b"b", trace_id=5), OutgoingMessage(b"c", **member)])
     assert (caught.value.index, caught.value.topic) == (2, "t")
@@ -378,10 +364,7 @@ def test_a_topic_without_headers_names_the_message_that_has_some(member: dict[st
 def test_a_key_or_a_partition_decides_where_plain_bodies_are_sent(
     key: bytes | None, partition: int | None, expected: int | None
 ) -> None:
-    leaders = {number: Address("n", 1) for number in range(2)}
-    view = PartitionMap("t", meta=TopicMeta(partition_num=2), leaders=leaders)
-    route = Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()))
-    planner = BatchPlanner(route, _OPTIONS, lambda key, partitions: 1, key, partition)
+    planner = BatchPlanner(route_of(2), _OPTIONS, lambda key, partitions: 1, key, partition)
     planner.add([b"%d" % number for number in range(9)])
     found = [[batch.partition for batch in row] for row in planner.rows]
     assert found == ([[None], [None]] if expected is None else [[expected] * 2]), "those of a partition are a row"

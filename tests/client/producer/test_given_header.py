@@ -10,21 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqext import OutgoingMessage
-from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
-from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.delayed_request import delayed as delayed_request
 from nsqext.client.producer.given_header import trace_id_of
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.request import MessageRequest, encode_message
-from nsqext.client.producer.route import Route
 from nsqext.errors import InvalidBody, InvalidHeader, InvalidInput
-from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import MAX_STORED_HEADER
-from nsqext.transport.options import ConnectionOptions
-from nsqext.types import Address, TopicMeta
+from nsqext.types import TopicMeta
 from tests.support.header_values import WRITTEN
+from tests.support.publish_bench import route_of
 from tests.support.strategies import odd_headers
 
 _OPTIONS = ProducerOptions()
@@ -112,11 +108,7 @@ def test_a_publish_is_settled_by_a_trace_id_only_where_that_leaves_the_header_as
 
 
 def test_no_batch_makes_a_header_of_a_trace_id() -> None:
-    route = Route(
-        "t",
-        PartitionMap("t", meta=_EXTEND, leaders={0: Address("n", 1)}),
-        ConnectionPool(ConnectionOptions(), ClientEvents()),
-    )
+    route = route_of(extend=True)
     planner = BatchPlanner(route, _OPTIONS, key_hash("murmur3"), None, 0)
     headed, bare = OutgoingMessage(b"h", header=b'{"a":1}'), OutgoingMessage(b"b", trace_id=7, header=b"")
     planner.add([headed, OutgoingMessage(b"n", header=b""), bare, OutgoingMessage(b"t", trace_id=8), bare, headed])

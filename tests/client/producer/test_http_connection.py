@@ -1,210 +1,255 @@
-"""Publishes over HTTP to nodes that fail, and what HTTP refuses."""
+"""Publishes over HTTP: the outcome for each kind of response, without a server, and what HTTP refuses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
 from contextlib import asynccontextmanager
-from typing import Any, Literal
-from urllib.parse import parse_qs
+from typing import Any, cast, TYPE_CHECKING
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
-from anyio.lowlevel import checkpoint
-from attrs import define, field
 
-from nsqext import Consumer, DeliveryUnknown, OutgoingMessage, Producer, PublishFailed, sync
+from nsqext import Producer, sync
 from nsqext.broker import Cluster
-from nsqext.errors import ConnectionFailed, InvalidSetting, NsqError, ProtocolError
-from nsqext.errors.server import PubFailed, Unauthorized
-from tests.support.machine_pauses import repeated_if_paused
-from tests.support.messages import finish_all
+from nsqext.client.producer import http_connection as module
+from nsqext.client.producer.http_connection import HttpConnection, open_http_connection
+from nsqext.errors import (
+    ConnectionFailed,
+    ConnectionLost,
+    DeliveryUnknown,
+    InvalidSetting,
+    NegotiationFailed,
+    NotSent,
+    NsqError,
+    ProtocolError,
+    RequestTimeout,
+)
+from nsqext.http.client import HttpReply, HttpRequestFailed
+from nsqext.transport.options import ConnectionOptions
+from nsqext.types import Address
+from tests.support.connections import pub
+
+if TYPE_CHECKING:
+    from nsqext.protocol.identify import Negotiated
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
-INFO = b'{"version":"1.3.0"}'
-OK = b"OK"
+_ADDRESS = Address("n", 4151)
 
 
-@define
-class Node:
-    """A scripted HTTP server.
+class Client:
+    """Answers each request with the next answer; waits while it is held."""
 
-    Attributes:
-        answers: responses to the next publishes: status and body, or None to close the connection; then 200 and OK.
-        requests: path, query and body of the publishes that were received whole.
-        most: most requests at the same time.
-        hold: responses wait for it.
-        slow: whether bodies are read only after ``hold``.
-    """
+    def __init__(self, *answers: HttpReply | HttpRequestFailed) -> None:
+        self.answers = list(answers)
+        self.urls: list[str] = []
+        self.closed = self.ended = 0
+        self.hold: anyio.Event | None = None
 
-    answers: list[tuple[int, bytes] | None] = field(factory=list)
-    requests: list[tuple[str, dict[str, list[str]], bytes]] = field(factory=list)
-    most: int = 0
-    hold: anyio.Event | None = None
-    slow: bool = False
-    address: str = ""
-    received: anyio.Event = field(factory=anyio.Event)
-    _pending: int = 0
+    async def request(self, method: str, url: str, **_: Any) -> HttpReply:
+        self.urls.append(f"{method} {url}")
+        if self.hold is not None:
+            await self.hold.wait()
+        self.ended += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, HttpRequestFailed):
+            raise answer
+        return answer
 
-    @property
-    def bodies(self) -> list[bytes]:
-        """The messages of requests that each have one."""
-        return [body[8:] if path == "/mpub" else body for path, _, body in self.requests]
+    async def aclose(self) -> None:
+        self.closed += 1
 
-    async def serve(self, stream: SocketStream) -> None:
-        data = b""
-        async with stream:
-            while True:
-                while b"\r\n\r\n" not in data:
-                    try:
-                        data += await stream.receive()
-                    except (anyio.EndOfStream, anyio.BrokenResourceError):
-                        return
-                head, _, data = data.partition(b"\r\n\r\n")
-                first, *lines = head.decode().split("\r\n")
-                size = next((int(line[15:]) for line in lines if line.lower().startswith("content-length:")), 0)
-                target = first.split(" ")[1]
-                if target == "/info":
-                    await self._respond(stream, 200, INFO)
-                    continue
-                self.received.set()
-                if self.slow and self.hold is not None:
-                    await self.hold.wait()
-                while len(data) < size:
-                    data += await stream.receive()
-                body, data = data[:size], data[size:]
-                path, _, query = target.partition("?")
-                self.requests.append((path, parse_qs(query), body))
-                self._pending += 1
-                self.most = max(self.most, self._pending)
-                if self.hold is not None and not self.slow:
-                    await self.hold.wait()
-                self._pending -= 1
-                answer = self.answers.pop(0) if self.answers else (200, OK)
-                if answer is None:
-                    return
-                await self._respond(stream, *answer)
 
-    async def _respond(self, stream: SocketStream, status: int, body: bytes) -> None:
-        await stream.send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+def _reply(content: bytes, status: int = 200) -> HttpReply:
+    return HttpReply(status, content, {})
+
+
+def _failure(reason: str, *, sent: bool = True, cause: BaseException | None = None) -> HttpRequestFailed:
+    failure = HttpRequestFailed(cast("Any", reason), "a text", sent=sent)
+    failure.__cause__ = cause
+    return failure
 
 
 @asynccontextmanager
-async def http_node(*answers: tuple[int, bytes] | None) -> AsyncIterator[Node]:
-    """Run a scripted node."""
-    node = Node(list(answers))
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
-        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django's
-        node.address = f"127.0.0.1:{port}"
-        tasks.start_soon(listener.serve, node.serve)
-        yield node
-        tasks.cancel_scope.cancel()
+async def _connected(client: Client) -> AsyncIterator[HttpConnection]:
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "HttpClient", lambda *_, **__: client)
+                connection = HttpConnection(_ADDRESS, "n:4151", ConnectionOptions(), cast("Any", tasks.start_soon))
+            yield connection
+            tasks.cancel_scope.cancel()
 
 
-def producer_of(node: Node, **settings: Any) -> Producer:
-    return Producer(nsqd=node.address, transport="http", **{"retry_wait": 0.001, **settings})
+async def test_the_response_to_a_publish() -> None:
+    client = Client(_reply(b"OK"))
+    async with _connected(client) as connection:
+        announced: list[bool] = []
+        connection.on_request = lambda: announced.append(connection.busy)
+        connection.received_at = 0.0
+        answer = connection.request(pub(b"x"), time.monotonic() + 5.0)
+        assert (connection.busy, connection.in_flight, announced) == (True, 1, [False])
+        assert await answer == b"OK"
+        assert (connection.busy, connection.in_flight, connection.usable) == (False, 0, True)
+        assert connection.received_at > 0.0
+    (url,) = client.urls
+    assert url.startswith("POST http://n:4151/mpub?topic=t")
 
 
-async def test_a_publish_is_sent_again_when_its_response_is_lost() -> None:
-    async with http_node(None) as node, producer_of(node) as producer:
-        receipt = await producer.publish("orders", b"hi")
-        assert (receipt.node, node.bodies, producer.statistics().retries) == (node.address, [b"hi", b"hi"], 1)
+@pytest.mark.parametrize(
+    ("failure", "kind", "usable"),
+    [
+        (_failure("failed"), ConnectionLost, False),
+        (_failure("failed", cause=TimeoutError()), RequestTimeout, False),
+        (_failure("failed", sent=False), ConnectionFailed, False),
+        (_failure("compressed"), DeliveryUnknown, True),
+        (_failure("too long"), DeliveryUnknown, True),
+        (_failure("untrusted", sent=False), NegotiationFailed, False),
+        (_failure("invalid", sent=False), NegotiationFailed, False),
+    ],
+)
+async def test_a_publish_without_a_response_ends_the_connection(
+    failure: HttpRequestFailed, kind: type[NsqError], usable: bool
+) -> None:
+    client = Client(failure, _reply(b"OK"))
+    async with _connected(client) as connection:
+        with pytest.raises(kind, match="a text") as caught:
+            await connection.request(pub(b"x"))
+        assert (type(caught.value), caught.value.node) == (kind, "n:4151")
+        assert connection.usable is usable
+        if usable:
+            assert await connection.request(pub(b"y")) == b"OK"
+        else:
+            with pytest.raises(NotSent, match="not sent: a text"):
+                await connection.request(pub(b"y"))
+            assert len(client.urls) == 1
 
 
-@pytest.mark.parametrize("on_unknown", ["retry", "raise"])
-@repeated_if_paused(0.1)
-async def test_a_node_that_cannot_be_reached_has_stored_nothing(on_unknown: Literal["retry", "raise"]) -> None:
-    async with Producer(nsqd="127.0.0.1:1", transport="http", timeout=0.2, on_unknown=on_unknown) as producer:
-        with pytest.raises(PublishFailed, match=r"not stored within 0\.2 s") as caught:
-            await producer.publish("orders", b"hi")
-    assert not caught.value.maybe_stored
-    assert isinstance(caught.value.attempts[0], ConnectionFailed)
+async def test_requests_wait_for_their_turn_and_are_not_sent_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUESTS", 2)
+    client = Client(*[_reply(b"OK")] * 9)
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+        answers = []
+        for number in range(3):
+            answers.append(connection.request(pub(b"%d" % number)))
+            await anyio.wait_all_tasks_blocked()
+        late = connection.request(pub(b"late"), time.monotonic() + 0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert (len(client.urls), connection.in_flight) == (2, 4)
+        with pytest.raises(RequestTimeout, match="no response before the timeout"):
+            await late
+        client.hold.set()
+        assert [await answer for answer in answers] == [b"OK"] * 3
+        await connection.drain()
+        assert (len(client.urls), connection.in_flight) == (3, 0)
 
 
 async def test_a_cancelled_publish_is_sent_whole() -> None:
-    body = b"x" * (4 << 20)
-    async with http_node() as node, producer_of(node, max_message_size=8 << 20) as producer:
-        node.hold, node.slow = anyio.Event(), True
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(producer.publish, "orders", body)
-            await node.received.wait()
-            tasks.cancel_scope.cancel()
-        node.hold.set()
-        await producer.publish("orders", b"next")
-        with anyio.fail_after(25):
-            while len(node.requests) < 2:  # noqa: ASYNC110 - no event of a foreign task
-                await anyio.sleep(0.01)
-    assert sorted(map(len, node.bodies)) == [4, len(body)]
+    client = Client(_reply(b"OK"))
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+
+        async def publish() -> None:
+            await connection.request(pub(b"x"))
+
+        async with anyio.create_task_group() as callers:
+            callers.start_soon(publish)
+            await anyio.wait_all_tasks_blocked()
+            callers.cancel_scope.cancel()
+        assert (connection.in_flight, connection.usable) == (1, True)
+        client.hold.set()
+        await connection.drain()
+        assert (client.ended, connection.in_flight) == (1, 0)
 
 
-async def test_closing_waits_for_responses() -> None:
-    stored: list[object] = []
-
-    async def publish(producer: Producer) -> None:
-        stored.append(await producer.publish("orders", b"hi"))
-
-    async with http_node() as node, anyio.create_task_group() as tasks:
-        node.hold = anyio.Event()
-        producer = await producer_of(node).start()
-        tasks.start_soon(publish, producer)
-        await node.received.wait()
-        tasks.start_soon(producer.aclose)
+async def test_a_connection_that_is_closed_awaits_its_responses() -> None:
+    client = Client(_reply(b"OK"))
+    client.hold = anyio.Event()
+    async with _connected(client) as connection:
+        answer = connection.request(pub(b"x"))
         await anyio.wait_all_tasks_blocked()
-        assert stored == []
-        node.hold.set()
-    assert len(stored) == 1
+        connection.close()
+        await anyio.wait_all_tasks_blocked()
+        assert (connection.usable, client.closed) == (False, 0)
+        with pytest.raises(NotSent, match="the connection is closed"):
+            await connection.request(pub(b"y"))
+        client.hold.set()
+        assert await answer == b"OK"
+        await anyio.wait_all_tasks_blocked()
+        assert client.closed == 1
 
 
-REFUSALS: list[tuple[tuple[int, bytes], type[NsqError]]] = [
-    ((403, b"not from there"), Unauthorized),
-    ((404, b"<html>"), ProtocolError),
-    ((302, b""), ProtocolError),
-]
+async def test_a_request_that_is_cut_off_has_an_unknown_outcome() -> None:
+    client = Client()
+    client.hold = anyio.Event()
+    async with anyio.create_task_group() as callers:
+        errors: list[NsqError] = []
+
+        async def publish() -> None:
+            try:
+                await connection.request(pub(b"x"))
+            except NsqError as error:
+                errors.append(error)
+
+        async with _connected(client) as connection:
+            callers.start_soon(publish)
+            await anyio.wait_all_tasks_blocked()
+    assert [type(error) for error in errors] == [ConnectionLost]
+    assert connection.in_flight == 0
 
 
-@pytest.mark.parametrize(("answer", "kind"), REFUSALS)
-async def test_a_proxy_that_refuses_is_not_asked_again(answer: tuple[int, bytes], kind: type[NsqError]) -> None:
-    async with http_node(answer) as node, producer_of(node) as producer:
-        with pytest.raises(kind) as caught:
-            await producer.publish("orders", b"hi")
-        assert (caught.value.topic, caught.value.node) == ("orders", node.address)
-        assert len(node.requests) == 1
+async def _opened(client: Client, **options: Any) -> tuple[HttpConnection, Negotiated]:
+    """Open a connection whose requests a client of the test answers."""
+    async with anyio.create_task_group() as tasks:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "HttpClient", lambda *_, **__: client)
+            given = ConnectionOptions(**options), cast("Any", tasks.start_soon)
+            try:
+                return await open_http_connection(_ADDRESS, "n:4151", *given)
+            except NsqError as error:
+                failure = error
+    raise failure  # alone, not in a group
 
 
-async def test_an_error_of_a_proxy_is_an_unknown_outcome() -> None:
-    async with http_node((502, b"bad gateway")) as node, producer_of(node, on_unknown="raise") as producer:
-        with pytest.raises(DeliveryUnknown) as caught:
-            await producer.publish("orders", b"hi")
-        assert isinstance(caught.value.attempts[-1], PubFailed)
-    async with http_node((502, b"bad gateway")) as node, producer_of(node) as producer:
-        await producer.publish("orders", b"hi")
-        assert node.bodies == [b"hi", b"hi"]
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (_failure("failed"), ConnectionFailed, "a text"),
+        (_failure("untrusted"), NegotiationFailed, "a text"),
+        (_reply(b"<html>", 404), ProtocolError, "HTTP status 404: <html>"),
+        (_reply(b"x" * 90, 404), ProtocolError, f"HTTP status 404: {'x' * 80} .node"),
+        (_reply(b"[]"), ProtocolError, "HTTP status 200"),
+        (_reply(b'{"a": 1}'), ProtocolError, "HTTP status 200"),
+        (_reply(b"down", 500), ConnectionFailed, "HTTP status 500: down"),
+        (_reply(b"down", 499), ProtocolError, "HTTP status 499: down"),
+    ],
+)
+async def test_what_is_no_nsqd(answer: HttpReply | HttpRequestFailed, kind: type[NsqError], text: str) -> None:
+    client = Client(answer)
+    with pytest.raises(kind, match=text) as caught:
+        await _opened(client)
+    assert (type(caught.value), caught.value.node, client.closed) == (kind, "n:4151", 1)
 
 
-async def test_a_response_that_is_not_understood_is_an_unknown_outcome() -> None:
-    async with http_node((200, b"<html>")) as node, producer_of(node) as producer:
-        with pytest.raises(DeliveryUnknown, match="do not match"):
-            await producer.publish("orders", b"hi")
+@pytest.mark.parametrize("content", [b'{"version": "1.3.0"}', b'{"data": {"version": "1.3.0"}, "status_code": 200}'])
+async def test_the_version_of_a_node(content: bytes) -> None:
+    client = Client(_reply(content))
+    connection, found = await _opened(client)
+    assert (found.version, connection.usable, client.closed) == ("1.3.0", True, 0)
+    assert client.urls == ["GET http://n:4151/info"]
 
 
-async def test_a_key_keeps_its_order_while_publishes_fail() -> None:
-    with Cluster(nodes=1) as cluster:
-        cluster.create_topic("orders", extend=True, channels=["ch"])
-        async with Producer(cluster.lookupd, transport="http") as producer:
-            async with anyio.create_task_group() as tasks:
-                for number in range(20):
-                    tasks.start_soon(_keyed, producer, number)
-                    await checkpoint()
-            batch = [OutgoingMessage(b"%d" % number, key="k") for number in range(20, 40)]
-            await producer.publish_many("orders", batch)
-        async with Consumer("orders", "ch", cluster.lookupd) as consumer:
-            bodies = [message.body for message in await finish_all(consumer, 40)]
-    assert bodies == [b"%d" % number for number in range(40)]
+async def test_a_node_that_does_not_answer() -> None:
+    client = Client(_reply(b"{}"))
+    client.hold = anyio.Event()
+    with pytest.raises(ConnectionFailed, match=r"no response for 0\.01 s"):
+        await _opened(client, connect_timeout=0.01)
+    assert client.closed == 1
 
 
-async def _keyed(producer: Producer, number: int) -> None:
-    await producer.publish("orders", b"%d" % number, key="k")
+# Settings
 
 
 @pytest.mark.parametrize(

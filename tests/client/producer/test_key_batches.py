@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import anyio
@@ -16,6 +17,7 @@ from nsqext.errors import ConnectionLost, InvalidBody, InvalidState, NsqError
 from nsqext.errors.server import BadMessage, PubRefused
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.record import raw_size
+from tests.support.commands import multi_items
 from tests.support.publish_bench import Bench, Settling
 
 pytestmark = pytest.mark.anyio
@@ -25,18 +27,51 @@ _OK = b"OK"
 
 
 class Groups:
-    """Publishes of a key that wait for an earlier one, which ends when all of them have begun."""
+    """Publishes of a key that wait for an earlier one of it.
+
+    Attributes:
+        outcomes: receipt or error of each publish, by its body.
+        scopes: cancel a publish, by its body.
+        closed: whether the producer starts no more tasks.
+    """
 
     def __init__(self, *outcomes: bytes | NsqError, **settings: Any) -> None:
         self.bench = Bench(*outcomes, **settings)
         self.target = self.bench.routes.made.partitions[1]
         self.lock = KeyLock()
         self.outcomes: dict[bytes, object] = {}
+        self.scopes: dict[bytes, anyio.CancelScope] = {}
         self.closed = False
 
     async def connect(self) -> Any:
         """Connect to the node of the key; return the connection."""
         return await self.bench.connections.connection(self.target.node)
+
+    @asynccontextmanager
+    async def begun(self, *messages: OutgoingMessage, ago: float = 0.0) -> AsyncIterator[anyio.CancelScope]:
+        """Begin publishes, some seconds ago, behind one that ends with `first_ends`; yields the producer's scope."""
+        assert self.lock.try_enter(_KEY)
+        async with anyio.create_task_group() as producer:
+            self._groups = KeyGroups(self.bench.sender, self.lock, self._start(producer.start_soon))
+            async with anyio.create_task_group() as self._callers:
+                self._callers.cancel_scope.shield = True  # it is not the callers that end with the producer
+                self._callers.cancel_scope.deadline = anyio.current_time() + 25
+                for message in messages:
+                    await self.begin(message, ago)
+                yield producer.cancel_scope
+            producer.cancel_scope.cancel()
+        assert not self._callers.cancel_scope.cancelled_caught
+        assert len(self.lock) == 0
+
+    async def begin(self, message: OutgoingMessage, ago: float = 0.0) -> None:
+        """Begin a publish behind those before."""
+        self._callers.start_soon(self._publish, message, time.monotonic() - ago)
+        await anyio.wait_all_tasks_blocked()
+
+    async def first_ends(self) -> None:
+        """End the publish that all wait for."""
+        self.lock.leave(_KEY)
+        await anyio.wait_all_tasks_blocked()
 
     async def publish(
         self,
@@ -45,25 +80,19 @@ class Groups:
         between: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> list[str]:
         """Publish messages that began some seconds ago, and one more behind ``between``; return the verbs."""
-        connections = self.bench.connections
-        before = len(connections.commands)
-        assert self.lock.try_enter(_KEY)
-        with anyio.fail_after(25):
-            async with anyio.create_task_group() as background:
-                groups = KeyGroups(self.bench.sender, self.lock, self._start(background.start_soon))
-                async with anyio.create_task_group() as tasks:
-                    for message in messages:
-                        tasks.start_soon(self._publish, groups, message, time.monotonic() - ago)
-                        await anyio.wait_all_tasks_blocked()
-                    if between is not None:
-                        tasks.start_soon(between)
-                        await anyio.wait_all_tasks_blocked()
-                        tasks.start_soon(self._publish, groups, OutgoingMessage(b"last"), time.monotonic())
-                        await anyio.wait_all_tasks_blocked()
-                    self.lock.leave(_KEY)
-                background.cancel_scope.cancel()
-        assert len(self.lock) == 0
-        return [command.split(b" ")[0].decode() for _, command, _ in connections.commands[before:]]
+        before = len(self.commands)
+        async with self.begun(*messages, ago=ago):
+            if between is not None:
+                self._callers.start_soon(between)
+                await anyio.wait_all_tasks_blocked()
+                await self.begin(OutgoingMessage(b"last"))
+            await self.first_ends()
+        return [command.split(b" ")[0].decode() for command in self.commands[before:]]
+
+    @property
+    def commands(self) -> list[bytes]:
+        """The commands that were sent."""
+        return [command for _, command, _ in self.bench.connections.commands]
 
     def _start(self, start_soon: Callable[..., object]) -> Callable[..., None]:
         def start(*task: Any) -> None:
@@ -73,12 +102,13 @@ class Groups:
 
         return start
 
-    async def _publish(self, groups: KeyGroups, message: OutgoingMessage, started: float) -> None:
+    async def _publish(self, message: OutgoingMessage, started: float) -> None:
         request = MessageRequest(self.bench.options, "t", message, key=_KEY[1], started=started)
-        try:
-            self.outcomes[message.body] = await groups.publish(request, _KEY)
-        except NsqError as error:
-            self.outcomes[message.body] = error
+        with anyio.CancelScope() as self.scopes[message.body]:
+            try:
+                self.outcomes[message.body] = await self._groups.publish(request, _KEY)
+            except NsqError as error:
+                self.outcomes[message.body] = error
 
     def kinds(self) -> list[type]:
         """Return the types of the outcomes, in the order of the bodies."""
@@ -174,22 +204,38 @@ async def test_a_batch_ends_with_its_limits_and_before_a_call_of_many_messages()
 async def test_later_publishes_wait_for_a_batch() -> None:
     groups = Groups()
     await groups.connect()
-    connections = groups.bench.connections
-    connections.hold = anyio.Event()
-    assert groups.lock.try_enter(_KEY)
-    async with anyio.create_task_group() as background:
-        keyed = KeyGroups(groups.bench.sender, groups.lock, background.start_soon)
-        async with anyio.create_task_group() as tasks:
-            for number, message in enumerate(_messages(b"a", b"b", b"c")):
-                if number == 2:
-                    groups.lock.leave(_KEY)
-                    await anyio.wait_all_tasks_blocked()
-                tasks.start_soon(groups._publish, keyed, message, time.monotonic())
-                await anyio.wait_all_tasks_blocked()
-            assert len(connections.commands) == 1
-            connections.hold.set()
-        background.cancel_scope.cancel()
-    assert len(connections.commands) == 2
+    groups.bench.connections.hold = anyio.Event()
+    async with groups.begun(*_messages(b"a", b"b")):
+        await groups.first_ends()
+        await groups.begin(OutgoingMessage(b"c"))
+        assert len(groups.commands) == 1
+        groups.bench.connections.hold.set()
+    assert len(groups.commands) == 2
+
+
+@pytest.mark.parametrize("cancelled", [b"a", b"b"])
+async def test_a_cancelled_publish_takes_nothing_from_its_batch(cancelled: bytes) -> None:
+    groups = Groups()
+    await groups.connect()
+    groups.bench.connections.hold = anyio.Event()
+    async with groups.begun(*_messages(b"a", b"b", b"c")):
+        await groups.first_ends()
+        groups.scopes[cancelled].cancel()
+        await anyio.wait_all_tasks_blocked()
+        groups.bench.connections.hold.set()
+    assert sorted(groups.outcomes) == sorted({b"a", b"b", b"c"} - {cancelled})
+    assert groups.kinds() == [Receipt] * 2
+
+
+async def test_a_cancelled_publish_that_waits_is_not_sent() -> None:
+    groups = Groups()
+    await groups.connect()
+    async with groups.begun(*_messages(b"a", b"b", b"c")):
+        groups.scopes[b"b"].cancel()
+        await anyio.wait_all_tasks_blocked()
+        await groups.first_ends()
+    (command,) = groups.commands
+    assert multi_items(command.partition(b"\n")[2][4:]) == [b"a", b"c"]
 
 
 @pytest.mark.parametrize(
@@ -265,16 +311,8 @@ async def test_a_producer_that_closes_sends_no_batch() -> None:
 async def test_a_batch_that_is_cut_off_is_unknown_for_each() -> None:
     groups = Groups()
     await groups.connect()
-    assert groups.lock.try_enter(_KEY)
-    async with anyio.create_task_group() as callers, anyio.create_task_group() as producer:
-        held = anyio.Event()
-        groups.bench.connections.hold = held
-        keyed = KeyGroups(groups.bench.sender, groups.lock, producer.start_soon)
-        for message in _messages(b"a", b"b"):
-            callers.start_soon(groups._publish, keyed, message, time.monotonic())
-            await anyio.wait_all_tasks_blocked()
-        groups.lock.leave(_KEY)
-        await anyio.wait_all_tasks_blocked()
-        producer.cancel_scope.cancel()
+    groups.bench.connections.hold = anyio.Event()
+    async with groups.begun(*_messages(b"a", b"b")) as producer:
+        await groups.first_ends()
+        producer.cancel()
     assert groups.kinds() == [DeliveryUnknown] * 2
-    assert len(groups.lock) == 0

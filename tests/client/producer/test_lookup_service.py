@@ -1,4 +1,4 @@
-"""A lookup service that is not up yet, slow, wrong, or stale."""
+"""A lookup service that is not up yet, slow or stale, and topics that it does not know."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import anyio
 import pytest
 
 from nsqext import OutgoingMessage, Producer
-from nsqext.errors import BatchFailed, LookupFailed, NotLookupd, PublishFailed, TopicNotReady
+from nsqext.errors import BatchFailed, PublishFailed, TopicNotReady
 from nsqext.errors.server import ExtendRefused
-from tests.support.fake_nsqd import error, obey, ok, scripted_lookup, scripted_node, until
+from tests.support.fake_lookupd import node_json
+from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node, until
 from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, quick
 
@@ -46,24 +47,6 @@ async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
             assert producer.statistics().lookup_failures == 0
         assert len(node.commands) == 1
     assert caplog.text.count("no lookup service answers yet; waiting up to 10 s") == 1
-
-
-async def test_the_wait_for_a_lookup_service_has_an_end(closed_address: Address) -> None:
-    async with bounded(), Producer(str(closed_address), **quick(lookup_timeout=0.1)) as producer:
-        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
-            with pytest.raises(LookupFailed, match=str(closed_address)):
-                await publish
-        assert producer.statistics().lookup_age is None
-        assert producer.statistics().lookup_failures > 0
-
-
-async def test_an_address_that_is_not_a_lookup_service_fails_at_once() -> None:
-    options = quick(lookup_timeout=60.0, timeout=60.0)
-    async with bounded(), scripted_lookup() as lookup, Producer(str(lookup), **options) as producer:
-        lookup.refuse(404, "no such page")
-        for publish in (producer.publish("t", b"x"), producer.publish_many("t", [b"x"])):
-            with pytest.raises(NotLookupd, match="give the address of nsqlookupd's HTTP side"):
-                await publish
 
 
 async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
@@ -179,3 +162,30 @@ async def test_a_call_that_waits_for_an_upgrade_when_the_producer_closes_is_repo
             tasks.start_soon(publish)
             await until(lambda: _lookups(lookup) > before)
         tasks.cancel_scope.deadline = anyio.current_time() + 10.0
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.refuse(404, "TOPIC_NOT_FOUND")
+        lookup.set_response("/nodes", {"producers": []})
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
+            if many:
+                tasks.start_soon(producer.publish_many, "new", [b"x"])
+            else:
+                tasks.start_soon(producer.publish, "new", b"x")
+            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
+            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+        assert len(node.commands) == 1
+
+
+async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> None:
+    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
+        lookup.set_response("/nodes", {"status_code": 500, "status_txt": "INTERNAL_ERROR"})
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
+            for number in range(40):
+                tasks.start_soon(producer.publish, f"new{number}", b"x")
+            await until(lambda: any(question.startswith("/nodes") for question in lookup.questions))
+            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
+            await until(lambda: len(node.commands) == 40)
+        assert sum(question.startswith("/nodes") for question in lookup.questions) < 20, "the topics share requests"

@@ -7,20 +7,16 @@ from typing import Any
 import pytest
 
 from nsqext import OutgoingMessage
-from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner, PackedBatch, plain_batches
-from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.packed import PackedMessages, Verb
-from nsqext.client.producer.route import Route
 from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
-from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.commands import sized
 from nsqext.protocol.frames import encode_trace_reply
-from nsqext.transport.options import ConnectionOptions
-from nsqext.types import Address, TopicMeta
+from nsqext.types import TopicMeta
 from tests.support.commands import ext_body, multi_body, trace_body
 from tests.support.producers import bodies, producing
+from tests.support.publish_bench import route_of, target_of
 
 pytestmark = pytest.mark.anyio
 
@@ -43,18 +39,10 @@ def _packed(verb: Verb, largest: int = 20) -> PackedMessages:
     return PackedMessages(verb, items[:1], 1, 1) + PackedMessages(verb, items[1:], 1, largest)
 
 
-def _route(*, extend: bool = False, partitions: int = 1) -> Route:
-    pool = ConnectionPool(ConnectionOptions(), ClientEvents())
-    if not partitions:
-        return Route("t", PartitionMap("t", nodes=(Address("n", 1),)), pool)
-    meta = TopicMeta(partition_num=partitions, extend_support=extend)
-    return Route("t", PartitionMap("t", meta=meta, leaders={0: Address("n", 1)}), pool)
-
-
 @pytest.mark.parametrize("verb", _VERBS)
 def test_packed_messages_are_sent_as_they_are(verb: Verb) -> None:
-    packed, target = _packed(verb), _route(extend=True).at(0)
-    batches = plain_batches(_route(extend=True), 0, packed, _OPTIONS)
+    packed, target = _packed(verb), route_of(extend=True).at(0)
+    batches = plain_batches(route_of(extend=True), 0, packed, _OPTIONS)
     assert batches is not None
     (batch,) = batches
     assert batch.command(target) == sized(f"{verb} t 0\n".encode(), multi_body(_ITEMS[verb]))
@@ -96,7 +84,7 @@ def test_packed_messages_that_need_a_check_are_decoded(
     verb: Verb, topic: dict[str, Any], options: dict[str, Any], largest: int
 ) -> None:
     given = ProducerOptions(**{"max_message_size": 300, **options})
-    assert plain_batches(_route(**topic), 0, _packed(verb, largest), given) is None
+    assert plain_batches(route_of(**topic), 0, _packed(verb, largest), given) is None
 
 
 @pytest.mark.parametrize(
@@ -117,13 +105,13 @@ def test_packed_messages_up_to_the_limits_are_one_batch(
     verb: Verb, topic: dict[str, Any], options: dict[str, Any], largest: int
 ) -> None:
     given = ProducerOptions(**{"max_message_size": 300, **options})
-    batches = plain_batches(_route(**topic), None, _packed(verb, largest), given)
+    batches = plain_batches(route_of(**topic), None, _packed(verb, largest), given)
     assert batches is not None
     assert [type(batch) for batch in batches] == [PackedBatch]
 
 
 def test_a_planner_decodes_packed_messages_and_checks_each_of_them() -> None:
-    planner = BatchPlanner(_route(), _OPTIONS, lambda key, partitions: 0, None, 0)
+    planner = BatchPlanner(route_of(), _OPTIONS, lambda key, partitions: 0, None, 0)
     with pytest.raises(ExtendNotSupported, match="message 0: the topic does not accept headers"):
         planner.add(_packed("MPUB_EXT"))
     planner.add(_packed("MPUB_TRACE", 293))
@@ -133,10 +121,8 @@ def test_a_planner_decodes_packed_messages_and_checks_each_of_them() -> None:
 
 @pytest.mark.parametrize(("verb", "what"), [("MPUB_TRACE", "trace ids"), ("MPUB_EXT", "headers and tags")])
 def test_a_batch_that_the_original_nsq_does_not_understand_is_not_sent(verb: Verb, what: str) -> None:
-    target = _route(partitions=0).any(())
-    target.node.redesigned = False
     with pytest.raises(InvalidInput, match=what):
-        PackedBatch("t", None, _packed(verb)).command(target)
+        PackedBatch("t", None, _packed(verb)).command(target_of(TopicMeta(), "1.3.0"))
 
 
 async def test_a_producer_sends_packed_messages_and_messages_of_any_form() -> None:

@@ -1,58 +1,22 @@
-"""The producer on embedded clusters: leaders that die and move, order, and the original NSQ through lookup."""
+"""The producer on embedded clusters whose leaders die and move."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import anyio
 import pytest
 
-from nsqext import ClientEvent, OutgoingMessage, Producer, Receipt
+from nsqext import ClientEvent, Producer, Receipt
 from nsqext.broker import Cluster
-from nsqext.errors import ExtendNotSupported
-from tests.support import plain_http
 from tests.support.fake_nsqd import until
 from tests.support.machine_pauses import PauseWatch
 from tests.support.messages import placed
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as running:
-        running.create_topic("plain", partitions=2, replicas=1, channels=["ch"])
-        running.create_topic("extended", partitions=1, replicas=2, extend=True, channels=["ch"])
-        yield running
-
-
-async def test_receipts_of_every_way_to_publish(cluster: Cluster) -> None:
-    with anyio.fail_after(25):
-        async with Producer(cluster.lookupd) as producer:
-            plain = await producer.publish("plain", b"x")
-            traced = await producer.publish("plain", b"x", trace_id=7)
-            both = await producer.publish("extended", b"x", headers={"user": "42"}, tag="canary", trace_id=9)
-            then = await producer.publish("extended", b"x", trace_id=10)
-            many = await producer.publish_many(
-                "plain", [OutgoingMessage(b"a", trace_id=1), OutgoingMessage(b"b", trace_id=2)]
-            )
-            mixed = await producer.publish_many("extended", [b"a", OutgoingMessage(b"b", headers={"k": "v"})])
-            with pytest.raises(ExtendNotSupported):
-                await producer.publish("plain", b"x", tag="canary")
-    assert (plain.message_id, plain.offset, plain.size) == (None, None, None)
-    assert placed(traced)[0] > 0
-    assert traced.size == 31
-    assert both.trace_id == 9
-    assert placed(then)[1] == placed(both)[1] + placed(both)[2]
-    assert [receipt.trace_id for receipt in many] == [1, 2]
-    (first_id, first_offset, first_size), (second_id, second_offset, _) = map(placed, many)
-    assert second_id == first_id + 1
-    assert second_offset == first_offset + first_size
-    assert len(mixed) == 2
 
 
 async def _publish_all(producer: Producer, topic: str, key: str, gone: anyio.Event, receipts: list[Receipt]) -> float:
@@ -150,23 +114,3 @@ async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, capl
     assert caplog.text.count(f"moves partition 0: leader moved to {moved.node}") == 1
     assert caplog.text.count(f"connected to {moved.node}") == 1
     assert {event.node for event in events if event.kind == "connected"} >= {moved.node, cluster.nodes[old].tcp}
-
-
-async def test_the_original_nsq_through_lookup() -> None:
-    with Cluster(nodes=2, generation="original") as cluster, anyio.fail_after(25):
-        async with Producer(cluster.lookupd, timeout=30) as producer:
-            for number in range(10):
-                assert (await producer.publish("fresh", b"%d" % number)).partition is None
-            await producer.publish("fresh", b"later", delay=0.1)
-            assert len(await producer.publish_many("fresh", [b"a"] * 10)) == 10
-        published = 0
-        for node in cluster.nodes.values():
-            stats = await anyio.to_thread.run_sync(_stats, node.http)
-            published += sum(topic["message_count"] for topic in stats["topics"])
-        assert published == 21
-
-
-def _stats(address: str) -> dict[str, Any]:
-    answer: dict[str, Any] = plain_http.get(f"http://{address}/stats?format=json").json()
-    data: dict[str, Any] = answer.get("data", answer)
-    return data

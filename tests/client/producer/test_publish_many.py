@@ -10,37 +10,21 @@ from nsqext import (
     BatchFailed,
     OutgoingMessage,
     Producer,
-    PublishFailed,
     Receipt,
 )
-from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidHeader, InvalidInput
+from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput
 from nsqext.errors.server import BadMessage
 from nsqext.middleware import Middleware, Publishing, SendNext
 from tests.support.commands import ext_body, multi_body
 from tests.support.fake_nsqd import (
     PLAIN,
-    Answer,
     error,
     obey,
-    ok,
     scripted_node,
 )
 from tests.support.producers import bodies, bounded, producing, quick
 
 pytestmark = pytest.mark.anyio
-
-
-# Many
-
-
-async def test_many_messages_are_sent_as_batches_by_partition() -> None:
-    async with producing({}, {}) as (producer, nodes, _):
-        receipts = await producer.publish_many(
-            "t", [OutgoingMessage(b"a", key="user:42"), OutgoingMessage(b"b", key="order-1"), b"c"]
-        )
-        assert [receipt.partition for receipt in receipts[:2]] == [1, 1]
-        assert await producer.publish_many("t", []) == []
-        assert sum(len(bodies(node, "MPUB")) for node in nodes) == 2
 
 
 async def test_bodies_with_trace_ids_are_one_traced_batch() -> None:
@@ -67,23 +51,6 @@ async def test_bodies_with_headers_are_one_batch_with_headers() -> None:
         with pytest.raises(InvalidInput, match="message 0: header name '##n' is reserved"):
             await producer.publish_many("t", [b"a"], headers={"##n": ["1"]})
     assert bodies(node, "MPUB_EXT") == [multi_body([ext_body(b'{"n":"1"}', b"a"), ext_body(b'{"n":"2"}', b"bc")])]
-
-
-async def test_middleware_sees_bodies_and_headers_as_messages() -> None:
-    seen: list[OutgoingMessage] = []
-
-    class Noting(Middleware):
-        async def publish(self, publishing: Publishing, send_next: SendNext) -> Any:
-            seen.extend(publishing.messages)
-            return await send_next(publishing)
-
-    async with (
-        producing({}, extend=True) as (_, (node,), lookup),
-        Producer(str(lookup), middleware=[Noting()]) as producer,
-    ):
-        await producer.publish_many("t", [b"a", b"bc"], headers={"n": ["1", "2"], "m": ["3", "4"]})
-    assert seen == [OutgoingMessage(b"a", {"n": "1", "m": "3"}), OutgoingMessage(b"bc", {"n": "2", "m": "4"})]
-    assert len(bodies(node, "MPUB_EXT")) == 1
 
 
 async def test_middleware_sees_bodies_and_trace_ids_as_messages() -> None:
@@ -122,38 +89,12 @@ async def test_every_message_has_its_own_outcome() -> None:
         assert [type(outcome) for outcome in outcomes] == [Receipt, BadMessage, Receipt]
 
 
-async def test_batches_of_a_key_stop_at_the_first_that_fails() -> None:
-    options = quick(max_batch_count=2)
-    answers: list[Answer] = [ok(), error("E_BAD_MESSAGE x"), ok()]
-    async with producing({"MPUB": answers}, **options) as (producer, nodes, _):
-        with pytest.raises(BatchFailed) as caught:
-            await producer.publish_many("t", [b"%d" % number for number in range(6)], key="k")
-        kinds = [type(outcome) for outcome in caught.value.outcomes]
-        assert kinds == [Receipt] * 2 + [BadMessage] * 2 + [PublishFailed] * 2
-        assert len(bodies(nodes[0], "MPUB")) == 2
-
-
 async def test_nothing_is_sent_when_one_message_is_invalid() -> None:
     async with producing({}) as (producer, nodes, _):
         wrong: list[Any] = [[b"x", b""], [b"x", "y"], b"xy", [b"x" * 2_000_000]]
         for messages in wrong:
             with pytest.raises(InvalidBody):
                 await producer.publish_many("t", messages)
-        assert nodes[0].commands == []
-
-
-async def test_the_invalid_message_is_named() -> None:
-    async with producing({}) as (producer, nodes, _):
-        wrong: list[tuple[type[InvalidInput], Any]] = [
-            (InvalidBody, b""),
-            (InvalidHeader, OutgoingMessage(b"x", headers={"##no": "x"})),
-            (ExtendNotSupported, OutgoingMessage(b"x", headers={"a": "b"})),
-            (ExtendNotSupported, OutgoingMessage(b"x", tag="canary")),
-        ]
-        for kind, message in wrong:
-            with pytest.raises(kind, match="message 2: ") as caught:
-                await producer.publish_many("t", [b"a", b"b", message, b"c"])
-            assert (caught.value.index, caught.value.topic) == (2, "t")
         assert nodes[0].commands == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,9 +10,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.client.events import ClientEvents
 from nsqext.client.producer.batch import BatchPlanner
-from nsqext.client.producer.connection_pool import ConnectionPool
 from nsqext.client.producer.delayed_request import delayed as delayed_request
 from nsqext.client.producer.keys import keys_of
 from nsqext.client.producer.options import ProducerOptions
@@ -26,7 +23,6 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidBody,
     InvalidInput,
-    InvalidName,
     InvalidPartition,
     InvalidSetting,
     OperationNotSupported,
@@ -34,24 +30,14 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
 from nsqext.key_ranges import bucket_tag, shared_tag
-from nsqext.lookup.partition_map import PartitionMap
 from nsqext.protocol.client.body_compression import COMPRESS_HEADER
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.hashing import key_hash
 from nsqext.protocol.headers import decode_headers
-from nsqext.protocol.identify import Negotiated
-from nsqext.transport.options import ConnectionOptions
-from nsqext.types import Address, TopicMeta
+from nsqext.types import TopicMeta
+from tests.support.publish_bench import route_of, target_of
 
 _OPTIONS = ProducerOptions()
-
-
-def _route(partitions: int = 2, *, extend: bool = False) -> Route:
-    leaders = {partition: Address("n", 1) for partition in range(partitions)}
-    meta = TopicMeta(partition_num=partitions, extend_support=extend)
-    return Route(
-        "t", PartitionMap("t", meta=meta, leaders=leaders), ConnectionPool(ConnectionOptions(), ClientEvents())
-    )
 
 
 def _sorter(route: Route, options: ProducerOptions = _OPTIONS, key: bytes | None = None) -> BatchPlanner:
@@ -150,15 +136,12 @@ def test_large_bodies_are_compressed_where_topics_have_headers(
 def test_topics_and_servers_decide_what_a_message_may_have(
     members: dict[str, Any], plain: bytes | None, extend: bytes | None, original: bytes | None, redesigned: bytes | None
 ) -> None:
-    for meta, is_redesigned, line in (
-        (TopicMeta(partition_num=1), True, plain),
-        (TopicMeta(partition_num=1, extend_support=True), True, extend),
-        (TopicMeta(), False, original),
-        (TopicMeta(), True, redesigned),
+    for target, line in (
+        (target_of(TopicMeta(1)), plain),
+        (target_of(TopicMeta(1, extend_support=True)), extend),
+        (target_of(TopicMeta(), "1.3.0"), original),
+        (target_of(TopicMeta()), redesigned),
     ):
-        partition = 0 if meta.partition_num else None
-        target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-        target.node.redesigned = is_redesigned
         if line is None:
             with pytest.raises(ExtendNotSupported) as caught:
                 _request(**members).command(target)
@@ -175,7 +158,7 @@ def tracing() -> Iterator[None]:
 
 
 def test_the_command_of_a_single_message() -> None:
-    route = _route(extend=True)
+    route = route_of(2, extend=True)
     target = route.at(1)
     assert _request().command(target) == b"PUB t 1\n\0\0\0\1x"
     traced = _request(trace_id=5)
@@ -190,7 +173,7 @@ def test_the_command_of_a_single_message() -> None:
 
 
 def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
-    route = _route(extend=True)
+    route = route_of(2, extend=True)
     target = route.at(0)
     single = _request()
     assert bytes(single.command(target)).startswith(b"PUB_TRACE t 0\n")
@@ -202,13 +185,6 @@ def test_a_traced_topic_returns_receipts_by_default(tracing: None) -> None:
     sorter = _sorter(route)
     sorter.add([b"a", b"b"])
     assert bytes(sorter.rows[0][0].command(target)).startswith(b"MPUB_TRACE t 0\n")
-
-
-def test_traced_publishes_are_logged(tracing: None, caplog: pytest.LogCaptureFixture) -> None:
-    target = _route().at(0)
-    with caplog.at_level(logging.INFO, "nsqext.trace"):
-        trace_log.published([target.receipt], "127.0.0.1:1")
-    assert [record.name for record in caplog.records] == ["nsqext.trace"]
 
 
 @pytest.mark.parametrize("delay", [-1, "1", True, float("nan"), 1e12])
@@ -249,18 +225,9 @@ def test_keys_and_partitions() -> None:
             check_choice(key, partition)
 
 
-def test_plain_bodies_make_one_batch() -> None:
-    sorter = _sorter(_route())
-    sorter.add([b"a", b"bc"])
-    [[batch]] = sorter.rows
-    assert batch.any_partition
-    assert list(batch.indexes) == [0, 1]
-    assert bytes(batch.command(_route().at(0))).startswith(b"MPUB t 0\n")
-
-
 def test_batches_split_by_partition_count_and_size() -> None:
     options = ProducerOptions(max_batch_count=2)
-    sorter = _sorter(_route(), options)
+    sorter = _sorter(route_of(2), options)
     sorter.add(
         [
             OutgoingMessage(b"a", key="user:42"),
@@ -273,7 +240,7 @@ def test_batches_split_by_partition_count_and_size() -> None:
     )
     assert [[batch.indexes for batch in row] for row in sorter.rows] == [[[0, 4], [5]], [[1, 2]], [[3]]]
     assert sorter.keys == {b"user:42", b"order-1", b"order-2"}
-    small = _sorter(_route(), ProducerOptions(max_batch_size=100))
+    small = _sorter(route_of(2), ProducerOptions(max_batch_size=100))
     small.add([b"x" * 60, b"y" * 60])
     assert len(small.rows) == 2
 
@@ -301,10 +268,11 @@ def test_batches_split_by_partition_count_and_size() -> None:
         {"key_tags": 1025},
         {"settle_timeout": 5.0},
         {"lookup": {"poll_interval": 5}},
+        {"delay_topic": "a b"},
     ],
 )
 def test_invalid_settings_are_refused(members: dict[str, object]) -> None:
-    with pytest.raises(InvalidSetting):
+    with pytest.raises(InvalidInput):
         ProducerOptions(**members)  # type: ignore[arg-type]
 
 
@@ -337,33 +305,9 @@ def test_a_record_that_is_larger_than_the_message_is_one_of_another_client(size:
 def test_the_first_message_of_a_batch_that_fixed_nodes_may_not_accept_is_remembered(
     meta: TopicMeta, members: dict[str, Any], marked: tuple[int, bool] | None
 ) -> None:
-    view = PartitionMap("t", meta=meta, leaders={partition: Address("n", 1) for partition in range(meta.partition_num)})
-    planner = _sorter(Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents())))
+    planner = _sorter(route_of(meta.partition_num, extend=meta.extend_support))
     planner.add([b"plain", OutgoingMessage(b"x", **members), OutgoingMessage(b"y", **members)])
     assert planner.marked == marked
-
-
-def test_the_topic_of_a_relay_has_a_valid_name() -> None:
-    with pytest.raises(InvalidName, match="topic name 'a b' is not valid"):
-        ProducerOptions(delay_topic="a b")
-
-
-@pytest.mark.parametrize(
-    ("meta", "refused"),
-    [
-        (TopicMeta(1, extend_support=True), None),
-        (TopicMeta(1), "does not support extend headers"),
-        (TopicMeta(1, extend_support=True, ordered=True), "is ordered"),
-    ],
-)
-def test_consumers_delay_messages_of_unordered_topics_with_headers(meta: TopicMeta, refused: str | None) -> None:
-    target = Target("t", 0, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-    request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x"), 5.0)
-    if refused is None:
-        assert b"##due" in bytes(request.command(target))
-        return
-    with pytest.raises(DelayNotSupported, match=refused):
-        request.command(target)
 
 
 def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,14 +321,7 @@ def test_each_message_that_may_be_looked_for_has_a_trace_id_of_its_own(monkeypat
         default_trace_id(options, "t", TopicMeta())
     delayed = delayed_request(options, "t", OutgoingMessage(b"x"), 5.0)
     with pytest.raises(OperationNotSupported):
-        delayed.command(_target(TopicMeta()))
-
-
-def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
-    partition = 0 if meta.partition_num else None
-    target = Target("t", partition, ConnectionPool(ConnectionOptions(), ClientEvents()).node(Address("n", 1)), meta)
-    target.node.redesigned = Negotiated(version=version).redesigned
-    return target
+        delayed.command(target_of(TopicMeta(), "1.3.0"))
 
 
 @pytest.mark.parametrize(
@@ -398,6 +335,8 @@ def _target(meta: TopicMeta, version: str = "1.3.0") -> Target:
         (5, {"trace_id": 0}, TopicMeta(), "1.3.0", "neither headers nor tag nor trace id"),
         (5, {}, TopicMeta(), "0.3.7-HA.1.9.7", "does not support extend headers"),
         (5, {}, TopicMeta(1), "1.3.0", "does not support extend headers"),
+        (5, {}, TopicMeta(1, extend_support=True), "0.3.7-HA.1.9.7", b"PUB_EXT t 0"),
+        (5, {}, TopicMeta(1, extend_support=True, ordered=True), "0.3.7-HA.1.9.7", "is ordered"),
     ],
 )
 def test_who_delays_a_message(
@@ -405,10 +344,10 @@ def test_who_delays_a_message(
 ) -> None:
     request = delayed_request(_OPTIONS, "t", OutgoingMessage(b"x", **members), delay)
     if isinstance(expected, bytes):
-        assert bytes(request.command(_target(meta, version))).startswith(expected)
+        assert bytes(request.command(target_of(meta, version))).startswith(expected)
         return
     with pytest.raises(DelayNotSupported, match=expected):
-        request.command(_target(meta, version))
+        request.command(target_of(meta, version))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def _route(
     nodes: tuple[int, ...] = (),
     unlisted: frozenset[int] = frozenset(),
     filtered: dict[int, int] | None = None,
+    fixed: bool = False,
     previous: Route | None = None,
 ) -> Route:
     view = PartitionMap(
@@ -44,6 +45,7 @@ def _route(
         nodes=tuple(map(_node, nodes)),
         unlisted=unlisted,
         filtered=tuple((partition, _node(node)) for partition, node in (filtered or {}).items()),
+        given=fixed,
     )
     return Route("t", view, ConnectionPool(ConnectionOptions(), ClientEvents()), previous)
 
@@ -163,6 +165,8 @@ def test_nodes_without_partitions() -> None:
         route.at(0)
     with pytest.raises(InvalidPartition, match="number of partitions"):
         route.partition_of(b"k", lambda key, count: 0)
+    with pytest.raises(InvalidSetting, match=r"number of partitions.*lookupd="):
+        _route({}, nodes=(1, 2), fixed=True).partition_of(b"k", lambda key, count: 0)
 
 
 def test_lines_name_topic_and_partition() -> None:

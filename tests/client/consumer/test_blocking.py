@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from secrets import token_hex
@@ -15,11 +14,11 @@ import anyio
 import msgspec
 import pytest
 
-from nsqext import App, Consumer, Message, MessageBatch, OutgoingMessage, Producer, Reject, Requeue, sync
+from nsqext import App, Consumer, MessageBatch, OutgoingMessage, Producer, sync
 from nsqext.app import Depends, Key
 from nsqext.errors import InvalidSetting
-from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware
-from tests.support.consumers import QUICK, depth, eventually
+from nsqext.middleware import CallNext, Handling, Middleware
+from tests.support.consumers import depth, eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -140,44 +139,6 @@ async def test_dependencies_middleware_and_publishers_are_as_for_coroutines(clus
         await message.finish()
 
 
-async def test_what_a_blocking_handler_raises_decides_about_the_message(cluster: Cluster, topic: str) -> None:
-    await publish(cluster, topic, 1, 2, 3)
-    cluster.create_topic(f"{topic}_dead", extend=True, channels=["ch"])
-    attempts: list[tuple[int, int]] = []
-    consumer = Consumer(topic, "ch", cluster.lookupd, dead_letter=f"{topic}_dead", max_attempts=5, **QUICK)
-
-    @consumer.handler
-    def handle(order: Order, message: Message) -> None:
-        attempts.append((order.number, message.attempts))
-        if order.number == 1:
-            raise Reject("never")
-        if order.number == 2 and message.attempts == 1:
-            raise Requeue(0.0)
-        if order.number == 3 and message.attempts == 1:
-            raise ValueError
-
-    await handled(consumer, consumer, 3)
-    assert sorted(attempts) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
-    assert consumer.statistics().dead_letters == 1
-
-
-async def test_the_messages_of_a_key_are_handled_in_order(cluster: Cluster, topic: str) -> None:
-    async with Producer(cluster.lookupd) as producer:
-        for number in range(30):
-            await producer.publish(topic, b'{"number":%d}' % number, key=f"k{number % 3}")
-    lock, order_of = threading.Lock(), dict[str | None, list[int]]()
-    consumer = Consumer(topic, "ch", cluster.lookupd, key="##key", concurrency=4)
-
-    @consumer.handler
-    def handle(order: Order, key: Key) -> None:
-        time.sleep(0.005 * (order.number % 2))
-        with lock:
-            order_of.setdefault(key, []).append(order.number)
-
-    await handled(consumer, consumer, 30)
-    assert order_of == {f"k{key}": list(range(key, 30, 3)) for key in range(3)}
-
-
 async def test_a_consumer_that_closes_waits_for_the_thread_and_answers_with_its_result(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,22 +169,6 @@ async def test_a_consumer_that_closes_waits_for_the_thread_and_answers_with_its_
             await closed.wait()
     assert consumer.statistics().finished == 1
     await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_a_deadline_does_not_interrupt_a_thread_whose_return_finishes_the_message(
-    cluster: Cluster, topic: str
-) -> None:
-    await publish(cluster, topic, 1)
-    calls: list[int] = []
-    app = App(cluster.lookupd, middleware=[HandlerTimeout(0.01)])
-
-    @app.handler(topic, "ch")
-    def handle(order: Order) -> None:
-        time.sleep(0.2)
-        calls.append(order.number)
-
-    await handled(app, app.consumers[0], 1)
-    assert calls == [1]
 
 
 async def test_a_blocking_batch_handler_and_a_test_without_a_server(cluster: Cluster, topic: str) -> None:

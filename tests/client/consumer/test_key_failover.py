@@ -12,15 +12,13 @@ import pytest
 from anyio import create_task_group
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
-from nsqext.errors import InvalidHeader, InvalidSetting, MessageNotInFlight
+from nsqext.errors import InvalidSetting, MessageNotInFlight
 from tests.support import plain_http
-from tests.support.consumers import QUICK, eventually, quick, running
+from tests.support.consumers import QUICK, eventually, quick
 
 NODES = 2
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
@@ -72,67 +70,6 @@ def firsts(seen: list[tuple[str, int]]) -> dict[str, list[int]]:
     for key, number in seen:
         found[key].setdefault(number)
     return {key: list(numbers) for key, numbers in found.items()}
-
-
-async def test_lanes_keep_the_order_of_a_key_against_any_channel(cluster: Cluster, topic: str) -> None:
-    """Handlers take different times and sometimes fail."""
-    made, numbers = drafts(300, 20)
-    consumer = Consumer(
-        topic, "ch", lookupd=cluster.lookupd, concurrency=8, key="##key", **quick(requeue_delay=0.01, requeue_jitter=0)
-    )
-    seen: list[tuple[str, int]] = []
-    done: list[tuple[str, int]] = []
-    chance = random.Random(2)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        key, number = str(message.key), int(message.body)
-        seen.append((key, number))
-        await anyio.sleep(chance.random() * 0.004)
-        if number % 50 == 7 and message.attempts < 3:
-            raise OSError("try again")
-        done.append((key, number))
-
-    async with Producer(cluster.lookupd) as producer:
-        await producer.publish_many(topic, made)
-    await running(consumer, lambda: eventually(lambda: len(done) == 300))
-    assert {key: [number for other, number in done if other == key] for key in numbers} == numbers
-    assert firsts(seen) == numbers
-
-
-def recorder(seen: list[tuple[str, int]]) -> Callable[[Message], Awaitable[None]]:
-    """Return a handler that records key and number."""
-
-    async def handle(message: Message) -> None:
-        seen.append((str(message.key), int(message.body)))
-
-    return handle
-
-
-async def test_consumers_of_a_key_failover_channel_share_the_keys(cluster: Cluster, topic: str) -> None:
-    made, numbers = drafts(400, 60)
-    seen: dict[str, list[tuple[str, int]]] = {"one": [], "two": []}
-    consumers = []
-    for got in seen.values():
-        consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
-
-        consumer.handler(recorder(got))
-        consumers.append(consumer)
-    async with create_task_group() as tasks:
-        for consumer in consumers:
-            tasks.start_soon(consumer.serve)
-        await eventually(lambda: all(len(consumer.connections) == 2 for consumer in consumers))
-        async with Producer(cluster.lookupd) as producer:
-            await producer.publish_many(topic, made)
-        await eventually(lambda: sum(map(len, seen.values())) == 400)
-        assert {channel["dispatch"] for channel in channels(cluster, topic)} == {"key_failover"}
-        for consumer in consumers:
-            consumer.stop()
-    keys = [{key for key, _ in got} for got in seen.values()]
-    assert keys[0]
-    assert keys[1]
-    assert not keys[0] & keys[1]
-    assert firsts(seen["one"] + seen["two"]) == numbers
 
 
 @pytest.mark.parametrize("lanes", [2, 8])
@@ -190,41 +127,6 @@ async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, 
         await eventually(lambda: len(arrived) == 3)
     assert [one for one in arrived if one[0] != b"other"] == [(b"delayed", 1), (b"behind", 1)]
     assert arrived[0] == (b"other", 1) or times[b"other"] > due, "a slow machine handles it when the first one is due"
-
-
-async def test_publishes_carry_their_key(cluster: Cluster, topic: str) -> None:
-    """With headers, tag and trace id or without, alone and in batches."""
-    async with Producer(cluster.lookupd) as producer:
-        await producer.publish(topic, b"alone", key="ann")
-        traced = await producer.publish(topic, b"traced", key="ann", trace_id=7)
-        await producer.publish(topic, b"full", key="ann", headers={"size": "1"}, tag="red", trace_id=8)
-        await producer.publish(topic, b"bytes", key=b"\xff\x00")
-        await producer.publish_many(topic, [b"many", OutgoingMessage(b"own", key="bob", trace_id=9)], key="ann")
-        await producer.publish(topic, b"none")
-    assert traced.trace_id == 7
-    assert traced.message_id
-    found = {}
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
-        async for message in consumer:
-            found[message.body] = message.key, dict(message.headers), message.tag, message.trace_id
-            await message.finish()
-            if len(found) == 7:
-                break
-    assert found == {
-        b"alone": ("ann", {}, None, 0),
-        b"traced": ("ann", {}, None, 7),
-        b"full": ("ann", {"size": "1"}, "red", 8),
-        b"bytes": ("\xff\x00", {}, None, 0),
-        b"many": ("ann", {}, None, 0),
-        b"own": ("bob", {}, None, 9),
-        b"none": (None, {}, None, 0),
-    }
-
-
-async def test_a_key_that_is_too_long_is_refused(cluster: Cluster, topic: str) -> None:
-    async with Producer(cluster.lookupd) as producer:
-        with pytest.raises(InvalidHeader, match="use a shorter key"):
-            await producer.publish(topic, b"x", key="k" * 60_000)
 
 
 async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
@@ -320,28 +222,3 @@ async def test_chaos(cluster: Cluster, topic: str, cuts: bool) -> None:
             stop.set()
     cluster.faults.heal()
     assert firsts(chaos.seen) == numbers
-
-
-async def test_the_type_survives_a_change_of_leader(cluster: Cluster, topic: str) -> None:
-    name = f"{topic}-copied"
-    cluster.create_topic(name, replicas=2, extend=True, channels=["ch"])
-    made, numbers = drafts(200, 10)
-    seen: list[tuple[str, int]] = []
-    consumer = Consumer(name, "ch", lookupd=cluster.lookupd, dispatch="key_failover", concurrency=4, **QUICK)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.append((str(message.key), int(message.body)))
-        await anyio.sleep(0.001)
-
-    other = next(node for node in cluster.nodes if node != cluster.leader(name))
-    async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
-        tasks.start_soon(consumer.serve)
-        await producer.publish_many(name, made[:100])
-        await eventually(lambda: len(seen) > 50)
-        await anyio.to_thread.run_sync(cluster.move_leader, name, 0, other)
-        await producer.publish_many(name, made[100:])
-        await eventually(lambda: len({number for _, number in seen}) == 200)
-        consumer.stop()
-    assert [channel["dispatch"] for channel in channels(cluster, name)] == ["key_failover"]
-    assert firsts(seen) == numbers

@@ -7,7 +7,6 @@ from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
@@ -16,7 +15,7 @@ from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.responses import LookupHttp
-from tests.support.consumers import PATIENT_LOOKUP, depth, eventually, publish, quick, quick_sharing, take
+from tests.support.consumers import PATIENT_LOOKUP, depth, eventually, publish, quick_sharing, take
 
 NODES = 2
 
@@ -130,55 +129,6 @@ async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -
     assert asked.topics("r") == {topic_a: 1, topic_b: 1, topic_c: 1, topic_d: 1}
     # an app has one lookup: a handler with lookup options of its own is refused
     assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
-
-
-async def test_an_app_may_share_with_others(cluster: Cluster, asked: Asked) -> None:
-    topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, **PATIENT_LOOKUP)
-    app = App(lookup)
-
-    @app.handler(topic_a, "ch")
-    async def handle(message: Message) -> None:
-        app.stop()
-
-    async with Producer(lookup) as producer:
-        await producer.publish(topic_a, b"x")
-        with anyio.fail_after(25):
-            await app.serve()
-        await producer.publish(topic_b, b"x")
-    assert (asked.pools, asked.open_pools) == (1, 0)
-    with pytest.raises(InvalidSetting, match="both lookupd and nsqd"):
-        App(lookup, nsqd="127.0.0.1:4150")
-
-
-async def test_the_producer_of_dead_letters_asks_with_its_consumer(cluster: Cluster, asked: Asked) -> None:
-    topic_a, topic_b = topics_of(cluster, 2)
-    options = quick(max_attempts=1, dead_letter=topic_b)
-    consumer = Consumer(topic_a, "ch", lookupd=cluster.lookupd, **options)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        consumer.stop()
-        raise ValueError("never")
-
-    publish(cluster, topic_a, b"x")
-    with anyio.fail_after(25):
-        await consumer.serve()
-    assert depth(cluster, topic_b) == 1
-    assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
-
-
-async def test_waiters_continue_when_the_requesting_task_is_cancelled(cluster: Cluster, asked: Asked) -> None:
-    topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.05, **PATIENT_LOOKUP)
-    async with Producer(lookup) as producer:
-        async with Consumer(topic_a, "ch", lookupd=lookup, **quick_sharing()):
-            await producer.publish(topic_b, b"x")
-            polled = asked.topics("w")[topic_b]
-            await eventually(lambda: asked.topics("w")[topic_b] > polled)
-        consumed, polled = asked.topics("r")[topic_a], asked.topics("w")[topic_b]
-        await eventually(lambda: asked.topics("w")[topic_b] > polled + 2)
-        assert asked.topics("r")[topic_a] <= consumed + 1
 
 
 @pytest.mark.parametrize("turns", [*range(0, 40, 8), 80])

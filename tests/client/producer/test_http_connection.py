@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from typing import Any, cast, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -30,8 +30,9 @@ from nsqext.types import Address
 from tests.support.connections import pub
 
 if TYPE_CHECKING:
-    from nsqext.protocol.identify import Negotiated
     from collections.abc import AsyncIterator
+
+    from nsqext.protocol.identify import Negotiated
 
 pytestmark = pytest.mark.anyio
 

@@ -107,6 +107,21 @@ async def test_a_chosen_partition_without_a_leader_is_waited_for() -> None:
         assert bodies(node) == [b"x", b"y"]
 
 
+async def test_a_publish_waits_for_a_leader_while_no_partition_has_one() -> None:
+    async with producing({}) as (producer, (node,), lookup):
+        lookup.set_leaders({}, num=1)
+        async with anyio.create_task_group() as early:
+            early.start_soon(producer.publish, "t", b"early")
+            assert (await producer.meta("t")).partition_num == 1
+            early.cancel_scope.cancel()
+        asked = len(lookup.questions)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.publish, "t", b"late")
+            await until(lambda: len(lookup.questions) > asked)
+            lookup.set_leaders({0: node}, num=1)
+        assert bodies(node) == [b"late"]
+
+
 async def test_nothing_is_connected_early_and_a_restarted_node_is_found(closed_address: Address) -> None:
     async def attempt(number: int) -> None:
         async with bounded(), Producer(nsqd=str(closed_address), **quick(timeout=0.5)) as producer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from gc import collect
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -10,18 +11,19 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, MessageBatch, Position, Producer
-from nsqext.broker import Cluster
+from nsqext import Consumer, Finish, MessageBatch, Reject, Requeue
 from nsqext.client.consumer.handlers.batches import MessageBatches
 from nsqext.client.consumer.handlers.workers import BatchLimits
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, MessageNotInFlight
-from tests.support.consumers import QUICK, depth, eventually, in_batches, publish
+from tests.support.consumers import QUICK, depth, eventually, in_batches, publish, running, tape
+from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from nsqext import Message
+    from nsqext.broker import Cluster
     from nsqext.client.consumer.handlers.iteration import MessageIteration
 
 pytestmark = pytest.mark.anyio
@@ -131,14 +133,6 @@ async def test_expired_messages_are_reported_once_after_the_others_were_finished
     assert batch.unanswered == []
 
 
-async def test_one_expired_message_is_reported() -> None:
-    lost = RecordingOwner()
-    lost.refusal = MessageNotInFlight("its timeout has passed")
-    batch = MessageBatch([make_message(lost)])
-    with pytest.raises(MessageNotInFlight, match="1 of 1 messages of a batch"):
-        await batch.finish()
-
-
 async def test_after_its_handler_a_batch_is_finished_and_what_is_lost_of_it_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -194,36 +188,6 @@ async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event
         assert owner.commands == expected.get(leave, []), leave
 
 
-async def test_batches_are_full_or_as_old_as_max_wait(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    sizes: list[int] = []
-    bodies: list[bytes] = []
-    async with in_batches(cluster, topic) as consumer:
-        async for batch in consumer.batches(max_count=4, max_wait=0.3):
-            sizes.append(len(batch))
-            bodies += [message.body for message in batch]
-            await batch.finish()
-            if len(bodies) == len(TEN):
-                break
-    assert bodies == TEN
-    assert sizes[:2] == [4, 4]
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_a_batch_is_never_larger_than_max_in_flight(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    received = 0
-    async with in_batches(cluster, topic, max_in_flight=4) as consumer:
-        with anyio.fail_after(25):
-            async for batch in consumer.batches(max_count=500, max_wait=60.0):
-                assert len(batch) <= 4
-                assert consumer.statistics().in_flight <= 4
-                received += len(batch)
-                await batch.finish()
-                if received >= 8:  # the rest does not reach max_in_flight, and would wait for max_wait
-                    break
-
-
 @pytest.mark.parametrize("leave", ["break", "raise"])
 async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topic: str, leave: str) -> None:
     publish(cluster, topic, *TEN)
@@ -248,19 +212,6 @@ async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topi
         assert {message.attempts for message in again} == {2}
         await again.finish()
     await eventually(lambda: depth(cluster, topic) == 0)
-
-
-async def test_stop_ends_the_loop_after_the_batch(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    seen = []
-    async with in_batches(cluster, topic) as consumer:
-        async for batch in consumer.batches(max_count=5):
-            consumer.stop()
-            await anyio.lowlevel.checkpoint()
-            seen += [message.body for message in batch]
-            await batch.finish()
-    assert seen == TEN[:5]
-    await eventually(lambda: depth(cluster, topic) == 5)
 
 
 async def test_a_consumer_that_closes_waits_for_the_batch_of_another_task(cluster: Cluster, topic: str) -> None:
@@ -299,19 +250,6 @@ async def test_a_batch_that_is_not_answered_within_close_timeout_is_requeued(clu
         await again.finish()
 
 
-async def test_seek_expires_the_messages_of_a_batch(cluster: Cluster, topic: str) -> None:
-    publish(cluster, topic, *TEN)
-    async with in_batches(cluster, topic) as consumer:
-        batch = await consumer.fetch(10, 10.0)
-        await consumer.seek(Position.earliest())
-        assert all(message.expired for message in batch)
-        with pytest.raises(MessageNotInFlight, match="10 of 10 messages"):
-            await batch.finish()
-        again = await consumer.fetch(10, 10.0)
-        assert sorted(message.body for message in again) == TEN
-        await again.finish()
-
-
 async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster, topic: str) -> None:
     async with in_batches(cluster, topic) as consumer:
         assert len(await consumer.fetch(5, 0.01)) == 0
@@ -329,29 +267,69 @@ async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
-async def test_fetch_needs_an_open_consumer() -> None:
-    with pytest.raises(InvalidState, match="not open"):
-        await Consumer("t", "ch", nsqd="127.0.0.1:4150").fetch(1)
+async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = in_batches(cluster, topic, backoff="off", requeue_delay=0)
+    seen: list[tuple[bytes, int]] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        seen.extend((message.body, message.attempts) for message in batch)
+        if len(seen) == len(TEN):
+            await batch.finish_up_to(6)
+            raise ZeroDivisionError("no")
+
+    publish(cluster, topic, *TEN)
+    with caplog.at_level(logging.ERROR):
+        await running(consumer, lambda: eventually(lambda: len(seen) == 13))
+    assert sorted(seen[10:]) == [(b"7", 2), (b"8", 2), (b"9", 2)]
+    (record,) = (record for record in caplog.records if "handler failed" in record.message)
+    assert "3 messages of it are not answered: no" in record.message
+    await eventually(lambda: depth(cluster, topic) == 0)
 
 
-@pytest.fixture(scope="module")
-def original() -> Iterator[Cluster]:
-    with Cluster(nodes=1, generation="original") as cluster:
-        yield cluster
+@pytest.mark.parametrize("key", [None, lambda message: message.body[-1:]], ids=["queue", "lanes"])
+async def test_messages_that_a_clean_close_returns_are_not_lost(
+    cluster: Cluster, topic: str, key: Callable[[Message], bytes] | None
+) -> None:
+    consumer = in_batches(cluster, topic, key=key, max_in_flight=100)
+    handled: list[bytes] = []
+
+    @consumer.batch_handler(max_count=10, max_wait=0.2)
+    async def handle(batch: MessageBatch) -> None:
+        handled.extend(message.body for message in batch)
+        if consumer.statistics().received > len(handled):
+            consumer.stop()
+
+    publish(cluster, topic, *(b"%d" % number for number in range(100)))
+    with anyio.fail_after(25):
+        await consumer.serve(signals=False)
+    found = consumer.statistics()
+    assert (found.finished, found.lost, found.in_flight) == (len(handled), 0, 0)
+    assert found.requeued == found.received - len(handled) > 0
 
 
-async def test_batches_of_the_original_nsq(original: Cluster, request: pytest.FixtureRequest) -> None:
-    topic = f"t{abs(hash(request.node.nodeid)) % 10**12}"
-    async with Producer(original.lookupd) as producer:
-        await producer.publish_many(topic, TEN)
-    left: list[bytes] = []
-    async with Consumer(topic, "ch", lookupd=original.lookupd, **QUICK) as consumer:
-        with anyio.fail_after(25):
-            async for batch in consumer.batches(max_count=10, max_wait=5.0):
-                assert [message.body for message in batch] == TEN
-                await batch.finish_up_to(7)
-                break
-            again = await consumer.fetch(2)
-            left = sorted(message.body for message in again)
-            await again.finish()
-    assert left == [b"8", b"9"]
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [
+        (Requeue(7.0, backoff=False), ["FIN 2", "REQ 1", "REQ 3"]),
+        (Reject("bad"), ["FIN 2", "FIN 1", "FIN 3"]),
+        (Finish(), ["FIN 2", "FIN 1", "FIN 3"]),
+    ],
+)
+async def test_a_signal_decides_about_the_rest_of_a_batch(signal: Exception, expected: list[str]) -> None:
+    async with scripted_node(granted=PLAIN) as node:
+        consumer = Consumer("t", "ch", nsqd=str(node), **QUICK)
+
+        @consumer.batch_handler(max_count=3, max_wait=30.0)
+        async def handle(batch: MessageBatch) -> None:
+            await batch[1].finish()
+            raise signal
+
+        async def body() -> None:
+            peer = await node.accept_subscribed()
+            await peer.raw(message(1) + message(2) + message(3))
+            assert await tape(peer, 3) == expected
+
+        await running(consumer, body, node)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Consumer, Message, MessageBatch, OutgoingMessage, Producer
+from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.protocol.client.body_compression import compress_body
 from tests.support.consumers import eventually, quick, running
@@ -85,18 +85,6 @@ async def test_handlers_have_no_more_unpacked_bytes_than_the_bound(cluster: Clus
     assert SIZE < meter.most <= BOUND
 
 
-async def test_batches_have_no_more_unpacked_bytes_than_the_bound(cluster: Cluster) -> None:
-    topic, meter = await fill(cluster), Meter()
-    consumer = unpacking(cluster, topic, concurrency=4)
-
-    @consumer.batch_handler(max_count=COUNT)
-    async def handle(batch: MessageBatch) -> None:
-        await meter.hold(*batch)
-
-    await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
-    assert SIZE < meter.most <= BOUND
-
-
 async def test_iteration_waits_for_answers_while_the_bound_is_reached(cluster: Cluster) -> None:
     topic = await fill(cluster)
     async with unpacking(cluster, topic) as consumer:
@@ -113,18 +101,6 @@ async def test_iteration_waits_for_answers_while_the_bound_is_reached(cluster: C
         assert len(seen) == COUNT - 3
         for message in held:
             await message.finish()
-
-
-async def test_a_message_above_the_bound_is_handed_out_alone(cluster: Cluster) -> None:
-    topic, meter = await fill(cluster), Meter()
-    consumer = unpacking(cluster, topic, bound=1000, concurrency=COUNT)
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        await meter.hold(message)
-
-    await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
-    assert meter.most == SIZE
 
 
 async def test_closing_does_not_wait_for_messages_that_do_not_fit(cluster: Cluster) -> None:

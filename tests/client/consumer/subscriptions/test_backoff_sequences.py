@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Unpack
 import pytest
 
 from nsqext import Consumer, ConsumerSettings, Message, Requeue
-from nsqext.errors import InvalidSetting
 from tests.support.consumers import eventually, quick, running, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 from tests.support.machine_pauses import repeated_if_paused
@@ -57,27 +56,6 @@ async def with_one(body: Callable[[Consumer, Peer], Awaitable[object]], **settin
             await body(consumer, await subscribed(node, 5))
 
         await running(consumer, meet, node)
-
-
-async def with_two(
-    body: Callable[[Consumer, Peer, Peer], Awaitable[object]], **settings: Unpack[ConsumerSettings]
-) -> None:
-    """Run a body with a consumer of two nodes, which has subscribed to each with RDY 4."""
-    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        given: ConsumerSettings = {"max_in_flight": 8, **settings}
-        consumer = scripted_consumer(f"{one},{two}", **given)
-
-        async def meet() -> None:
-            first, second = await one.accept(), await two.accept()
-            for peer in (first, second):
-                assert await tape(peer, 1) == ["SUB t ch"]
-            await first.answer()
-            assert await tape(first, 1) == ["RDY 8"]
-            await second.answer()
-            assert (await tape(first, 1), await tape(second, 1)) == (["RDY 4"], ["RDY 4"])
-            await body(consumer, first, second)
-
-        await running(consumer, meet, one, two)
 
 
 _SCRIPTS: dict[str, tuple[int, list[tuple[bytes, list[str]]], list[tuple[bytes, list[str]]]]] = {
@@ -170,61 +148,3 @@ async def test_a_pause_outlives_a_backoff() -> None:
         assert await tape(peer, 1) == ["RDY 1"]
 
     await with_one(body)
-
-
-@_REPEATED
-async def test_without_backoff_nothing_slows_down() -> None:
-    async def body(consumer: Consumer, peer: Peer) -> None:
-        await peer.raw(message(1, b"bad") + message(2))
-        assert await tape(peer, 2) == ["REQ 1", "FIN 2"]
-
-    await with_one(body, backoff="off")
-
-
-@_REPEATED
-async def test_another_number_in_flight_while_it_backs_off() -> None:
-    async def body(consumer: Consumer, peer: Peer) -> None:
-        consumer.max_in_flight = 9
-        assert await tape(peer, 1) == ["RDY 9"]
-        await peer.raw(message(1, b"bad"))
-        assert await tape(peer, 2) == ["RDY 0", "REQ 1"]
-        consumer.max_in_flight = 3
-        assert await tape(peer, 1) == ["RDY 1"]
-        await peer.raw(message(2))
-        assert await tape(peer, 2) == ["RDY 3", "FIN 2"]
-        with pytest.raises(InvalidSetting):
-            consumer.max_in_flight = 0
-
-    await with_one(body)
-
-
-@_REPEATED
-async def test_one_connection_backs_off_alone() -> None:
-    async def body(consumer: Consumer, first: Peer, second: Peer) -> None:
-        await first.raw(message(1, b"bad"))
-        assert await tape(first, 2) == ["RDY 0", "REQ 1"]
-        assert await tape(first, 1) == ["RDY 1"], "it has not given its last message away yet"
-        assert consumer.backoff.state == "running"
-        assert sorted(one.backoff for one in consumer.connections) == [0, 1]
-        assert await tape(second, 1) == ["RDY 7"]
-        await first.raw(message(2))
-        assert await tape(first, 1) == ["FIN 2"]
-        assert await tape(second, 1) == ["RDY 4"]
-        assert await tape(first, 1) == ["RDY 4"]
-
-    await with_two(body, backoff="connection")
-
-
-@_REPEATED
-async def test_a_failure_at_one_node_stops_all() -> None:
-    async def body(consumer: Consumer, first: Peer, second: Peer) -> None:
-        await first.raw(message(1, b"bad"))
-        assert await tape(first, 2) == ["RDY 0", "REQ 1"]
-        assert await tape(second, 1) == ["RDY 0"]
-        assert await tape(first, 1) == ["RDY 1"], "it received a message last"
-        assert sorted(one.ready for one in consumer.connections) == [0, 1]
-        await first.raw(message(2))
-        assert await tape(first, 2) == ["RDY 4", "FIN 2"]
-        assert await tape(second, 1) == ["RDY 4"]
-
-    await with_two(body)

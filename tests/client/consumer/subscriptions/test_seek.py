@@ -8,13 +8,11 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Position
-from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState
+from nsqext.errors import InvalidPartition, InvalidState
 from nsqext.lookup.node_channels import NodeChannels
-from tests.support.consumers import QUICK, eventually, opened, publish, quick, take
+from tests.support.consumers import eventually, opened, publish, quick, take
 from tests.support.fake_nsqd import (
-    PLAIN,
     message,
-    obey,
     scripted_lookup,
     scripted_node,
 )
@@ -48,31 +46,6 @@ async def test_a_new_channel_may_begin_at_the_start(cluster: Cluster, topic: str
         assert (await take(consumer, 4))[-3:] == [b"2", b"3", b"4"]
 
 
-async def test_a_topic_that_is_created_again_begins_at_the_start(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["other"])
-    publish(cluster, topic, b"1")
-    async with opened(topic, cluster, **quick(start=_EARLIEST)) as consumer:
-        assert await take(consumer, 1) == [b"1"]
-        cluster.delete_topic(topic)
-        cluster.create_topic(topic, channels=["other"])
-        publish(cluster, topic, b"2", b"3")
-        assert await take(consumer, 2) == [b"2", b"3"]
-
-
-async def test_a_leader_that_lookup_does_not_know_yet_keeps_its_channel(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, replicas=2, channels=["ch"])
-    publish(cluster, topic, b"1", b"2")
-    leader = cluster.leader(topic)
-    (follower,) = (name for name in cluster.in_sync(topic) if name != leader)
-    async with scripted_lookup() as lookup:
-        lookup.lists_leader(cluster.nodes[follower])
-        options = quick(start=Position.latest(), start_timeout=0.1)
-        async with Consumer(topic, "ch", str(lookup), **options) as consumer:
-            await eventually(lambda: len(lookup.questions) > 3)
-            lookup.lists_leader(cluster.nodes[leader])
-            assert await take(consumer, 2) == [b"1", b"2"]
-
-
 async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> None:
     cluster.create_topic(topic, channels=["ch"])
     publish(cluster, topic, b"1", b"2", b"3")
@@ -100,29 +73,6 @@ async def test_seek_by_offset_number_and_end(cluster: Cluster, topic: str) -> No
         assert len(bodies) <= 2
         with pytest.raises(InvalidPartition):
             await consumer.seek(Position.latest(), [5])
-
-
-async def test_seek_where_a_partition_is_empty(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, partitions=2, channels=["ch"])
-    publish(cluster, topic, b"1")
-    async with opened(topic, cluster) as consumer:
-        assert await take(consumer, 1) == [b"1"]
-        with anyio.fail_after(25):
-            await consumer.seek(Position.earliest())
-        assert await take(consumer, 1) == [b"1"]
-
-
-async def test_the_original_has_no_positions() -> None:
-    async with scripted_node(obey(), granted=PLAIN) as node:
-        with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), **quick(start=_EARLIEST)):
-                raise AssertionError("it opened")
-        with pytest.raises(InvalidSetting, match="original"):
-            async with Consumer("t", "ch", nsqd=str(node), **quick(partitions=(0,))):
-                raise AssertionError("it opened")
-        async with Consumer("t", "ch", nsqd=str(node), **QUICK) as consumer:
-            with pytest.raises(InvalidSetting, match="original"):
-                await consumer.seek(_EARLIEST)
 
 
 async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_more(

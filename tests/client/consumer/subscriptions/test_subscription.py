@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from struct import pack
-from typing import Any, Unpack
+from typing import Unpack
 
 import anyio
 import pytest
 
-from nsqext import Consumer, ConsumerSettings, Message
-from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
+from nsqext import Consumer, ConsumerSettings
 from nsqext.protocol.client.body_compression import compress_body
 from nsqext.protocol.client.commands import CLS
 from nsqext.protocol.headers import encode_headers
-from nsqext.types import Address, TopicMeta
 from tests.support.consumers import quick, tape
 from tests.support.fake_nsqd import (
     PLAIN,
@@ -26,15 +23,8 @@ from tests.support.fake_nsqd import (
     scripted_lookup,
     scripted_node,
 )
-from tests.support.machine_pauses import unless_paused
 
 pytestmark = pytest.mark.anyio
-
-
-def plan(meta: TopicMeta, *, partition: int | None = 0, tag: str | None = None, **members: Any) -> SubscribeRequest:
-    """Return a plan."""
-    options = ConsumerOptions(**members)
-    return SubscribeRequest("t", "ch", partition, Address("127.0.0.1", 4150), meta, tag=tag, options=options)
 
 
 async def serve(node: ScriptedNode, verb: str = "SUB") -> Peer:
@@ -103,65 +93,6 @@ async def test_a_connection_whose_answer_nsqd_refused_is_renewed_once_nothing_is
         await peer.raw(message(3))
         assert (await anext(subject)).internal_id == 3
         await peer.close()
-
-
-async def test_a_connection_stays_open_whose_touch_was_refused() -> None:
-    async with scripted_node(granted=PLAIN) as node, consumer(node) as subject:
-        peer = await serve(node)
-        await peer.raw(message(1))
-        await (await anext(subject)).finish()
-        await peer.expect("FIN")
-        await peer.raw(error("E_TOUCH_FAILED TOUCH 1 failed"))
-        await peer.raw(message(2))
-        await anext(subject)
-        await anyio.sleep(0.6)  # two ticks
-        assert len(subject.connections) == 1
-        await peer.close()
-
-
-async def test_messages_in_handlers_are_touched() -> None:
-    async def attempt(number: int) -> None:
-        async with scripted_node(granted={**PLAIN, "msg_timeout": 1000}) as node:
-            subject = consumer(node, start_timeout=5.0)
-            done = anyio.Event()
-
-            @subject.handler
-            async def handle(message: Message) -> None:
-                await done.wait()
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(subject.serve)
-                peer = await serve(node)
-                await peer.raw(message(1))
-                assert await tape(peer, 2) == ["TOUCH 1", "TOUCH 1"]
-                done.set()
-                assert await tape(peer, 1) == ["FIN 1"]
-                subject.stop()
-                await peer.close()
-
-    await unless_paused(attempt, 0.1)
-
-
-@pytest.mark.parametrize("unpack", [True, False])
-async def test_compressed_bodies(unpack: bool) -> None:
-    packed = compress_body("gzip", b"x" * 500)
-    assert packed is not None
-    header = encode_headers(packed[1])
-    part = b"\x04" + len(header).to_bytes(2, "big") + header
-    options = quick(start_timeout=0.0, decompress=unpack)
-    async with scripted_lookup() as lookup, scripted_node(granted=REDESIGNED) as node:
-        lookup.set_leaders({0: node}, num=1, extend=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), **options) as subject:
-            peer = await serve(node)
-            assert peer.identify["extend_support"] is True
-            await peer.raw(message(1, packed[0], position=part) + message(2, b"plain", position=b"\0"))
-            one, two = await subject.__anext__(), await subject.__anext__()
-            assert one.body == (b"x" * 500 if unpack else packed[0])
-            assert bool(one.headers) != unpack
-            assert two.body == b"plain"
-            await peer.raw(message(3, b"no gzip", position=part))
-            assert (await subject.__anext__()).body == b"no gzip"
-            await peer.close()
 
 
 @pytest.mark.parametrize("ordered", [False, True])

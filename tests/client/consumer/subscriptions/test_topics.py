@@ -10,10 +10,10 @@ import anyio
 import pytest
 from anyio import create_task_group
 
-from nsqext import Admin, Consumer, Message, MessageBatch, Position, Producer
+from nsqext import Admin, Consumer, Message, Position, Producer
 from nsqext.broker import Cluster
 from nsqext.client.consumer.subscriptions.topics import TopicSelection
-from nsqext.errors import InvalidInput, InvalidName, InvalidSetting
+from nsqext.errors import InvalidName, InvalidSetting
 from nsqext.protocol.names import is_valid_topic
 from tests.support.consumers import QUICK, eventually, quick, running, take, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
@@ -243,29 +243,6 @@ async def test_one_budget_is_shared_by_all_topics(redesigned: Cluster, prefix: s
 
 
 @pytest.mark.anyio
-async def test_batches_hold_messages_of_all_topics_in_the_order_of_each(redesigned: Cluster, prefix: str) -> None:
-    names = [f"{prefix}a", f"{prefix}b"]
-    for name in names:
-        redesigned.create_topic(name, channels=["ch"])
-        await send(redesigned, name, *[b"%d" % number for number in range(20)])
-    consumer = Consumer(names, "ch", lookupd=redesigned.lookupd, **_POLLED)
-    seen: dict[str, list[bytes]] = {name: [] for name in names}
-    done = anyio.Event()
-
-    @consumer.batch_handler(max_count=40, max_wait=0.5)
-    async def handle(batch: MessageBatch) -> None:
-        for each in batch:
-            seen[each.topic].append(each.body)
-        if sum(map(len, seen.values())) == 40:
-            done.set()
-
-    with anyio.fail_after(25):
-        await running(consumer, done.wait)
-    expected = sorted(b"%d" % number for number in range(20))
-    assert {name: sorted(bodies) for name, bodies in seen.items()} == dict.fromkeys(names, expected)
-
-
-@pytest.mark.anyio
 async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_topic(
     redesigned: Cluster, prefix: str
 ) -> None:
@@ -287,61 +264,3 @@ async def test_dead_letters_are_not_received_by_the_pattern_that_matches_their_t
 
     await running(consumer, read_letter)
     assert seen == [f"{prefix}a"]
-
-
-@pytest.mark.anyio
-async def test_a_found_topic_that_is_refused_does_not_end_the_others(redesigned: Cluster, prefix: str) -> None:
-    shared, free = f"{prefix}a", f"{prefix}b"
-    for name in (shared, free):
-        redesigned.create_topic(name, extend=True, channels=["other"])
-    async with Consumer(shared, "ch", lookupd=redesigned.lookupd, **_POLLED):
-        given = {"dispatch": "key_failover", "lookupd": redesigned.lookupd, **_POLLED}
-        async with Consumer(f"{prefix}*", "ch", **given) as consumer:
-            await eventually(lambda: topics_of(consumer) == {free})
-            await send(redesigned, free, b"one")
-            assert await take(consumer, 1) == [b"one"]
-        with pytest.raises(InvalidSetting):  # a topic given by its name ends the consumer
-            await Consumer([shared, free], "ch", **given).start()
-        with pytest.raises(InvalidSetting):  # no topic can be consumed at all
-            await Consumer(f"{shared}*", "ch", **given).start()
-
-
-@pytest.mark.anyio
-async def test_keys_keep_their_order_in_each_topic(redesigned: Cluster, prefix: str) -> None:
-    names = [f"{prefix}a", f"{prefix}b"]
-    async with Producer(redesigned.lookupd) as producer:
-        for name in names:
-            redesigned.create_topic(name, extend=True, channels=["ch"])
-            for number in range(10):
-                await producer.publish(name, b"%d" % number, key=f"k{number % 2}")
-    consumer = Consumer(f"{prefix}*", "ch", lookupd=redesigned.lookupd, key="##key", concurrency=4, **_POLLED)
-    seen: dict[tuple[str, str | None], list[int]] = {}
-    done = anyio.Event()
-
-    @consumer.handler
-    async def handle(message: Message) -> None:
-        seen.setdefault((message.topic, message.key), []).append(int(message.body))
-        if sum(map(len, seen.values())) == 20:
-            done.set()
-
-    with anyio.fail_after(25):
-        await running(consumer, done.wait)
-    assert seen == {(name, f"k{odd}"): list(range(odd, 10, 2)) for name in names for odd in (0, 1)}
-
-
-@pytest.mark.anyio
-async def test_seeking_moves_one_topic_or_all(redesigned: Cluster, prefix: str) -> None:
-    names = [f"{prefix}a", f"{prefix}b"]
-    for name in names:
-        redesigned.create_topic(name, channels=["ch"])
-        await send(redesigned, name, name.encode())
-    async with Consumer(names, "ch", lookupd=redesigned.lookupd, **_POLLED) as consumer:
-        assert sorted(await take(consumer, 2)) == [name.encode() for name in names]
-        await consumer.seek(Position.earliest())
-        assert sorted(await take(consumer, 2)) == [name.encode() for name in names]
-        await consumer.seek(Position.earliest(), [0], topic=names[0])
-        assert await take(consumer, 1) == [names[0].encode()]
-        with pytest.raises(InvalidInput, match="partitions of which topic"):
-            await consumer.seek(Position.earliest(), [0])
-        with pytest.raises(InvalidInput, match="does not consume this topic"):
-            await consumer.seek(Position.earliest(), topic="other")

@@ -1,25 +1,26 @@
-"""Keys from publisher to handler on a cluster: lanes, key_failover channels, consumers that join, leave and die."""
+"""The order of keys on a cluster, while consumers join, leave and die, connections are cut, and leaders are killed.
+
+Other channels and servers: `tests/contract`.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from anyio import create_task_group
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
-from nsqext.errors import InvalidSetting, MessageNotInFlight
+from nsqext.broker import Cluster
+from nsqext.errors import MessageNotInFlight
 from tests.support import plain_http
-from tests.support.consumers import QUICK, eventually, quick
+from tests.support.consumers import depth, eventually, quick
+from tests.support.lost_connections import LossyConsumers, backward_steps, lossy, numbered, relayed_connections
 
 NODES = 2
-
-if TYPE_CHECKING:
-    from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
 
@@ -30,27 +31,6 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     name = f"t{abs(hash(request.node.nodeid)) % 10**12}"
     cluster.create_topic(name, partitions=2, extend=True, channels=["ch"])
     return name
-
-
-def channels(cluster: Cluster, topic: str) -> list[dict[str, object]]:
-    """Return the statistics of the channel from each partition's leader."""
-    found = []
-    for node in cluster.nodes.values():
-        params = {"format": "json", "topic": topic, "leaderOnly": "true"}
-        data = plain_http.get(f"http://{node.http}/stats", params=params).json()["data"]
-        found += [entry["channels"][0] for entry in data["topics"]]
-    return found
-
-
-def left(cluster: Cluster, topic: str) -> int:
-    """Return how many messages are not finished."""
-    return sum(int(str(channel["depth"])) for channel in channels(cluster, topic))
-
-
-def key_ranges(topic: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the key ranges of the consumers; empty before the first subscription."""
-    found: list[dict[str, str]] = topic["channels"][0].get("key_ranges", [])
-    return found
 
 
 def drafts(count: int, keys: int, seed: int = 1) -> tuple[list[OutgoingMessage], dict[str, list[int]]]:
@@ -72,43 +52,6 @@ def firsts(seen: list[tuple[str, int]]) -> dict[str, list[int]]:
     return {key: list(numbers) for key, numbers in found.items()}
 
 
-@pytest.mark.parametrize("lanes", [2, 8])
-async def test_consumers_that_share_the_keys_use_all_of_their_lanes(cluster: Cluster, topic: str, lanes: int) -> None:
-    """Each lane handles a message before the first one is finished."""
-    wanted, running_now = 2 * lanes, 0
-    full = anyio.Event()
-
-    async def handle(message: Message) -> None:
-        nonlocal running_now
-        running_now += 1
-        if running_now == wanted:
-            full.set()
-        await full.wait()
-
-    consumers = []
-    for _ in range(2):
-        consumer = Consumer(
-            topic,
-            "ch",
-            lookupd=cluster.lookupd,
-            concurrency=lanes,
-            dispatch="key_failover",
-            max_in_flight=400,
-            **quick(partitions=(0,)),
-        )
-        consumer.handler(handle)
-        consumers.append(consumer)
-    async with create_task_group() as tasks, Producer(cluster.lookupd) as producer:
-        for consumer in consumers:
-            tasks.start_soon(consumer.serve)
-        await eventually(lambda: all(consumer.connections for consumer in consumers))
-        await producer.publish_many(topic, [OutgoingMessage(b"x", key=f"key-{n}") for n in range(600)], partition=0)
-        with anyio.fail_after(25):
-            await full.wait()
-        for consumer in consumers:
-            consumer.stop()
-
-
 async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, topic: str) -> None:
     arrived: list[tuple[bytes, int]] = []
     times: dict[bytes, float] = {}
@@ -127,14 +70,6 @@ async def test_later_messages_of_a_key_wait_for_a_delayed_one(cluster: Cluster, 
         await eventually(lambda: len(arrived) == 3)
     assert [one for one in arrived if one[0] != b"other"] == [(b"delayed", 1), (b"behind", 1)]
     assert arrived[0] == (b"other", 1) or times[b"other"] > due, "a slow machine handles it when the first one is due"
-
-
-async def test_another_type_is_refused_at_once(cluster: Cluster, topic: str) -> None:
-    other = Consumer(topic, "ch", lookupd=cluster.lookupd, dispatch="key_failover", **QUICK)
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
-        with pytest.raises(InvalidSetting, match="is dispatched by shared, not key_failover"):
-            async with other:
-                pass
 
 
 class Chaos:
@@ -190,8 +125,10 @@ class Chaos:
         """Break the connection of some consumer in the middle of the next frame."""
         for node in self.cluster.nodes.values():
             params = {"format": "json", "topic": self.topic, "leaderOnly": "true"}
-            data = plain_http.get(f"http://{node.http}/stats", params=params).json()["data"]
-            found = [line["remote_address"] for entry in data["topics"] for line in key_ranges(entry)]
+            topics = plain_http.get(f"http://{node.http}/stats", params=params).json()["data"]["topics"]
+            # there are no key ranges before the first subscription
+            consumers = [one for entry in topics for one in entry["channels"][0].get("key_ranges", [])]
+            found = [one["remote_address"] for one in consumers]
             if found:
                 self.cluster.faults.cut(node.name, peer=self.chance.choice(found))
 
@@ -217,8 +154,58 @@ async def test_chaos(cluster: Cluster, topic: str, cuts: bool) -> None:
                 chaos.cut()
             if len(stops) > 3:
                 stops.pop(chaos.chance.randrange(3)).set()
-        await eventually(lambda: len(chaos.finished) == 1500 and left(cluster, topic) == 0, patience=60.0)
+        await eventually(lambda: len(chaos.finished) == 1500 and depth(cluster, topic) == 0, patience=60.0)
         for stop in stops:
             stop.set()
     cluster.faults.heal()
     assert firsts(chaos.seen) == numbers
+
+
+def test_a_step_backward_is_found() -> None:
+    assert backward_steps([("a", 1), ("b", 0), ("a", 1), ("a", 3), ("a", 2), ("b", 1)]) == [("a", 2, 3)]
+
+
+async def test_key_failover_delivers_first_in_order(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two consumers, a message may be handled twice, but never for the first time after a later one."""
+    options = lossy(key="of", dispatch="key_failover")
+    consumers = [
+        Consumer(topic, "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, **options) for _ in range(2)
+    ]
+    faulty = LossyConsumers(consumers, 1)
+    async with Producer(cluster.lookupd) as producer, relayed_connections(monkeypatch) as relays:
+        await faulty.run(relays, producer, topic, numbered(2, 6, 200, 1))
+    assert backward_steps(dict.fromkeys(faulty.begun)) == []
+
+
+class Leaders:
+    """Kills the leader of a topic, and restarts the node that was killed before."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self._killed: str | None = None
+
+    def cut(self, chance: random.Random) -> None:
+        """Kill the leader, or start it again."""
+        if self._killed is None:
+            self._killed = self._cluster.leader(self._topic)
+            self._cluster.kill(self._killed)
+        else:
+            self._cluster.restart(self._killed)
+            self._killed = None
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("dispatch", [None, "key_failover"])
+async def test_keys_keep_their_order_when_leaders_die(dispatch: str | None) -> None:
+    """A new leader may redeliver recently finished messages, but first deliveries are in order."""
+    with Cluster(nodes=3) as cluster:
+        cluster.create_topic("t", replicas=3, extend=True, channels=["ch"])
+        options = lossy(key="of", dispatch=dispatch)
+        consumer = Consumer("t", "ch", lookupd=cluster.lookupd, concurrency=4, max_in_flight=20, **options)
+        faulty = LossyConsumers([consumer], 1)
+        async with Producer(cluster.lookupd) as producer:
+            await faulty.run(Leaders(cluster, "t"), producer, "t", numbered(1, 6, 200, 1))
+    assert backward_steps(dict.fromkeys(faulty.begun)) == []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from anyio import create_task_group
-from anyio.lowlevel import checkpoint
 
 from nsqext import App, Consumer, Lookup, Message, Producer
 from nsqext.broker import Cluster
@@ -129,33 +128,6 @@ async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -
     assert asked.topics("r") == {topic_a: 1, topic_b: 1, topic_c: 1, topic_d: 1}
     # an app has one lookup: a handler with lookup options of its own is refused
     assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
-
-
-@pytest.mark.parametrize("turns", [*range(0, 40, 8), 80])
-async def test_cancelled_at_any_turn_the_others_continue(cluster: Cluster, asked: Asked, turns: int) -> None:
-    topic_a, topic_b = topics_of(cluster, 2)
-    lookup = Lookup(cluster.lookupd, lookup_poll_interval=0.02)
-
-    async def consume(topic: str) -> None:
-        async with Consumer(topic, "ch", lookupd=lookup, **quick_sharing(close_timeout=0.1)) as consumer:
-            async for message in consumer:
-                await message.finish()
-
-    async def produce() -> None:
-        async with Producer(lookup) as producer:
-            await producer.publish(topic_b, b"x")
-            polled = asked.topics("w")[topic_b]
-            await eventually(lambda: asked.topics("w")[topic_b] > polled + 1)
-
-    async with create_task_group() as outer, create_task_group() as tasks:
-        tasks.start_soon(consume, topic_a)
-        for _ in range(turns):
-            await checkpoint()
-        outer.start_soon(produce)
-        await checkpoint()
-        tasks.cancel_scope.cancel()
-    assert asked.open_pools == 0
-    assert lookup.metadata.users == 0
 
 
 async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster) -> None:

@@ -301,15 +301,17 @@ async def test_a_closed_pool_has_no_connections(caplog: pytest.LogCaptureFixture
 
 async def test_a_connection_that_opens_while_the_pool_closes_is_closed() -> None:
     pool = Pool()
-    opening = pool._open
+    pool.hold = anyio.Event()
 
-    async def close_meanwhile(node: PooledNode) -> Any:
+    async def open_one() -> None:
+        with pytest.raises(InvalidState, match="the producer was closed"):
+            await pool.opened("n")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_one)
+        await anyio.wait_all_tasks_blocked()
         await pool.aclose()
-        return await opening(node)
-
-    pool._open = close_meanwhile  # type: ignore[method-assign]
-    with pytest.raises(InvalidState, match="the producer was closed"):
-        await pool.opened("n")
+        pool.hold.set()
     assert pool.made[0].calls == ["close"]
     assert pool.connections == 0
 

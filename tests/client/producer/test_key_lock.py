@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
 from nsqext.client.producer.keys import KeyLock
@@ -12,41 +11,6 @@ pytestmark = pytest.mark.anyio
 
 _KEY = ("t", b"k")
 _OTHER = ("t", b"other")
-
-
-async def test_places_are_entered_in_order() -> None:
-    lock, order = KeyLock(), list[int]()
-    assert lock.try_enter(_KEY)
-    assert not lock.try_enter(_KEY)
-
-    async def take(number: int) -> None:
-        await places[number].enter(10)
-        order.append(number)
-        places[number].leave()
-
-    places = [lock.queue([_KEY, _OTHER] if number % 2 else [_KEY]) for number in range(5)]
-    async with anyio.create_task_group() as tasks:
-        for number in reversed(range(5)):
-            tasks.start_soon(take, number)
-        lock.leave(_KEY)
-    assert order == [0, 1, 2, 3, 4]
-    assert len(lock) == 0
-
-
-@pytest.mark.parametrize("granted", [False, True])
-async def test_a_place_that_is_given_up_does_not_block_the_next(granted: bool) -> None:
-    lock = KeyLock()
-    first, second, third = (lock.queue([_KEY]) for _ in range(3))
-    if granted:
-        first.leave()
-        second.leave()
-    else:
-        second.leave()
-        first.leave()
-    await third.enter(0)
-    third.leave()
-    third.leave()
-    assert len(lock) == 0
 
 
 async def test_a_wait_that_takes_too_long_is_reported() -> None:

@@ -1,8 +1,10 @@
-"""What a loop over messages, a loop over batches and `fetch` wait for, without connections."""
+"""What a loop over messages, a loop over batches and `fetch` wait for, and what is a batch, without connections."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
+from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,6 +22,7 @@ from nsqext.client.consumer.unpacking import UnpackBudget
 from nsqext.errors import InvalidState, ProtocolError
 from tests.support.clock import replace_clock
 from tests.support.messages import RecordingOwner, make_message
+from tests.support.sleeps import settled
 
 if TYPE_CHECKING:
     from nsqext import Message
@@ -70,6 +73,29 @@ class Bench:
     def put(self, *messages: Message) -> None:
         """Receive messages."""
         self.queue.put(list(messages))
+
+    def put_aged(self, *numbers: int, age: float = 0.0) -> None:
+        """Receive messages that were delivered some seconds ago, on a clock that shows 100 s."""
+        for message in map(self.message, numbers):
+            message.delivered = message.received = 100.0 - age
+            self.put(message)
+
+    async def collect(
+        self, count: int, max_wait: float, meanwhile: Callable[[], object] = lambda: None, deadline: float = inf
+    ) -> list[int]:
+        """Return the numbers of the next batch; something happens as soon as the collector waits."""
+        taken: list[int] = []
+
+        async def collect() -> None:
+            found = await self.subject.collect(BatchLimits(count, max_wait), deadline)
+            taken.extend(message.internal_id for message in found)
+
+        with anyio.fail_after(25):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(collect)
+                await settled()
+                meanwhile()
+        return taken
 
     def message(self, number: int) -> Message:
         """Return a message in flight."""
@@ -219,3 +245,92 @@ async def test_a_batch_waits_briefly_where_a_connection_has_used_up_its_rdy(
     bench.put(bench.message(1))
     assert bench.subject.request_more() == patience
     assert bench.calls == ["fit", "send"], "the answers make room for further messages"
+
+
+# Which messages are a batch
+
+
+@pytest.mark.usefixtures("still")
+async def test_a_full_batch_does_not_wait() -> None:
+    bench = Bench()
+    bench.put_aged(1, 2, 3)
+    assert (await bench.collect(2, 60.0), bench.calls) == ([1, 2], [])
+    assert await bench.collect(2, 60.0, lambda: bench.put_aged(4, 5)) == [3, 4]
+    assert bench.calls == ["fit", "send"], "answers are sent before it waits"
+
+
+@pytest.mark.usefixtures("still")
+async def test_a_batch_waits_for_further_messages_until_its_first_one_is_old_enough() -> None:
+    bench = Bench()
+    bench.put_aged(1, age=4.1)
+    assert await bench.collect(2, 4.0, lambda: bench.put_aged(2)) == [1]
+    assert await bench.collect(2, 60.0, lambda: bench.put_aged(3)) == [2, 3]
+    bench.put_aged(4, age=3.1)
+    assert await bench.collect(2, 4.0, lambda: bench.put_aged(5)) == [4, 5], "0.9 s are left"
+    bench.put_aged(6, age=3.98)
+    assert await bench.collect(2, 4.0) == [6]
+
+
+@pytest.mark.usefixtures("still")
+@pytest.mark.parametrize(("ready", "in_flight"), [(0, 1), (2, 2)])
+async def test_a_batch_does_not_wait_longer_than_messages_can_be_received(ready: int, in_flight: int) -> None:
+    bench = Bench()
+    bench.subscriptions = [SimpleNamespace(ready=ready, in_flight=in_flight)]
+    bench.put_aged(1)
+    assert await bench.collect(2, 60.0) == [1]
+
+
+async def test_a_batch_is_empty_at_its_deadline_and_at_the_end() -> None:
+    bench = Bench()
+    for seconds in (0.0, 0.01):
+        assert await bench.collect(2, 60.0, deadline=time.monotonic() + seconds) == []
+
+    def end() -> None:
+        bench.state.ended.set()
+        bench.queue.stop()
+
+    assert await bench.collect(2, 60.0, end) == []
+    bench.queue.stopped = False
+    bench.put(bench.message(1))
+    assert await bench.collect(1, 60.0) == [], "no batch is handed out any more"
+
+
+@pytest.mark.usefixtures("still")
+async def test_expired_messages_do_not_make_a_batch() -> None:
+    bench = Bench()
+    bench.owner.horizon = 50.0
+    bench.put_aged(1, age=60.0)
+    assert await bench.collect(2, 1.0, lambda: bench.put_aged(2, age=2.0)) == [2]
+
+
+async def test_a_batch_waits_while_others_use_up_the_budget_for_unpacked_bytes() -> None:
+    bench, budget = Bench(), UnpackBudget(20)
+    one, two, three, four = map(bench.message, range(1, 5))
+    for message in (one, two, three, four):
+        message.budget, message.delivered = budget, time.monotonic()
+    bench.put(one, two, three, four)
+    assert await bench.collect(4, 60.0) == [1, 2]
+    assert [*bench.queue.messages] == [three, four], "those that do not fit stay, in order"
+    assert await bench.collect(2, 60.0, lambda: budget.release(one)) == [3]
+    assert bench.calls == ["fit", "send"], "answers are sent before it waits"
+    assert await bench.collect(1, 60.0, deadline=time.monotonic() + 0.01) == []
+    budget.release(two)
+    assert await bench.collect(1, 60.0) == [4]
+
+
+@pytest.mark.usefixtures("still")
+async def test_tasks_that_collect_take_turns() -> None:
+    bench, batches = Bench(), list[list[int]]()
+
+    async def collect() -> None:
+        batches.append(await bench.collect(2, 60.0))
+
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(collect)
+            await settled()
+            for number in range(4):
+                bench.put_aged(number)
+                await settled()
+    assert batches == [[0, 1], [2, 3]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 from anyio import create_task_group
 
@@ -13,10 +12,9 @@ from nsqext import Consumer, ExtFilter, Message, Producer
 from nsqext.broker import Cluster, ClusterOptions
 from nsqext.client.consumer.message import KeySharing
 from nsqext.client.consumer.options import ConsumerOptions
-from nsqext.client.consumer.subscriptions import key_buckets
 from nsqext.client.consumer.subscriptions.key_buckets import DeliveryWatch
 from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidSetting
 from nsqext.protocol.identify import Negotiated
 from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import Address, TopicMeta
@@ -28,29 +26,12 @@ if TYPE_CHECKING:
 
     from nsqext.lookup.node_stats import PartitionChannelStats
 
-TAGS: dict[str, Any] = {"dispatch": "key_failover", "key_tags": 4}
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A node, shared by the tests of this module."""
     with Cluster(nodes=1) as cluster:
         yield cluster
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"key_tags": 4}, "key_tags has no effect without dispatch='key_failover'"),
-        ({**TAGS, "tag": "blue"}, "tag and key_tags contradict each other"),
-        ({"key_tags": 0}, "key_tags has no effect without dispatch='key_failover'"),
-        ({**TAGS, "key_tags": -1}, "key_tags=-1 is not a number of buckets, 0 to 1024"),
-        ({**TAGS, "ordered": True}, "ordered and dispatch='key_failover' contradict each other"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidSetting, match=text):
-        Consumer("t", "ch", lookupd="127.0.0.1:1", **settings)
 
 
 def _request(partition: int | None, meta: TopicMeta, **settings: Any) -> SubscribeRequest:
@@ -128,69 +109,6 @@ def test_settings_that_leave_no_tags_are_refused_where_tags_are_needed(settings:
         request.supported_by(RELEASED)
 
 
-@pytest.mark.anyio
-async def test_a_consumer_without_lookup_is_refused(cluster: Cluster) -> None:
-    cluster.create_topic("fixed", extend=True, channels=["ch"])
-    [node] = cluster.nodes.values()
-    consumer = Consumer("fixed", "ch", nsqd=node.tcp, **TAGS, **QUICK)
-    consumer.handler(_nothing)
-    with pytest.raises(InvalidSetting, match="needs a redesigned NSQ with lookup"):
-        await consumer.serve()
-
-
-def _recorded(*consumers: Consumer) -> list[bytes]:
-    """Return the bodies of the messages that consumers handle, while they do."""
-    got: list[bytes] = []
-
-    async def handle(message: Message) -> None:
-        got.append(message.body)
-
-    for consumer in consumers:
-        consumer.handler(handle)
-    return got
-
-
-async def _nothing(_: Message) -> None:
-    await anyio.lowlevel.checkpoint()
-
-
-@pytest.mark.anyio
-async def test_a_tag_of_the_caller_is_refused(cluster: Cluster) -> None:
-    cluster.create_topic("tagged", extend=True, channels=["ch"])
-    async with Producer(cluster.lookupd, key_tags=4) as producer:
-        with pytest.raises(InvalidInput, match="tag='blue' and key_tags contradict each other"):
-            await producer.publish("tagged", b"x", key="a", tag="blue")
-
-
-@pytest.mark.anyio
-async def test_a_message_without_a_bucket_is_logged_and_taken_by_another_consumer(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_buckets, "POLL", 0.05)
-    name = "blocked"
-    cluster.create_topic(name, extend=True, channels=["ch"])
-    buckets = Consumer(name, "ch", lookupd=cluster.lookupd, **TAGS, **QUICK)
-    plain = Consumer(name, "ch", lookupd=cluster.lookupd, **QUICK)
-    got = _recorded(buckets, plain)
-    async with (
-        create_task_group() as tasks,
-        Producer(cluster.lookupd) as untagged,
-        Producer(cluster.lookupd, key_tags=4) as producer,
-    ):
-        tasks.start_soon(buckets.serve)
-        await eventually(lambda: len(buckets.connections) == 5)
-        await producer.publish(name, b"first", key="b")
-        await eventually(lambda: got == [b"first"])
-        await untagged.publish(name, b"old", key="a")
-        await producer.publish(name, b"new", key="a")
-        await eventually(lambda: "the next message has no tag of key_tags=4" in caplog.text)
-        assert got == [b"first"]
-        tasks.start_soon(plain.serve)
-        await eventually(lambda: got == [b"first", b"old", b"new"])
-        buckets.stop()
-        plain.stop()
-
-
 @pytest.fixture(scope="module")
 def released() -> Iterator[Cluster]:
     """A node that does not know dispatch types, like all released servers."""
@@ -228,21 +146,6 @@ async def test_the_same_consumer_keeps_the_order_at_both_kinds_of_servers(
     assert dict(got) == {f"key-{first}": list(range(first, 200, 20)) for first in range(20)}
     how = "by their tags, with key_tags=16" if by_tags else "by the server"
     assert f"consumers share the keys {how}" in caplog.text
-
-
-@pytest.mark.anyio
-async def test_producers_that_write_no_tags_end_the_consumer(
-    released: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_buckets, "POLL", 0.05)
-    released.create_topic("untagged", extend=True, channels=["ch"])
-    async with Producer(released.lookupd) as producer:
-        await producer.publish("untagged", b"x", key="a")
-    consumer = Consumer("untagged", "ch", lookupd=released.lookupd, dispatch="key_failover", **QUICK)
-    consumer.handler(_nothing)
-    with pytest.raises(InvalidSetting, match="the next message has no tag of key_tags=16") as error:
-        await consumer.serve()
-    assert "give all producers of the topic key_tags=16" in str(error.value)
 
 
 def _found(read: int, *clients: tuple[str, int, int], paused: bool = False) -> PartitionChannelStats:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -13,53 +11,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from nsqext import Consumer
 from nsqext.client.events import ClientEvent
 from tests.support.clock import replace_clock
-from tests.support.consumers import eventually, quick
-from tests.support.fake_nsqd import PLAIN, Peer, scripted_node
+from tests.support.consumers import eventually
 from tests.support.subscription_bench import Bench, Connection, ready, running
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.subscription import Subscription
 
 pytestmark = pytest.mark.anyio
-
-
-@asynccontextmanager
-async def two_connections() -> AsyncIterator[tuple[Consumer, list[Peer]]]:
-    """Subscribe a consumer that may have one message in flight to two nodes; yields it, and the nodes' connections."""
-    async with scripted_node(granted=PLAIN) as one, scripted_node(granted=PLAIN) as two:
-        options = quick(start_timeout=0.0)
-        async with Consumer("t", "ch", nsqd=f"{one},{two}", max_in_flight=1, **options) as consumer:
-            peers = [await one.accept(), await two.accept()]
-            for peer in peers:
-                await peer.expect("SUB")
-                await peer.answer()
-            await eventually(lambda: len(consumer.connections) == 2)
-            yield consumer, peers
-
-
-async def test_more_connections_than_messages_take_turns() -> None:
-    async with two_connections() as (consumer, peers):
-        got: list[int] = []
-        for number in range(4):
-            await eventually(lambda: any(place.ready for place in consumer.connections))
-            ready = [index for index, place in enumerate(consumer.connections) if place.ready]
-            assert len(ready) == 1
-            got.append(ready[0])
-            if number < 3:
-                before = ready[0]
-                await eventually(
-                    lambda before=before: (
-                        [place.ready for place in consumer.connections].index(1) != before  # type: ignore[misc]
-                        if any(place.ready for place in consumer.connections)
-                        else False
-                    )
-                )
-        assert len(set(got)) == 2
-        for peer in peers:
-            await peer.close()
 
 
 def settle(bench: Bench, now: list[float]) -> None:

@@ -126,24 +126,6 @@ async def test_new_topics_are_consumed_and_deleted_ones_are_not(cluster: Cluster
 
 
 @pytest.mark.anyio
-async def test_the_topics_may_be_changed_while_it_runs(cluster: Cluster, prefix: str) -> None:
-    first, second = f"{prefix}a", f"{prefix}b"
-    for name in (first, second):
-        cluster.create_topic(name, channels=["ch"])
-        await send(cluster, name, name.encode())
-    async with Consumer(first, "ch", lookupd=cluster.lookupd, **_POLLED) as consumer:
-        assert await take(consumer, 1) == [first.encode()]
-        consumer.topics = f"{prefix}?"
-        assert await take(consumer, 1) == [second.encode()]
-        assert topics_of(consumer) == {first, second}
-        consumer.topics = (second,)
-        await eventually(lambda: topics_of(consumer) == {second})
-        with pytest.raises(InvalidName):
-            consumer.topics = "a/*"
-        assert consumer.topics == (second,)
-
-
-@pytest.mark.anyio
 async def test_a_topic_is_left_when_its_messages_in_flight_are_answered() -> None:
     async with scripted_node(granted=PLAIN) as node, create_task_group() as tasks:
         consumer = Consumer(["a", "b"], "ch", nsqd=str(node), max_in_flight=4, **quick(close_timeout=60.0))

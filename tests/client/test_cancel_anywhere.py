@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from nsqext.broker import Cluster
     from nsqext.client.producer.batcher import Batcher
-    from nsqext.lookup.partition_map import PartitionMap
     from nsqext.protocol.server.command_parser import Command
     from tests.support.fake_nsqd import Peer, ScriptedLookup, ScriptedNode
 
@@ -329,53 +328,3 @@ async def test_seeking(cluster: Cluster, topic: str) -> None:
             await consumer.seek(Position.earliest())
 
     assert await sweep(once) >= 2
-
-
-@pytest.mark.parametrize("kind", ["resolve", "refresh", "leave"])
-async def test_a_directory(kind: str) -> None:
-    async def once(step: Step) -> None:
-        directory = Lookup(broker.lookup).metadata
-        directory.acquire()
-        seen: list[PartitionMap] = []
-        directory.watch("t", "r", seen.append)
-        if kind == "resolve":
-            await step.run(directory.resolve("t", "r"))
-        elif kind == "refresh":
-            await step.run(directory.refresh("t", "r"))
-        else:
-            await directory.resolve("t", "r")
-            await step.run(directory.release())
-            with pytest.raises(InvalidState):
-                await directory.refresh("t", "r")
-            return
-        await directory.refresh("t", "r")
-        assert seen[-1].leaders.keys() == {0, 1}
-        await directory.release()
-
-    async with _broker() as broker:
-        assert await sweep(once) >= (1 if kind == "leave" else 3)
-
-
-async def test_polling() -> None:
-    async def once(step: Step) -> None:
-        directory = Lookup(broker.lookup, lookup_poll_interval=0.01).metadata
-        directory.acquire()
-        polls = 0
-
-        def answered(view: PartitionMap) -> None:
-            nonlocal polls
-            polls += 1
-            broker.move()
-            if polls > 2:
-                tasks.start_soon(directory.aclose)
-
-        directory.watch("t", "r", answered)
-        async with create_task_group() as tasks:
-            await step.run(directory.run())
-            if step.reached:
-                await directory.run()
-        assert polls > 2
-        await directory.release()
-
-    async with _broker() as broker:
-        assert await sweep(once) >= 3

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqext import Consumer, Receipt, trace_log
+from nsqext import Receipt, trace_log
 from nsqext.client.events import tracing
 from nsqext.client.trace_log import TraceLog
 from nsqext.errors import InvalidName
-from tests.support.consumers import quick
-from tests.support.fake_nsqd import message, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
 
 if TYPE_CHECKING:
@@ -83,28 +81,3 @@ def test_memory_of_a_delivery(caplog: pytest.LogCaptureFixture) -> None:
     }
     assert {name: record.__dict__[name] for name in expected} == expected
     assert "internal_id=5 trace_id=7 queue_offset=40 queue_size=34 timestamp=99 local=me:2" in record.message
-
-
-@pytest.mark.anyio
-async def test_a_consumer_writes_while_its_topic_is_traced(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted_lookup() as lookup, scripted_node() as node:
-        lookup.set_leaders({0: node}, num=1)
-        options = quick(start_timeout=0.0, queue_position=True)
-        async with Consumer("t", "ch", lookupd=str(lookup), **options) as consumer:
-            peer = await node.accept()
-            await peer.expect("SUB_ADVANCED")
-            await peer.answer()
-            await peer.expect("RDY")
-            with caplog.at_level(logging.INFO, "nsqext.trace"):
-                for number, traced in enumerate((False, True, False), 1):
-                    if traced:
-                        trace_log.on("t")
-                    else:
-                        trace_log.off()
-                    await peer.raw(message(number, trace_id=70 + number, position=bytes(7) + b"\x09" + bytes(4)))
-                    await (await consumer.__anext__()).finish()
-            (record,) = caplog.records
-            assert (record.__dict__["trace_id"], record.__dict__["queue_offset"]) == (72, 9)
-            assert record.__dict__["local"].startswith("127.0.0.1:")
-            assert record.__dict__["node"] == str(node)
-            await peer.close()

@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 import pytest
 
-from nsqext import App, Consumer, MessageBatch, OutgoingMessage, Producer, sync
-from nsqext.app import Depends, Key
+from nsqext import App, Consumer, MessageBatch, Producer, sync
 from nsqext.errors import InvalidSetting
-from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.consumers import depth, eventually
 
 if TYPE_CHECKING:
@@ -96,47 +93,6 @@ async def test_as_many_blocking_handlers_run_at_once_as_concurrency_allows(clust
 
     await handled(consumer, consumer, 100)
     assert most == 50
-
-
-REQUEST: ContextVar[str] = ContextVar("request", default="")
-
-
-class Marks(Middleware):
-    """Sets a context variable around the handler."""
-
-    async def handle(self, handling: Handling, call_next: CallNext) -> object:
-        """Call the handler with the variable."""
-        REQUEST.set("set by middleware")
-        return await call_next(handling)
-
-
-async def test_dependencies_middleware_and_publishers_are_as_for_coroutines(cluster: Cluster, topic: str) -> None:
-    await publish(cluster, topic, 7, key="k")
-    cluster.create_topic(f"{topic}_out", extend=True, channels=["ch"])
-    events: list[str] = []
-
-    async def connection() -> AsyncIterator[str]:
-        events.append("opened")
-        yield "db"
-        events.append("closed")
-
-    def transaction(db: Annotated[str, Depends(connection)]) -> Iterator[str]:
-        yield f"{db}, transaction"
-
-    app = App(cluster.lookupd, middleware=[Marks()])
-
-    @app.publisher(f"{topic}_out")
-    @app.handler(topic, "ch")
-    def handle(order: Order, db: Annotated[str, Depends(transaction)], key: Key) -> OutgoingMessage:
-        events.append(f"{order.number} {db} {key} {REQUEST.get()}")
-        return OutgoingMessage(b"done", key="out")
-
-    await handled(app, app.consumers[0], 1)
-    assert events == ["opened", "7 db, transaction k set by middleware", "closed"]
-    async with Consumer(f"{topic}_out", "ch", cluster.lookupd) as consumer:
-        message = await anext(consumer)
-        assert (message.body, message.key) == (b"done", "out")
-        await message.finish()
 
 
 async def test_a_consumer_that_closes_waits_for_the_thread_and_answers_with_its_result(

@@ -141,12 +141,6 @@ async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_connect
             left.set()
 
 
-async def test_the_error_of_the_body_is_raised_unchanged(cluster: Cluster, topic: str) -> None:
-    with pytest.raises(KeyError, match="mine"):
-        async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
-            raise KeyError("mine")
-
-
 async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, topic: str) -> None:
     with pytest.raises(KeyError, match="mine"), anyio.CancelScope() as scope:
         async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):

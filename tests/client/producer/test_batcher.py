@@ -61,12 +61,12 @@ def _made(
 
 
 @asynccontextmanager
-async def _batcher(publisher: _Publisher, limits: BatcherLimits) -> AsyncIterator[Batcher]:
+async def _batcher(publisher: _Publisher, limits: BatcherLimits, timeout: float = 5.0) -> AsyncIterator[Batcher]:
     failure: Exception | None = None
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             try:
-                async with _made(publisher, tasks, limits) as batcher:
+                async with _made(publisher, tasks, limits, ProducerOptions(timeout=timeout)) as batcher:
                     yield batcher
             except Exception as error:
                 failure = error  # raised outside of the group, like by a producer
@@ -317,21 +317,11 @@ async def test_messages_that_wait_when_the_producer_has_closed_are_reported_as_n
             await batcher.publish(b"x")
 
 
-@asynccontextmanager
-async def _keyed(publisher: _Publisher, limits: BatcherLimits, timeout: float = 5.0) -> AsyncIterator[Batcher]:
-    options = ProducerOptions(timeout=timeout)
-    with anyio.fail_after(25):
-        async with anyio.create_task_group() as tasks:
-            async with _made(publisher, tasks, limits, options) as batcher:
-                yield batcher
-            tasks.cancel_scope.cancel()
-
-
 async def test_messages_of_a_key_wait_for_an_earlier_publish_of_it() -> None:
     publisher = _Publisher(lock := KeyLock())
     other = lock.queue((("t", b"k"),))
     await other.enter(5.0)
-    async with _keyed(publisher, BatcherLimits(linger=0)) as batcher:
+    async with _batcher(publisher, BatcherLimits(linger=0)) as batcher:
         for message in (b"1", b"2", OutgoingMessage(b"3", key="k"), b"4", OutgoingMessage(b"5", key="k")):
             await batcher.add(message)
         await until(lambda: publisher.batches == [[b"1", b"2"]])
@@ -348,7 +338,7 @@ async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
     other = lock.queue((("t", b"k"),))
     await other.enter(5.0)
     limits = BatcherLimits(linger=60, max_bytes=100)
-    async with _keyed(publisher, limits, timeout=0.05) as batcher:
+    async with _batcher(publisher, limits, timeout=0.05) as batcher:
         await batcher.add(OutgoingMessage(b"x" * 90, key="k"))
         with pytest.raises(BatchFailed, match="earlier publishes"):
             await batcher.flush()
@@ -370,7 +360,7 @@ async def test_a_message_whose_key_stays_in_use_fails_alone() -> None:
 async def test_a_message_that_is_not_accepted_leaves_its_place() -> None:
     publisher = _Publisher(lock := KeyLock())
     publisher.gate = anyio.Event()
-    async with _keyed(publisher, BatcherLimits(linger=0, max_count=1, max_pending=1)) as batcher:
+    async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=1)) as batcher:
         await batcher.add(b"x")
         with anyio.move_on_after(0.01) as scope:
             await batcher.add(OutgoingMessage(b"y", key="k"))
@@ -414,7 +404,7 @@ async def test_a_message_that_another_check_refuses_fails_without_the_others() -
         return await publish(call)
 
     publisher.publish = refuse  # type: ignore[method-assign]
-    async with _keyed(publisher, BatcherLimits(linger=60)) as batcher:
+    async with _batcher(publisher, BatcherLimits(linger=60)) as batcher:
         for body in (b"1", b"2", b"3"):
             await batcher.add(body)
         with pytest.raises(BatchFailed):

@@ -17,7 +17,6 @@ from tests.support.machine_pauses import unless_paused
 from tests.support.producers import bodies, bounded, quick
 
 if TYPE_CHECKING:
-    from nsqext.types import Address
     from tests.support.fake_nsqd import ScriptedLookup
 
 pytestmark = pytest.mark.anyio
@@ -25,28 +24,6 @@ pytestmark = pytest.mark.anyio
 
 def _lookups(lookup: ScriptedLookup) -> int:
     return sum(question.startswith("/lookup?") for question in lookup.questions)
-
-
-@pytest.mark.parametrize("many", [False, True])
-async def test_the_first_publish_waits_for_a_lookup_service_that_starts_later(
-    closed_address: Address, many: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with bounded(), scripted_node(obey()) as node:
-        async with (
-            Producer(str(closed_address), **quick(lookup_timeout=10.0)) as producer,
-            anyio.create_task_group() as tasks,
-        ):
-            if many:
-                tasks.start_soon(producer.publish_many, "t", [b"x"])
-            else:
-                tasks.start_soon(producer.publish, "t", b"x")
-            await until(lambda: "no lookup service answers yet" in caplog.text)
-            async with scripted_lookup(port=closed_address.port) as lookup:
-                lookup.set_leaders({0: node}, num=1)
-                await until(lambda: node.commands)
-            assert producer.statistics().lookup_failures == 0
-        assert len(node.commands) == 1
-    assert caplog.text.count("no lookup service answers yet; waiting up to 10 s") == 1
 
 
 async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> None:
@@ -67,34 +44,6 @@ async def test_a_burst_of_first_publishes_waits_for_a_slow_lookup_service() -> N
         assert sum("topic=t" in question for question in lookup.questions) == 16, "a request was repeated"
 
     await unless_paused(attempt, 0.2)
-
-
-async def test_a_lookup_service_that_fails_for_a_while_is_waited_for() -> None:
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), **quick(lookup_timeout=0.0)) as producer:
-            await producer.publish("old", b"x")
-            lookup.refuse(503, "restarting")
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(producer.publish, "new", b"y")
-                await until(lambda: sum("topic=new" in question for question in lookup.questions) > 2)
-                lookup.set_leaders({0: node}, num=1)
-        assert bodies(node) == [b"x", b"y"]
-
-
-@pytest.mark.parametrize("many", [False, True])
-async def test_headers_for_a_topic_that_was_upgraded_since_are_published(many: bool) -> None:
-    async with bounded(), scripted_node(obey()) as node, scripted_lookup() as lookup:
-        lookup.set_leaders({0: node}, num=1)
-        async with Producer(str(lookup), **quick()) as producer:
-            await producer.publish("t", b"plain")
-            lookup.set_leaders({0: node}, num=1, extend=True)
-            if many:
-                await producer.publish_many("t", [b"a", OutgoingMessage(b"b", headers={"a": "1"})])
-            else:
-                await producer.publish("t", b"x", headers={"a": "1"})
-        verb = b"MPUB_EXT" if many else b"PUB_EXT"
-        assert [command.words[0] for command in node.commands] == [b"PUB", verb]
 
 
 @pytest.mark.parametrize(("many", "listed"), [(False, False), (True, False), (False, True), (True, True)])
@@ -162,21 +111,6 @@ async def test_a_call_that_waits_for_an_upgrade_when_the_producer_closes_is_repo
             tasks.start_soon(publish)
             await until(lambda: _lookups(lookup) > before)
         tasks.cancel_scope.deadline = anyio.current_time() + 10.0
-
-
-@pytest.mark.parametrize("many", [False, True])
-async def test_a_new_topic_waits_for_the_first_node_of_a_cluster_that_starts(many: bool) -> None:
-    async with bounded(), scripted_node(obey(), granted=PLAIN) as node, scripted_lookup() as lookup:
-        lookup.refuse(404, "TOPIC_NOT_FOUND")
-        lookup.set_response("/nodes", {"producers": []})
-        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
-            if many:
-                tasks.start_soon(producer.publish_many, "new", [b"x"])
-            else:
-                tasks.start_soon(producer.publish, "new", b"x")
-            await until(lambda: sum(question.startswith("/nodes") for question in lookup.questions) > 2)
-            lookup.set_response("/nodes", {"producers": [node_json(str(node)) | {"version": "1.3.0"}]})
-        assert len(node.commands) == 1
 
 
 async def test_a_burst_of_new_topics_survives_a_failed_request_for_nodes() -> None:

@@ -188,32 +188,6 @@ async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event
         assert owner.commands == expected.get(leave, []), leave
 
 
-@pytest.mark.parametrize("leave", ["break", "raise"])
-async def test_leaving_the_loop_requeues_the_rest_at_once(cluster: Cluster, topic: str, leave: str) -> None:
-    publish(cluster, topic, *TEN)
-    async with in_batches(cluster, topic) as consumer:
-
-        async def work() -> None:
-            async for batch in consumer.batches(max_count=10, max_wait=30.0):
-                await batch[3].finish()
-                await batch.finish_up_to(1)
-                if leave == "raise":
-                    raise ZeroDivisionError
-                break
-
-        if leave == "raise":
-            with pytest.raises(ZeroDivisionError):
-                await work()
-        else:
-            await work()
-        with anyio.fail_after(25):
-            again = await consumer.fetch(7, 10.0)
-        assert sorted(message.body for message in again) == [b"2", b"4", b"5", b"6", b"7", b"8", b"9"]
-        assert {message.attempts for message in again} == {2}
-        await again.finish()
-    await eventually(lambda: depth(cluster, topic) == 0)
-
-
 async def test_a_consumer_that_closes_waits_for_the_batch_of_another_task(cluster: Cluster, topic: str) -> None:
     publish(cluster, topic, *TEN)
     consumer = await in_batches(cluster, topic).start()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from anyio import create_task_group
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.client.consumer.unpacking import UnpackBudget
@@ -83,39 +82,6 @@ async def test_handlers_have_no_more_unpacked_bytes_than_the_bound(cluster: Clus
 
     await running(consumer, lambda: eventually(lambda: len(meter.seen) == COUNT, 30.0))
     assert SIZE < meter.most <= BOUND
-
-
-async def test_iteration_waits_for_answers_while_the_bound_is_reached(cluster: Cluster) -> None:
-    topic = await fill(cluster)
-    async with unpacking(cluster, topic) as consumer:
-        held = [await anext(consumer) for _ in range(3)]
-        assert sum(len(message.body) for message in held) == BOUND
-        with anyio.move_on_after(0.1):
-            await anext(consumer)
-            raise AssertionError("a fourth message was handed out")
-        seen = set()
-        for _ in range(COUNT - 3):
-            await held.pop(0).finish()
-            held.append(await anext(consumer))
-            seen.add(held[-1].body[:6])
-        assert len(seen) == COUNT - 3
-        for message in held:
-            await message.finish()
-
-
-async def test_closing_does_not_wait_for_messages_that_do_not_fit(cluster: Cluster) -> None:
-    topic = await fill(cluster)
-    async with unpacking(cluster, topic, bound=1) as consumer, create_task_group() as tasks:
-        first = await anext(consumer)
-
-        async def wait() -> None:
-            with pytest.raises(StopAsyncIteration):
-                await anext(consumer)
-
-        tasks.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        consumer.stop()
-        await first.finish()
 
 
 async def test_a_damaged_body_stays_compressed_and_counts_with_its_size() -> None:

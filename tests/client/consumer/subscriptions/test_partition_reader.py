@@ -9,12 +9,12 @@ import pytest
 
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.partition_reader import PartitionReader, SubscribeRequest
-from nsqext.errors import ConnectionLost, ServerError
+from nsqext.errors import ConnectionLost
 from nsqext.errors.server import TopicNotExist
 from nsqext.protocol.messages import RawMessage
 from nsqext.types import TopicMeta
 from tests.support.consumers import eventually
-from tests.support.fake_nsqd import error, message, obey, scripted_node
+from tests.support.fake_nsqd import message, scripted_node
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -111,24 +111,18 @@ async def test_answers_that_were_added_before_cls_was_acknowledged_are_sent() ->
         await peer.expect_end()
 
 
-async def test_a_refused_subscription_names_topic_partition_and_node() -> None:
-    async with scripted_node(obey({"SUB": error("E_TOPIC_NOT_EXIST")})) as node:
-        with pytest.raises(TopicNotExist) as caught:
-            await PartitionReader.open(request_to(node))
-        assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
-
-
-async def test_the_connection_of_a_refused_subscription_is_closed() -> None:
+async def test_a_refused_subscription_names_its_place_and_closes_its_connection() -> None:
     async def refuse(peer: Peer) -> None:
         await peer.expect("SUB")
-        await peer.error("E_SUB_TOO_BUSY")
+        await peer.error("E_TOPIC_NOT_EXIST")
         await peer.expect_end()
         ended.append(peer)
 
     ended: list[Peer] = []
     async with scripted_node(refuse) as node:
-        with pytest.raises(ServerError):
+        with pytest.raises(TopicNotExist) as caught:
             await PartitionReader.open(request_to(node))
+        assert (caught.value.topic, caught.value.partition, caught.value.node) == ("t", 0, str(node))
         await eventually(lambda: ended)
 
 

@@ -50,11 +50,6 @@ def receive(flow: RdyDistributor[int], number: int, now: float, count: int = 1, 
     return flow.received(number, count, size * count, 0, now)
 
 
-def test_messages_beyond_one_consumers_capacity_are_delivered_to_others() -> None:
-    assert make(5000, 2500).shares(0) == {0: 2500}
-    assert make(10, 1, 2500, 2500).shares(0) == {0: 1, 1: 4, 2: 5}
-
-
 def test_rdy_is_lowered_by_a_new_connection_and_raised_by_a_lost_one() -> None:
     flow = make(10, 2500)
     assert flow.shares(0) == {0: 10}

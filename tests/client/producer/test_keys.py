@@ -1,4 +1,7 @@
-"""Which waiting publishes of a key are sent as one batch, and their outcomes, without servers."""
+"""Locks of keys, and which waiting publishes of a key are sent as one batch, with their outcomes, without servers.
+
+Locks of several keys are judged by `tests/client/test_schedules.py` too.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,31 @@ pytestmark = pytest.mark.anyio
 
 _KEY = ("t", b"1")
 _OK = b"OK"
+
+
+async def test_a_wait_that_takes_too_long_is_reported() -> None:
+    lock, other = KeyLock(), ("t", b"other")
+    first, second = lock.queue([other]), lock.queue([_KEY, other])
+    with pytest.raises(PublishFailed, match="earlier publishes of its key are still running"):
+        await second.enter(0.01)
+    assert not lock.try_enter(_KEY)
+    second.leave()
+    assert lock.try_enter(_KEY)
+    first.leave()
+    assert lock.try_enter(other)
+
+
+def test_the_last_place_of_a_key() -> None:
+    lock = KeyLock()
+    first = lock.queue([_KEY])
+    assert lock.is_last(first, _KEY)
+    second = lock.queue([_KEY])
+    assert not lock.is_last(first, _KEY)
+    assert lock.is_last(second, _KEY)
+    second.leave()
+    assert lock.is_last(first, _KEY)
+    first.leave()
+    assert not lock.is_last(first, _KEY)
 
 
 class Groups:

@@ -195,7 +195,7 @@ _LONG = (
     "tests/stories/test_migrated_services.py",
     "tests/testing/test_plugin.py",
     "tests/contract/test_consume.py",
-    "tests/client/consumer/test_order_after_reconnect.py",
+    "tests/client/consumer/test_key_failover.py",
     "tests/client/consumer/subscriptions/test_topics.py",
     "tests/test_conftest.py",
     "tests/campaigns/simulation/test_simulate.py",

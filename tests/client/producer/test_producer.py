@@ -280,8 +280,14 @@ async def test_closing_waits_for_batches_that_wait_for_the_lookup_service(up: bo
     assert isinstance(outcomes[0], list) if up else "before the producer was closed" in str(outcomes[0])
 
 
-async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a producer that closes look for publishes in each turn of the event loop."""
+    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_closing_waits_for_a_call_whose_batches_have_not_begun() -> None:
     receipts: list[Receipt] = []
 
     async def publish(producer: Producer) -> None:
@@ -302,8 +308,8 @@ async def test_closing_waits_for_a_call_whose_batches_have_not_begun(monkeypatch
     assert len(receipts) == 20
 
 
-async def test_closing_waits_for_a_publish_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsqext.client.producer.producer._CLOSE_POLL", 0)  # checks in each turn of the event loop
+@pytest.mark.usefixtures("impatient")
+async def test_closing_waits_for_a_publish_between_two_attempts() -> None:
     async with bounded(), scripted_node() as node:
         async with anyio.create_task_group() as tasks, Producer(nsqd=str(node), **quick()) as producer:
             for body in (b"stored", b"retried"):

@@ -335,8 +335,9 @@ async def test_topics_that_are_not_used_are_forgotten_with_their_nodes(
     use(tested.table.by_topic["a"])
     tested.table.forget_idle()
     assert (set(tested.table.by_topic), set(tested.metadata.watched), wanted()) == ({"a"}, {"a"}, {1})
-    assert set(tested.table._leaders) == {"a"}
-    await tested.table.find("b")  # its map is still known
+    tested.metadata.views["b"] = view({0: 2, 1: 1}, topic="b")
+    await tested.table.find("b")  # lookup is not asked
+    assert tested.events == [], "its former leaders are not known any more"
     assert wanted() == {1, 2}
     assert set(tested.metadata.watched) == {"a", "b"}
     tested.table.close()

@@ -17,7 +17,6 @@ from nsqext.client.consumer.handlers.batches import BatchHandler
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.handlers.workers import (
     BatchLimits,
-    Handler,
     MessageHandler,
     MessageQueue,
     StallWatch,
@@ -129,54 +128,52 @@ def test_a_message_that_no_thread_looked_at_stays_the_first_one() -> None:
     assert list(queue.messages) == [two, three]
 
 
-async def _drain(subject: Workers, queue: MessageQueue) -> None:
-    await anyio.wait_all_tasks_blocked()
-    queue.stop()
-    await subject.wait()
+async def _handled(subject: Workers, handler: MessageHandler | BatchHandler, *messages: Message) -> None:
+    """Run a worker until it has handled some messages."""
+    queue = MessageQueue()
+    queue.put(list(messages))
+    with anyio.fail_after(25):
+        async with create_task_group() as tasks:
+            subject.start(tasks, handler, [queue])
+            while queue.messages or subject.running:
+                await checkpoint()
+            queue.stop()
+            await subject.wait()
 
 
 async def test_messages_are_finished_in_order_and_answers_are_flushed_when_the_queue_is_empty() -> None:
-    owner, queue, seen = RecordingOwner(), MessageQueue(), list[int]()
+    owner, seen = RecordingOwner(), list[int]()
 
     async def handle(message: Message) -> None:
         seen.append(message.internal_id)
 
     subject, source = workers()
-    async with create_task_group() as tasks:
-        subject.start(tasks, MessageHandler(handle), [queue])
-        queue.put([make_message(owner, number) for number in range(5)])
-        await _drain(subject, queue)
+    await _handled(subject, MessageHandler(handle), *(make_message(owner, number) for number in range(5)))
     assert seen == [0, 1, 2, 3, 4]
     assert owner.commands == [f"FIN {number}" for number in range(5)]
     assert source.flushes == 1
 
 
 async def test_an_answer_by_hand_is_not_repeated() -> None:
-    owner, queue = RecordingOwner(), MessageQueue()
+    owner = RecordingOwner()
 
     async def handle(message: Message) -> None:
         await message.requeue(1.0)
 
-    subject, _ = workers()
-    queue.put([make_message(owner)])
-    async with create_task_group() as tasks:
-        subject.start(tasks, MessageHandler(handle), [queue])
-        await _drain(subject, queue)
+    await _handled(workers()[0], MessageHandler(handle), make_message(owner))
     assert owner.commands == ["REQ 1 1"]
 
 
 async def test_without_auto_finish_the_message_stays_in_flight_after_its_handler() -> None:
-    owner, queue = RecordingOwner(), MessageQueue()
+    owner = RecordingOwner()
 
     async def handle(message: Message) -> None:
         if message.internal_id == 2:
             await message.finish()
 
     subject, source = workers()
-    queue.put([make_message(owner, number) for number in (1, 2, 3)])
-    async with create_task_group() as tasks:
-        subject.start(tasks, MessageHandler(handle, auto_finish=False), [queue])
-        await _drain(subject, queue)
+    messages = [make_message(owner, number) for number in (1, 2, 3)]
+    await _handled(subject, MessageHandler(handle, auto_finish=False), *messages)
     assert owner.commands == ["FIN 2"]
     assert [message.internal_id for message in source.held if not message.answered] == [1, 3]
 
@@ -220,7 +217,7 @@ async def _handling(
 async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
     error: BaseException | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, queue, now = RecordingOwner(), MessageQueue(), [100.0]
+    owner, now = RecordingOwner(), [100.0]
     replace_clock(monkeypatch, lambda: now[0])
 
     async def handle(batch: MessageBatch) -> None:
@@ -231,11 +228,8 @@ async def test_the_rest_of_a_batch_is_answered_by_the_end_of_its_handler(
 
     subject, source = workers()
     subject.stall = stall = Stalls(0.04, "it")
-    queue.put([make_message(owner, number) for number in (1, 2, 3)])
-    async with _handling(subject, handle, queue):
-        while len(owner.commands) < 3:
-            await checkpoint()
-        queue.stop()
+    messages = [make_message(owner, number) for number in (1, 2, 3)]
+    await _handled(subject, BatchHandler(handle, BatchLimits(max_count=3)), *messages)
     rest = ["FIN 1", "FIN 3"] if error is None else ["REQ 1 0!", "REQ 3 0!"]
     assert (owner.commands, source.ends) == (["FIN 2", *rest], 1)
     assert stall.seconds == [0.03]
@@ -320,20 +314,16 @@ async def test_messages_of_a_failed_batch_are_touched_while_their_dead_letters_a
     assert sorted(command for command in owner.commands if "FIN" in command) == ["FIN 1", "FIN 2", "FIN 3"]
 
 
-async def _handled(subject: Workers, handle: Handler, *messages: Message) -> None:
-    """Run a worker until it has handled some messages."""
-    queue = MessageQueue()
-    queue.put(list(messages))
-    with anyio.fail_after(25):
-        async with create_task_group() as tasks:
-            subject.start(tasks, MessageHandler(handle), [queue])
-            while queue.messages or subject.running:
-                await checkpoint()
-            queue.stop()
-            await subject.wait()
+class Unprintable(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), GeneratorExit(), Unprintable()], ids=lambda error: type(error).__name__
+)
 async def test_a_handler_that_fails_has_its_message_requeued(error: BaseException) -> None:
     owner = RecordingOwner()
 
@@ -342,7 +332,7 @@ async def test_a_handler_that_fails_has_its_message_requeued(error: BaseExceptio
             raise error
 
     subject, _ = workers()
-    await _handled(subject, handle, make_message(owner, 1), make_message(owner, 2, attempts=5))
+    await _handled(subject, MessageHandler(handle), make_message(owner, 1), make_message(owner, 2, attempts=5))
     assert owner.commands == ["REQ 1 0!", "FIN 2"]
 
 
@@ -359,7 +349,7 @@ async def test_expired_messages_and_those_without_attempts_are_not_handled() -> 
     subject, source = workers(keep, max_attempts=1)
     lost, used_up, first = (make_message(owner, number, attempts=attempts) for number, attempts in enumerate((1, 2, 1)))
     owner.horizon, used_up.received, first.received = 1.0, 2.0, 2.0
-    await _handled(subject, handle, lost, used_up, first)
+    await _handled(subject, MessageHandler(handle), lost, used_up, first)
     assert (source.lost, handled, letters, owner.commands) == ([lost], [first], [used_up], ["FIN 1", "FIN 2"])
 
 
@@ -411,7 +401,7 @@ async def test_a_worker_whose_handlers_never_wait_yields_and_is_measured(monkeyp
 
     async with create_task_group() as tasks:
         tasks.start_soon(others)
-        await _handled(subject, handle, *(make_message(owner, number) for number in range(8)))
+        await _handled(subject, MessageHandler(handle), *(make_message(owner, number) for number in range(8)))
     assert flushed == [0, 0, 1, 1, 2, 2, 3, 4], "after more than 0.02 s"
     assert turns & {2, 4, 6, 7}, "others run then"
     assert stall.seconds == [0.022, 0.022, 0.022, 0.03, 0.03]

@@ -10,6 +10,7 @@ import argparse
 import struct
 import time
 from statistics import median
+from typing import cast
 
 from nsqext.protocol.client.client_protocol import ClientProtocol
 from nsqext.spark.read.arrow import RowFormat, to_batches
@@ -36,7 +37,7 @@ def read(pieces: list[bytes], rows: int) -> tuple[float, list[float]]:
         times = [clock()]
         frames = protocol.receive_data(piece)
         times.append(clock())
-        delivery = decode_frames(frames, extend=False)
+        delivery = decode_frames(cast("list[bytes]", frames), extend=False)
         times.append(clock())
         runs = reassembler.take(delivery)
         times.append(clock())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
+from typing import TypeAlias
 
 from nsqext.errors import ProtocolError
 
@@ -19,6 +20,8 @@ __all__ = (
     "OK",
     "Frame",
     "FrameType",
+    "LargeFrame",
+    "MessageData",
     "encode_frame",
 )
 
@@ -39,6 +42,8 @@ Frame = tuple[int, bytes]
 FRAME_HEAD: Struct = Struct(">Ii")
 """Size and type."""
 
+_START = 4096  # bytes of a large frame that are decoded first
+
 _TRACE = Struct(">2sQQQI")
 TRACE_REPLY_SIZE = _TRACE.size
 
@@ -49,6 +54,36 @@ class FrameType(IntEnum):
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
+
+
+class LargeFrame:
+    """The data of a message frame in pieces, of which the body is copied once: joined, then cut, it would be twice."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, pieces: list[memoryview], size: int) -> None:
+        self._pieces = pieces
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def start(self) -> bytes:
+        """Return the first bytes: all parts before the body, unless its header is long."""
+        found = bytes(self._pieces[0][:_START])
+        return found if len(found) == _START else self.behind(0)[:_START]
+
+    def behind(self, position: int) -> bytes:
+        """Return the bytes from a position on."""
+        for number, piece in enumerate(self._pieces):
+            if position < len(piece):
+                return b"".join((piece[position:], *self._pieces[number + 1 :]))
+            position -= len(piece)
+        return b""
+
+
+MessageData: TypeAlias = bytes | LargeFrame
+"""The data of a message frame."""
 
 
 def encode_frame(kind: int, data: bytes) -> bytes:

@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 from nsqext.arguments import is_whole
 from nsqext.errors import ProtocolError
+from nsqext.protocol.frames import LargeFrame, MessageData
 from nsqext.types import RawJson
 
 __all__ = (
@@ -95,7 +96,7 @@ class RawMessage:
         return value
 
 
-def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: bool = False) -> None:
+def decode_into(message: RawMessage, data: MessageData, extend: bool = False, detail: bool = False) -> None:
     """Fill a message from the data of a message frame.
 
     Args:
@@ -105,6 +106,9 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
     Raises:
         ProtocolError: the data is too short for its parts.
     """
+    if isinstance(data, LargeFrame):
+        _decode_large(message, data, extend, detail)
+        return
     if len(data) < MESSAGE_HEAD_SIZE:
         raise ProtocolError(f"received a message of {len(data)} bytes, expected at least {MESSAGE_HEAD_SIZE}")
     message.timestamp, message.attempts, message.id = _HEAD.unpack_from(data)
@@ -132,6 +136,17 @@ def decode_into(message: RawMessage, data: bytes, extend: bool = False, detail: 
             hint="the topic may have been upgraded to extend; reconnect",
         ) from error
     message.body = data[position:]
+
+
+def _decode_large(message: RawMessage, frame: LargeFrame, extend: bool, detail: bool) -> None:
+    """Decode the start of a large frame, and copy the body once."""
+    start = frame.start()
+    try:
+        decode_into(message, start, extend, detail)
+    except ProtocolError:  # its header is longer than the start
+        decode_into(message, frame.behind(0), extend, detail)
+    else:
+        message.body = frame.behind(len(start) - len(message.body))
 
 
 def message_id(internal_id: int, trace_id: int = 0) -> bytes:

@@ -27,6 +27,7 @@ from nsqext.transport.event_loop import ResponseWaiter, Watch, watch_readable
 from nsqext.types import Address
 
 if TYPE_CHECKING:
+    from nsqext.protocol.frames import MessageData
     from nsqext.protocol.layers import Layer
     from nsqext.transport.half_closed import HalfClosed
 
@@ -66,7 +67,7 @@ class Connection:
         self.protocol.read_ahead(False)
         self.heartbeat_interval: float = 0.0  #: seconds between heartbeats of the server; 0 for none
         #: called with the data of the message frames of each read; without it, messages end the connection
-        self.on_messages: Callable[[list[bytes]], None] | None = None
+        self.on_messages: Callable[[list[MessageData]], None] | None = None
         self.on_request: Callable[[], None] | None = None  #: called before each request
         #: after an error, be open until the server has executed what it received, see `finished`
         self.half_closes: bool = False

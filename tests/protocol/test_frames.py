@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from nsqext.protocol.client.client_protocol import FrameParser
-from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, encode_frame
+from nsqext.protocol.frames import HEARTBEAT, OK, FrameType, MessageData, encode_frame
 from tests.support.tables import table
 
 _TWO = encode_frame(FrameType.RESPONSE, OK) + encode_frame(FrameType.MESSAGE, b"x" * 300)
@@ -89,7 +89,7 @@ def test_heartbeats_are_responses() -> None:
 @pytest.mark.parametrize("kind", [0, 2])
 def test_a_large_frame_is_read_by_itself(kind: int) -> None:
     parser, data = FrameParser(), encode_frame(kind, bytes(range(250)) * 4000)
-    messages: list[bytes] = []
+    messages: list[MessageData] = []
     frames = parser.feed(encode_frame(0, OK) + data[:5000], messages)
     position, reads = 5000, 0
     while parser.wanted:
@@ -100,7 +100,7 @@ def test_a_large_frame_is_read_by_itself(kind: int) -> None:
     assert reads <= 6
     assert (position, parser.buffered) == (len(data), 0)
     assert frames[0] == (0, OK)
-    found = messages if kind == 2 else [payload for _, payload in frames[1:]]
+    found: list[MessageData] = messages if kind == 2 else [payload for _, payload in frames[1:]]
     assert found == [data[8:]]
     assert type(found[0]) is bytes
 
@@ -117,10 +117,10 @@ def test_a_read_beyond_a_large_frame_returns_the_next_one_too() -> None:
 @pytest.mark.parametrize("more", [b"", _TWO[:5], _TWO, _TWO * 40])
 def test_what_follows_the_rest_of_a_frame_is_parsed_as_if_received_with_it(cut: int, more: bytes) -> None:
     parser, data = FrameParser(), encode_frame(2, bytes(range(200)))
-    messages: list[bytes] = []
+    messages: list[MessageData] = []
     frames = parser.feed(_TWO + data[:cut], messages) + parser.feed(data[cut:] + more, messages)
     whole = _TWO + data + more
-    expected: list[bytes] = []
+    expected: list[MessageData] = []
     assert frames == FrameParser().feed(whole, expected)
     assert messages == expected
     assert {type(payload) for payload in messages} == {bytes}

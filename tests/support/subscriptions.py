@@ -57,6 +57,9 @@ class FakeConnection:
     def usable(self) -> bool:
         return not self.ended
 
+    def split_large(self) -> None:
+        """The frames of tests are whole."""
+
     def write(self, data: bytes) -> None:
         self._buffer += data
 

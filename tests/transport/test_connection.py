@@ -21,6 +21,7 @@ from tests.support.connections import Caller, connected_peer, paired_connection,
 from tests.support.fake_nsqd import error, message, ok
 
 if TYPE_CHECKING:
+    from nsqext.protocol.frames import MessageData
     from nsqext.protocol.layers import Layer
 
 pytestmark = pytest.mark.anyio
@@ -219,7 +220,7 @@ async def test_a_poll_that_receives_the_response_of_the_next_reader_wakes_anothe
 @pytest.mark.usefixtures("either_reader")
 async def test_messages_are_delivered_in_lists_and_reading_ends_with_the_reason() -> None:
     async with connected_peer() as (connection, peer), anyio.create_task_group() as tasks:
-        taken: list[list[bytes]] = []
+        taken: list[list[MessageData]] = []
         ended: list[NsqError] = []
         connection.on_messages = taken.append
 

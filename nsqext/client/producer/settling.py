@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nsqext.client.producer.route import Target
     from nsqext.lookup.metadata import MetadataCache
     from nsqext.lookup.partition_map import PartitionMap
+    from nsqext.protocol.frames import MessageData
     from nsqext.transport.options import ConnectionOptions
     from nsqext.types import Address
 
@@ -183,7 +184,7 @@ class LogSearch:
         except NsqError as error:
             reader.fail(error)
 
-    def _deliver(self, reader: PartitionReader, frames: list[bytes]) -> None:
+    def _deliver(self, reader: PartitionReader, frames: list[MessageData]) -> None:
         message = self._raw
         try:
             for frame in frames:

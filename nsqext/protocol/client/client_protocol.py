@@ -16,6 +16,8 @@ from nsqext.protocol.frames import (
     TRACE_REPLY_SIZE,
     Frame,
     FrameType,
+    LargeFrame,
+    MessageData,
     encode_frame,
 )
 
@@ -44,7 +46,7 @@ class FrameParser:
         max_frame_size: largest accepted size word, in bytes.
     """
 
-    __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "wanted")
+    __slots__ = ("_max", "_need", "_pieces", "buffered", "error", "single", "splits", "wanted")
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self.buffered: int = 0  #: bytes of an unfinished frame
@@ -55,10 +57,11 @@ class FrameParser:
         self._max = max_frame_size
         #: return a single frame per call of `feed`, because the following bytes may belong to another layer
         self.single: bool = False
+        self.splits: bool = False  #: return the data of large message frames as `LargeFrame`
         #: why the stream cannot be parsed further; frames before the error have been returned
         self.error: ProtocolError | None = None
 
-    def feed(self, data: bytes, messages: list[bytes] | None = None) -> list[Frame]:
+    def feed(self, data: bytes, messages: list[MessageData] | None = None) -> list[Frame]:
         """Add received bytes; return the frames that they complete.
 
         Never raises: invalid bytes set ``error``, and all further bytes are discarded.
@@ -82,12 +85,13 @@ class FrameParser:
                 data = b"".join((*self._pieces, data))
                 self._forget()
         end, most = len(data), self._max
+        short = min(most, _LARGE) if self.splits else most
         last, unpack = end - 8, FRAME_HEAD.unpack_from
         take = None if messages is None else messages.append
         while position <= last:
             size, kind = unpack(data, position)
             stop = position + 4 + size
-            if kind == _MESSAGE and take is not None and 4 <= size <= most and stop <= end:
+            if kind == _MESSAGE and take is not None and 4 <= size <= short and stop <= end:
                 take(data[position + 8 : stop])
             else:
                 if not (4 <= size <= most and _RESPONSE <= kind <= _MESSAGE):
@@ -96,7 +100,10 @@ class FrameParser:
                 if stop > end:
                     need = stop - position
                     break
-                frames.append((kind, data[position + 8 : stop]))
+                if kind == _MESSAGE and take is not None:
+                    take(LargeFrame([memoryview(data)[position + 8 : stop]], size - 4))
+                else:
+                    frames.append((kind, data[position + 8 : stop]))
             position = stop
             if single:
                 break
@@ -120,16 +127,18 @@ class FrameParser:
         self._pieces.clear()
         self.buffered = self.wanted = 0
 
-    def _finish(self, data: bytes, frames: list[Frame], messages: list[bytes] | None) -> int:
+    def _finish(self, data: bytes, frames: list[Frame], messages: list[MessageData] | None) -> int:
         """Add the frame that ``data`` completes, without a copy of what follows; return where that begins."""
         pieces, end = self._pieces, self._need - self.buffered
         kind = FRAME_HEAD.unpack_from(pieces[0])[1]
-        payload = b"".join((memoryview(pieces[0])[8:], *pieces[1:], memoryview(data)[:end]))
-        self._forget()
-        if kind == _MESSAGE and messages is not None:
-            messages.append(payload)
+        parts = [memoryview(pieces[0])[8:], *(memoryview(piece) for piece in pieces[1:]), memoryview(data)[:end]]
+        if kind != _MESSAGE or messages is None:
+            frames.append((kind, b"".join(parts)))
+        elif self.splits and self._need - 4 > _LARGE:
+            messages.append(LargeFrame(parts, self._need - 8))
         else:
-            frames.append((kind, payload))
+            messages.append(b"".join(parts))
+        self._forget()
         return end
 
     def take_rest(self) -> bytes:
@@ -216,12 +225,16 @@ class ClientProtocol:
     def expect(self, reply: Reply) -> None:
         self.pending.append(reply)
 
-    def receive_data(self, data: bytes) -> list[bytes]:
+    def split_large(self) -> None:
+        """Return the data of large messages as `LargeFrame` from now on."""
+        self._parser.splits = True
+
+    def receive_data(self, data: bytes) -> list[MessageData]:
         """Parse received bytes; return the data of their messages, oldest first.
 
         Sets the replies, and answers heartbeats through ``out``. Never raises: check ``error``.
         """
-        messages: list[bytes] = []
+        messages: list[MessageData] = []
         pending = self.pending
         parser = self._parser
         if (
@@ -255,7 +268,7 @@ class ClientProtocol:
             self.fail(parser.error)
         return messages
 
-    def _skip_heartbeats(self, frames: list[Frame], messages: list[bytes]) -> list[Frame]:
+    def _skip_heartbeats(self, frames: list[Frame], messages: list[MessageData]) -> list[Frame]:
         """Answer heartbeats between frames of the handshake, which are parsed singly."""
         while frames == [(_RESPONSE, HEARTBEAT)]:
             self.heartbeats += 1

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqext.client.consumer.options import ConsumerOptions
+    from nsqext.protocol.frames import MessageData
     from nsqext.protocol.identify import Negotiated
     from nsqext.protocol.messages import RawMessage
     from nsqext.transport.connection import Connection
@@ -220,7 +221,7 @@ class PartitionReader:
             raise _located(reason, request) from reason.__cause__
         return cls(request, connection, negotiated, **members)
 
-    def decode(self, message: RawMessage, data: bytes) -> None:
+    def decode(self, message: RawMessage, data: MessageData) -> None:
         """Fill a message from a frame; raises ProtocolError."""
         decode_into(message, data, self.extend, self.detail)
 
@@ -253,7 +254,7 @@ class PartitionReader:
 
     # Receiving
 
-    async def read(self, on_messages: Callable[[list[bytes]], None]) -> None:
+    async def read(self, on_messages: Callable[[list[MessageData]], None]) -> None:
         """Read until the connection ends; call a function with the message frames of each read, see `decode`."""
         connection = self._connection
         connection.on_messages = on_messages

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.order_check import OrderCheck
     from nsqext.client.consumer.subscriptions.partition_reader import SubscribeRequest
     from nsqext.client.consumer.unpacking import UnpackBudget
+    from nsqext.protocol.frames import MessageData
     from nsqext.protocol.identify import Negotiated
     from nsqext.transport.connection import Connection
 
@@ -89,6 +90,7 @@ class Subscription(PartitionReader):
         backoff: Backoff,
     ) -> None:
         super().__init__(request, connection, negotiated)
+        connection.protocol.split_large()
         self.key_sharing: KeySharing = request.key_sharing
         self.topic: str = request.topic
         self.partition: int | None = request.partition
@@ -165,7 +167,7 @@ class Subscription(PartitionReader):
 
     # Receiving
 
-    def _receive(self, frames: list[bytes]) -> None:
+    def _receive(self, frames: list[MessageData]) -> None:
         if not self.live:
             return  # the server redelivers them
         now = _clock()

@@ -19,6 +19,7 @@ from tests.support.fake_nsqd import message, scripted_node
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+    from nsqext.protocol.frames import MessageData
     from tests.support.fake_nsqd import Peer, ScriptedNode
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +63,7 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
         tasks.start_soon(serve)
         reader = await PartitionReader.open(request_to(node))
 
-        def take(frames: list[bytes]) -> None:
+        def take(frames: list[MessageData]) -> None:
             for data in frames:
                 received = RawMessage()
                 reader.decode(received, data)

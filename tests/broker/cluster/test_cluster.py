@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
@@ -165,9 +164,6 @@ def test_bad_arguments_are_named() -> None:
     with Cluster(1) as cluster:
         with pytest.raises(InvalidName):
             cluster.create_topic("bad!")
-        for partitions, replicas in ((0, 1), (255, 1), (1, 0)):
-            with pytest.raises(InvalidInput, match=r"is not within 1\.\.254"):
-                cluster.create_topic("t", partitions, replicas=replicas)
         with pytest.raises(InvalidInput, match="cannot advance the clock by -1 seconds"):
             cluster.faults.clock.advance(-1)
         with pytest.raises(InvalidName):
@@ -200,16 +196,6 @@ def test_clients_receive_the_broadcast_host() -> None:
         assert lookup(address, "/lookup", topic="t")["producers"][0]["broadcast_address"] == "localhost"
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
             assert talker.ask("PUB t 0", b"x") == b"OK"
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-async def test_it_serves_asynchronous_code() -> None:
-    with Cluster(1) as cluster:
-        cluster.create_topic("t", channels=["ch"])
-        async with await anyio.connect_tcp("127.0.0.1", port(cluster.nodes["n1"].tcp)) as stream:
-            await stream.send(b"  V2PUB t 0\n\0\0\0\2hi")
-            assert await stream.receive() == b"\0\0\0\6\0\0\0\0OK"
 
 
 def test_it_is_used_from_several_threads() -> None:
@@ -410,10 +396,10 @@ def test_an_invalid_dispatch_is_refused_clearly() -> None:
                 cluster.create_topic("t", channels=["ch"], dispatch="key_failover")
 
 
-@pytest.mark.parametrize("numbers", [{"partitions": 0}, {"partitions": -1}, {"replicas": 0}, {"partitions": 1.5}])
 @pytest.mark.parametrize("generation", ["redesigned", "original"])
-def test_topics_have_partitions_and_replicas(numbers: dict[str, Any], generation: str) -> None:
+def test_topics_have_partitions_and_replicas(generation: str) -> None:
     with Cluster(1, generation=generation) as cluster:
-        with pytest.raises(InvalidInput, match="is not within 1"):
-            cluster.create_topic("t", **numbers)
+        for partitions, replicas in ((0, 1), (-1, 1), (255, 1), (1.5, 1), (1, 0)):
+            with pytest.raises(InvalidInput, match=r"is not within 1\.\.254"):
+                cluster.create_topic("t", partitions, replicas=replicas)  # type: ignore[arg-type]
         cluster.create_topic("t")

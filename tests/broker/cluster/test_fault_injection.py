@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import anyio
 import pytest
 
 from nsqext.broker.fault_injection import NodeFaults, Rule
@@ -14,13 +13,6 @@ from nsqext.protocol.server.request_error import RequestError
 pytestmark = pytest.mark.anyio
 
 FRAME = (12).to_bytes(4, "big") + b"\0\0\0\0" + b"12345678"
-
-
-async def test_nothing_is_changed_without_a_fault() -> None:
-    faults = NodeFaults()
-    assert not faults.active
-    assert await faults.carry("in", "a:1", b"abc") == (b"abc", False)
-    assert faults.command("PUB") is None
 
 
 async def test_drop_swallows_a_number_of_bytes_of_one_peer() -> None:
@@ -40,37 +32,6 @@ async def test_a_cut_connection_sends_half_a_frame() -> None:
     assert await faults.carry("out", "a:1", FRAME) == (FRAME, False)
     faults.add(Rule("cut", "in"))
     assert await faults.carry("in", "a:1", b"PUB x\n") == (b"PUB", True)
-
-
-async def test_a_frozen_node_forwards_nothing_until_it_is_thawed() -> None:
-    faults = NodeFaults()
-    faults.freeze()
-    with anyio.move_on_after(0.05) as scope:
-        await faults.carry("in", "a:1", b"abc")
-    assert scope.cancelled_caught
-    with anyio.fail_after(25):
-        async with anyio.create_task_group() as group:
-            group.start_soon(faults.gate)
-            await anyio.lowlevel.checkpoint()
-            faults.thaw()
-        assert await faults.carry("in", "a:1", b"abc") == (b"abc", False)
-
-
-async def test_a_delay_is_waited_for() -> None:
-    faults = NodeFaults()
-    faults.add(Rule("delay", "out", seconds=0.05))
-    begun = time.monotonic()
-    assert await faults.carry("out", "a:1", b"abc") == (b"abc", False)
-    assert time.monotonic() - begun >= 0.04
-
-
-def test_answers_are_counted_and_chosen_by_command() -> None:
-    faults = NodeFaults()
-    fault = RequestError("E_PUB_FAILED", "broken", fatal=False)
-    faults.answer(fault, 2, "PUB")
-    assert faults.active
-    assert [faults.command(name) for name in ("SUB", "PUB", "PUB", "PUB")] == [None, fault, fault, None]
-    assert not faults.active
 
 
 def test_rules_are_removed_one_by_one() -> None:

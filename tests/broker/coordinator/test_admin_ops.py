@@ -36,43 +36,6 @@ def test_a_topic_is_led_at_once() -> None:
     assert wrong_roles(coordinator) == [("t", 0, leader)]
 
 
-def test_a_leader_without_followers_does_not_replicate() -> None:
-    coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
-    assert wrong_roles(coordinator) == []
-
-
-def test_creating_again_needs_the_same_shape() -> None:
-    coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
-    admin.create_topic(coordinator, "t", TopicSpec(1, 1))
-    with pytest.raises(Refusal, match="already exist"):
-        admin.create_topic(coordinator, "t", TopicSpec(2, 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "text"),
-    [
-        ("bad!", TopicSpec(), "invalid topic name"),
-        ("t", TopicSpec(255), "max partition allowed exceed"),
-        ("t", TopicSpec(4), "ErrType:9 ErrCode:1 : No node is available for topic"),
-    ],
-)
-def test_refused_topics(name: str, spec: TopicSpec, text: str) -> None:
-    with pytest.raises(Refusal) as error:
-        admin.create_topic(make_coordinator(), name, spec)
-    assert error.value.text == text
-
-
-def test_deleting_removes_the_replicas() -> None:
-    coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
-    admin.delete_topic(coordinator, "t")
-    assert (coordinator.topics, coordinator.replica_sets, roles(coordinator)) == ({}, {}, {})
-    with pytest.raises(Refusal, match="Key not found"):
-        admin.delete_topic(coordinator, "t")
-
-
 def test_an_upgrade_reaches_every_copy_and_stays() -> None:
     coordinator = make_coordinator()
     admin.create_topic(coordinator, "t", TopicSpec(1, 2))
@@ -140,16 +103,6 @@ async def test_expanding_adds_partitions() -> None:
         assert coordinator.topics["t"].spec.partition_num == 3
         copies = [found for node in coordinator.members.values() for found in node.node.hosted.values()]
         assert [found.meta.partition_num for found in copies] == [3, 3, 3]
-
-
-def test_registered_channels_replace_the_others() -> None:
-    coordinator = make_coordinator()
-    admin.create_topic(coordinator, "t", TopicSpec(disable_channel_auto_create=True))
-    admin.register_channels(coordinator, "t", ["b", "a"])
-    leader = coordinator.replica_sets["t", 0].leader
-    assert sorted(leader.channels) == ["a", "b"]
-    admin.register_channels(coordinator, "t", ["b"])
-    assert list(leader.channels) == ["b"]
 
 
 def test_followers_have_registered_channels_at_once() -> None:

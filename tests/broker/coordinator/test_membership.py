@@ -40,37 +40,6 @@ def create(coordinator: Coordinator, replicas: int) -> str:
     return coordinator.replica_sets["t", 0].state.leader
 
 
-async def test_a_killed_leader_of_three_is_replaced_after_its_lease() -> None:
-    async with running() as coordinator:
-        leader = create(coordinator, 3)
-        await publish(coordinator, b"one")
-        kill(coordinator, leader)
-        assert not coordinator.writable(coordinator.replica_sets["t", 0])
-        assert not hosted(coordinator, leader).leader
-        await until(coordinator, "writable")
-        state = coordinator.replica_sets["t", 0].state
-        assert state.leader != leader
-        assert (state.epoch, leader in state.in_sync) == (2, False)
-        await publish(coordinator, b"two")
-        restart(coordinator, leader)
-        await until(coordinator, "sync=n1,n2,n3")
-        assert bodies(coordinator, leader) == [b"one", b"two"]
-        assert state.leader != leader
-
-
-async def test_the_survivor_of_two_leads_without_writes() -> None:
-    async with running() as coordinator:
-        leader = create(coordinator, 2)
-        other = coordinator.replica_sets["t", 0].state.replicas[1]
-        kill(coordinator, leader)
-        await until(coordinator, f"leader={other}")
-        survivor = hosted(coordinator, other)
-        assert (survivor.leader, survivor.writable) == (True, False)
-        restart(coordinator, leader)
-        await until(coordinator, "writable")
-        assert coordinator.replica_sets["t", 0].state.leader == other
-
-
 async def test_a_lost_follower_of_two_makes_a_publish_hang_and_the_leader_resign() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 2)
@@ -265,19 +234,6 @@ async def test_what_was_not_replicated_before_the_start_is_replicated_by_it(monk
         group.cancel_scope.cancel()
 
 
-async def test_the_only_copy_waits_for_its_node() -> None:
-    async with running() as coordinator:
-        leader = create(coordinator, 1)
-        await publish(coordinator, b"one")
-        kill(coordinator, leader)
-        await anyio.sleep(0.1)
-        assert not coordinator.writable(coordinator.replica_sets["t", 0])
-        restart(coordinator, leader)
-        assert coordinator.writable(coordinator.replica_sets["t", 0])
-        assert bodies(coordinator, leader) == [b"one"]
-        assert coordinator.replica_sets["t", 0].state.epoch == 2, "a new term, though the leader is the same"
-
-
 async def test_no_replica_out_of_sync_is_elected_when_all_are_down() -> None:
     async with running() as coordinator:
         leader = create(coordinator, 3)
@@ -295,14 +251,6 @@ async def test_no_replica_out_of_sync_is_elected_when_all_are_down() -> None:
         await until(coordinator, "writable")
         await publish(coordinator, b"two")
         assert bodies(coordinator, first) == [b"one", b"two"]
-
-
-async def test_a_node_that_shuts_down_moves_its_leaders_at_once() -> None:
-    async with running(options=CoordinatorOptions(lease=60)) as coordinator:
-        leader = create(coordinator, 3)
-        membership.left(coordinator, coordinator.members[leader])
-        assert coordinator.replica_sets["t", 0].state.leader != leader
-        assert coordinator.writable(coordinator.replica_sets["t", 0])
 
 
 async def test_the_new_leader_has_the_finished_positions() -> None:

@@ -9,10 +9,29 @@ import pytest
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.messages import EXT_JSON
+from tests.support.channel_scripts import ChannelScript
 from tests.support.engine_partition import START, Bench, Consumer
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from nsqext.broker.engine.partition import Partition
+
+
+SCENES = {
+    "a resumed partition starts at the acknowledged position": """
+        a sub 3; e sub on=tmp#ephemeral; pub m0 m1 m2 m3; a fin 3; topic do suspend; a closed; channels ch; a end;
+        wait 100; topic do resume; b sub 10; b gets m0/1 m2/1 m3/1""",
+    "an old leader removes messages that the new leader lacks": """
+        a sub; pub m0 m1 m2; a fin 2 3; topic do suspend; topic do truncate 32; topic readable=1; acked count=1;
+        topic do resume; pub other; b sub 5; b gets other""",
+    "channels of a partition are independent": """
+        a sub on=one; b sub on=two; pub m0 m1; a fin 2; a gets m0 m1; b gets m0; b fin 3 ! Message ID not in flight""",
+}
+
+
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    assert ChannelScript.checks(script), scene
 
 
 def copy(source: Partition, target: Partition, start: int = 0) -> None:
@@ -89,19 +108,6 @@ def test_a_replica_becomes_leader() -> None:
     assert channel is follower.partition.channels["late"]
 
 
-def test_an_old_leader_removes_messages_that_the_new_one_lacks() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=1)
-    bench.publish("m0", "m1", "m2")
-    bench.finish(consumer, [2, 3])
-    bench.partition.suspend()
-    bench.partition.truncate(32)
-    assert (bench.partition.log.end_count, bench.partition.readable, bench.channel().acked.count) == (1, 1, 1)
-    bench.partition.resume()
-    assert bench.publish("other").message_id == 3
-    assert bench.consume(2, ready=5).bodies() == ["other"]
-
-
 def test_a_replica_of_a_leader_that_has_nothing_older() -> None:
     leader, follower = Bench(memory_bound=70_000), Bench()
     follower.publish("older")
@@ -113,22 +119,6 @@ def test_a_replica_of_a_leader_that_has_nothing_older() -> None:
     assert follower.partition.log.start_offset == leader.partition.log.start_offset
     assert follower.partition.log.end_offset == leader.partition.log.end_offset
     assert follower.publish("next").message_id == leader.partition.log.end_count + 2
-
-
-def test_resume_starts_at_the_acknowledged_position() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=3)
-    bench.consume(5, channel="tmp#ephemeral")
-    bench.publish("m0", "m1", "m2", "m3")
-    bench.finish(consumer, [3])
-    bench.partition.suspend()
-    assert consumer.has_closed
-    assert list(bench.partition.channels) == ["ch"]
-    bench.channel().unsubscribe(consumer)
-    bench.wait(100)
-    bench.partition.resume()
-    again = bench.consume(2, ready=10)
-    assert again.attempts() == [("m0", 1), ("m2", 1), ("m3", 1)]
 
 
 def test_tick_returns_the_next_deadline() -> None:
@@ -151,16 +141,6 @@ def test_tick_returns_the_next_deadline() -> None:
     bench.now = due
     bench.wait(1190)
     assert consumer.bodies()[-1] == "m1"
-
-
-def test_channels_of_one_partition_are_independent() -> None:
-    bench = Bench()
-    one, two = bench.consume(channel="one"), bench.consume(2, channel="two")
-    bench.publish("m0", "m1")
-    bench.finish(one, [2], "one")
-    assert (one.bodies(), two.bodies()) == (["m0", "m1"], ["m0"])
-    with pytest.raises(Refusal, match="not in flight"):
-        bench.finish(two, [3], "two")
 
 
 def test_stats() -> None:

@@ -56,7 +56,12 @@ ROOMS = {
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
     "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read"),
     "broker/engine": ("tests/broker/engine",),
-    "broker/coordinator": ("tests/broker/coordinator", "tests/broker/cluster/test_disk.py"),
+    "broker/coordinator": (
+        "tests/broker/coordinator",
+        "tests/broker/cluster/test_cluster.py",
+        "tests/broker/cluster/test_disk.py",
+        "tests/broker/lookupd",
+    ),
     "spark/read": ("tests/spark/read",),
     "spark/write": ("tests/spark/write",),
 }

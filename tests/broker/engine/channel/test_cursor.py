@@ -11,7 +11,64 @@ from nsqext.broker.engine.options import ChannelRules, make_kind
 from nsqext.broker.engine.schedule import Turn
 from nsqext.broker.engine.storage.log import Refusal, StartPosition
 from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.channel_scripts import ChannelScript
 from tests.support.engine_partition import Bench, Consumer
+from tests.support.tables import table
+
+_DELAYED = "given delayed_threshold=10.0; a sub 9; pub m0; a gets m0; a req 2 20;"
+_DELAYED_OF_TWO = """given delayed_threshold=10.0; a sub; pub m0 m1; a gets m0; a req 2 20; a gets m1; a fin 3;
+    a rdy 0;"""
+
+SCENES = {
+    "a subscription at a position reads a message ahead": "pub m0 m1; a sub 0 start=msgcount:1; cursor count=1",
+    "a message at its client stays there while the queue is skipped": """
+        a sub 0; pub m0 m1; do set_skipped True; a rdy 2; has in_flight_count=1; a rdy 3; has in_flight_count=1""",
+    "the delayed queue is read on when its messages are finished": """
+        given delayed_batch=1 delayed_threshold=10.0; a sub 9; pub m0 m1 m2; a gets m0 m1 m2; a req 2 20;
+        a req 3 20; a req 4 20; has depth=0; wait 19; a gets; wait 2; a gets m0/2; wait 21; a gets;
+        has deferred_from_delay_count=1; a fin 2; wait 1; a gets m1/2; has delayed_queue_count=2""",
+    "a message of the delayed queue is delivered once at a time": f"""
+        {_DELAYED} a rdy 0; do requeue_delayed 30; do requeue_delayed 30; do requeue_delayed 30; a rdy 1;
+        a gets m0/2; do requeue_delayed 30; a fin 2; a gets""",
+    "delayed messages are delivered early on request": f"""
+        {_DELAYED} do requeue_delayed 19; a gets; do requeue_delayed 20; a gets m0/2""",
+    "a message in the delayed queue is not delivered from the queue, too": """
+        given delayed_threshold=10.0; a sub 9; pub m0 m1; a gets m0 m1; a req 2 20; do set_offset virtual_queue:0;
+        a gets m1/1; wait 21; a gets m0/2""",
+    "a new leader reads the delayed queue again": f"""
+        {_DELAYED} wait 21; a gets m0/2; topic do suspend; has in_flight_count=0; topic do resume; b sub 5; wait 1;
+        b gets m0/2""",
+    "a message of the delayed queue that was read ahead is delivered once": f"""
+        {_DELAYED_OF_TWO} wait 20; do set_offset special:-1; has deferred_from_delay_count=1; wait 1; a rdy 1;
+        a gets m0/2; a fin 2; a gets""",
+    "a message of the delayed queue is delivered behind the message read ahead": f"""
+        {_DELAYED_OF_TWO} pub m2; wait 20; do set_offset special:-1; has deferred_from_delay_count=0; wait 1;
+        a rdy 1; a gets m2/1; a fin 4; a gets m0/2""",
+    "a message at its client that is read again is finished once": """
+        a sub; pub m0 m1 m2; a gets m0; do set_offset virtual_queue:0; a rdy 9; a gets m1 m0 m2; a fin 2;
+        has depth=2; a fin 3 4; has depth=0""",
+    "a message that left the delayed queue is finished in the queue, too": """
+        given delayed_threshold=10.0; a sub 9; pub m0 m1; a gets m0 m1; a req 2 20; a rdy 0; wait 20; do empty;
+        do set_offset virtual_queue:0; a rdy 9; a gets m0/2 m1/1; a fin 2 3; has depth=0""",
+    "unfinished messages are delivered again on request": """
+        a sub 9; pub m0 m1 m2; a gets m0 m1 m2; a fin 3; do redeliver_unfinished; a gets m0 m2""",
+    "messages are finished by force": """
+        a sub 2; pub m0 m1 m2 m3; a gets m0 m1; do finish_forced 2; a gets m2; has in_flight_count=2; a req 3 50;
+        a req 4 50; do finish_deferred; has deferred_count=0 in_flight_count=1 depth=1""",
+    "the message read ahead is cut off with the queue": """
+        a sub; pub m0 m1; a gets m0; topic do truncate 32; pub new; do finish_forced 2; a gets m0 new""",
+    "what was finished out of order stays finished when the queue is cut": """
+        a sub 9; pub m0 m1 m2 m3; a gets m0 m1 m2 m3; a fin 3; topic do truncate 96; pub new; a gets m0 m2 new""",
+    "a delay is ignored if the topic is ordered": """
+        given ordered=True; a sub; pub m0; a req 2 5; has in_flight_count=1 deferred_count=0""",
+    "a delay is ignored if the channel is ordered": """
+        a sub ordered; pub m0; a req 2 5; has in_flight_count=1 deferred_count=0""",
+}
+
+
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    assert ChannelScript.checks(script), scene
 
 
 class Reversing(Random):
@@ -64,13 +121,6 @@ def test_the_read_position_is_behind_the_message_read_ahead() -> None:
     assert (cursor.offset, cursor.count, stats.depth_timestamp, stats.in_flight_count) == (96, 3, 0, 1)
 
 
-def test_a_subscription_at_a_position_reads_a_message_ahead() -> None:
-    bench = Bench()
-    bench.publish("m0", "m1")
-    bench.consume(ready=0, start=StartPosition("msgcount", 1))
-    assert bench.channel().cursor.count == 1
-
-
 @pytest.mark.parametrize("channel", ["ch", "ch#ephemeral"])
 def test_a_move_to_the_start_discards_requeued_messages(channel: str) -> None:
     random = Reversing()
@@ -85,16 +135,6 @@ def test_a_move_to_the_start_discards_requeued_messages(channel: str) -> None:
     bench.channel(channel).set_ready(consumer, 10)
     assert consumer.attempts() == [("0", 2), *((body, 1) for body in "123456789")], "0 was read ahead"
     assert bench.channel(channel).stats().depth == 10
-
-
-def test_a_message_at_its_client_stays_there_while_the_queue_is_skipped() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=0)
-    bench.publish("read ahead", "behind")
-    bench.channel().set_skipped(True)
-    for ready in (2, 3):
-        bench.channel().set_ready(consumer, ready)
-        assert bench.channel().stats().in_flight_count == 1
 
 
 @pytest.mark.parametrize(
@@ -112,68 +152,6 @@ def test_a_window_of_which_most_is_deferred_holds_back_the_queue(
     assert bench.channel().cursor.count == read
 
 
-def test_the_delayed_queue_is_read_on_when_its_messages_are_finished() -> None:
-    bench, consumer = _filled(3, rules=ChannelRules(delayed_batch=1, delayed_threshold=10.0))
-    for counter in (2, 3, 4):
-        bench.channel().requeue(consumer, counter, 20)
-    assert (bench.channel().stats().depth, bench.partition.tick()) == (0, bench.now + 20)
-    bench.wait(19)
-    assert consumer.attempts() == []
-    bench.wait(2)
-    assert consumer.attempts() == [("m0", 2)]
-    bench.wait(21)
-    assert consumer.take() == [], "one at a time"
-    assert bench.channel().stats().deferred_from_delay_count == 1
-    bench.finish(consumer, [2])
-    bench.wait(1)
-    assert consumer.attempts() == [("m1", 2)]
-    assert bench.channel().stats().delayed_queue_count == 2
-
-
-def test_a_message_of_the_delayed_queue_is_delivered_once_at_a_time() -> None:
-    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
-    bench.channel().requeue(consumer, 2, 20)
-    bench.channel().set_ready(consumer, 0)
-    for _ in range(3):
-        bench.channel().requeue_delayed(30)
-    bench.channel().set_ready(consumer, 1)
-    assert consumer.attempts() == [("m0", 2)]
-    bench.channel().requeue_delayed(30)
-    bench.finish(consumer, [2])
-    assert consumer.attempts() == []
-
-
-def test_delayed_messages_are_delivered_early_on_request() -> None:
-    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
-    bench.channel().requeue(consumer, 2, 20)
-    for ahead, deliveries in ((19, []), (20, [("m0", 2)])):
-        bench.channel().requeue_delayed(ahead)
-        assert consumer.attempts() == deliveries
-
-
-def test_a_message_in_the_delayed_queue_is_not_delivered_from_the_queue_too() -> None:
-    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
-    bench.channel().requeue(consumer, 2, 20)
-    bench.channel().set_offset(StartPosition("virtual_queue", 0))
-    assert consumer.attempts() == [("m1", 1)]
-    bench.wait(21)
-    assert consumer.attempts() == [("m0", 2)]
-
-
-def test_a_new_leader_reads_the_delayed_queue_again() -> None:
-    bench, consumer = _filled(1, rules=ChannelRules(delayed_threshold=10.0))
-    bench.channel().requeue(consumer, 2, 20)
-    bench.wait(21)
-    assert consumer.attempts() == [("m0", 2)]
-    bench.partition.suspend()
-    assert bench.channel().stats().in_flight_count == 0
-    assert bench.channel().clients == {}
-    bench.partition.resume()
-    again = bench.consume(2, ready=5)
-    bench.wait(1)
-    assert again.attempts() == [("m0", 2)]
-
-
 def test_delayed_messages_behind_the_end_of_a_cut_queue_are_lost() -> None:
     bench, consumer = _filled(3, rules=ChannelRules(delayed_threshold=10.0))
     for counter in (2, 3, 4):
@@ -181,52 +159,6 @@ def test_delayed_messages_behind_the_end_of_a_cut_queue_are_lost() -> None:
     bench.partition.truncate(32)
     assert sorted(bench.channel().cursor.delayed.messages) == [2]
     assert (bench.channel().acked.offset, bench.channel().stats().depth) == (32, 0)
-
-
-@pytest.mark.parametrize("read_ahead", [True, False])
-def test_a_message_of_the_delayed_queue_that_was_read_ahead_is_delivered_once(read_ahead: bool) -> None:
-    bench, consumer = _filled(2, ready=1, rules=ChannelRules(delayed_threshold=10.0))
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 20)
-    bench.finish(consumer, [3])
-    consumer.take()
-    channel.set_ready(consumer, 0)
-    if not read_ahead:
-        bench.publish("m2")
-    bench.wait(20)
-    channel.set_offset(StartPosition("special", -1))
-    assert channel.stats().deferred_from_delay_count == read_ahead
-    bench.wait(1)
-    channel.set_ready(consumer, 1)
-    assert consumer.attempts() == ([("m0", 2)] if read_ahead else [("m2", 1)])
-    bench.finish(consumer, [2 if read_ahead else 4])
-    assert consumer.attempts() == ([] if read_ahead else [("m0", 2)])
-
-
-def test_a_message_at_its_client_that_is_read_again_is_finished_once() -> None:
-    bench, consumer = _filled(3, ready=1)
-    channel = bench.channel()
-    channel.set_offset(StartPosition("virtual_queue", 0))
-    channel.set_ready(consumer, 9)
-    assert consumer.bodies() == ["m1", "m0", "m2"]
-    bench.finish(consumer, [2])
-    assert channel.stats().depth == 2, "m1 is at the client"
-    bench.finish(consumer, [3, 4])
-    assert channel.stats().depth == 0
-
-
-def test_a_message_that_left_the_delayed_queue_is_finished_in_the_queue_too() -> None:
-    bench, consumer = _filled(2, rules=ChannelRules(delayed_threshold=10.0))
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 20)
-    channel.set_ready(consumer, 0)
-    bench.wait(20)
-    channel.empty()
-    channel.set_offset(StartPosition("virtual_queue", 0))
-    channel.set_ready(consumer, 9)
-    assert consumer.attempts() == [("m0", 2), ("m1", 1)], "m0 was read ahead"
-    bench.finish(consumer, [2, 3])
-    assert channel.stats().depth == 0
 
 
 def test_the_delayed_queue_is_kept_when_a_channel_changes_its_type() -> None:
@@ -276,51 +208,6 @@ def test_an_ordered_channel_reads_again_what_was_finished_out_of_order(suspended
     for counter, body in ((2, "m0"), (3, "m1"), (4, "m2"), (5, "m3")):
         assert consumer.attempts() == [(body, 1)]
         bench.finish(consumer, [counter])
-
-
-@pytest.mark.parametrize("topic", [True, False])
-def test_a_delay_is_ignored_if_the_topic_or_the_channel_is_ordered(topic: bool) -> None:
-    bench = Bench(ordered=topic)
-    consumer = bench.consume(ready=1, ordered=not topic)
-    bench.publish("m0")
-    bench.channel().requeue(consumer, 2, 5)
-    stats = bench.channel().stats()
-    assert (stats.in_flight_count, stats.deferred_count, bench.channel().ordered) == (1, 0, not topic)
-
-
-def test_unfinished_messages_are_delivered_again_on_request() -> None:
-    bench, consumer = _filled(3)
-    bench.finish(consumer, [3])
-    bench.channel().redeliver_unfinished()
-    assert consumer.bodies() == ["m0", "m2"]
-
-
-def test_messages_are_finished_by_force() -> None:
-    bench, consumer = _filled(4, ready=2)
-    bench.channel().finish_forced(2)
-    assert consumer.bodies() == ["m2"]
-    assert bench.channel().stats().in_flight_count == 2
-    for counter in (3, 4):
-        bench.channel().requeue(consumer, counter, 50)
-    bench.channel().finish_deferred()
-    stats = bench.channel().stats()
-    assert (stats.deferred_count, stats.in_flight_count, stats.depth) == (0, 1, 1)
-
-
-def test_the_message_read_ahead_is_cut_off_with_the_queue() -> None:
-    bench, consumer = _filled(2, ready=1)
-    bench.partition.truncate(32)
-    bench.publish("new")
-    bench.channel().finish_forced(2)
-    assert consumer.bodies() == ["m0", "new"]
-
-
-def test_what_was_finished_out_of_order_stays_finished_when_the_queue_is_cut() -> None:
-    bench, consumer = _filled(4)
-    bench.finish(consumer, [3])
-    bench.partition.truncate(96)
-    bench.publish("new")
-    assert consumer.bodies() == ["m0", "m2", "new"]
 
 
 def test_a_trace_names_deliveries_and_finished_messages(caplog: pytest.LogCaptureFixture) -> None:

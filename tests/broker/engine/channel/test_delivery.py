@@ -9,85 +9,61 @@ from random import Random
 import orjson
 import pytest
 
-from nsqext.broker.engine.storage.log import Refusal, StartPosition
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.messages import EXT_JSON, EXT_TAG
-from tests.support.engine_partition import Bench, Consumer, tagged
+from tests.support.channel_scripts import ChannelScript
+from tests.support.engine_partition import Bench, Consumer
+from tests.support.tables import table
+
+_READ_AHEAD = """given extend=True; a sub tag=A extend; b sub 10 extend; pub N0 A1@A A2@A N1; a gets A1;
+    b gets N0;"""
+
+SCENES = {
+    "tagged messages are delivered to clients of that tag": """
+        given extend=True; a sub 10 tag=A extend; b sub 10 extend; pub A1@A B1@B N1 A2@A; a gets A1 A2;
+        b gets B1 N1; a end; pub A3@A; b has A1/1 A2/1 A3/1""",
+    "a busy client of a tag blocks later messages": """
+        given extend=True; a sub tag=A extend; b sub 10 extend; pub A1@A A2@A N1; a gets A1; b gets; a fin 2;
+        a gets A2; b gets N1""",
+    "a new client of the tag receives the message read ahead": """
+        given extend=True; a sub 0 extend; pub B1@B; b sub tag=B extend; b gets B1; a rdy 1; a gets""",
+    "set_offset special:-1: the position moves when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do set_offset special:-1; has depth=4 in_flight_count=2; a fin 3; a gets A2; b gets""",
+    "set_offset virtual_queue:0: the position moves when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do set_offset virtual_queue:0; has depth=4 in_flight_count=2; a fin 3; a gets A2 A1; b gets N0""",
+    "empty: the position moves when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do empty; has depth=4 in_flight_count=2; a fin 3; a gets A2; b gets""",
+    "set_skipped True: the position moves when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do set_skipped True; has depth=4 in_flight_count=2; a fin 3; a gets A2; b gets""",
+    "redeliver_unfinished: the position moves when a client of its tag has taken the message read ahead": f"""
+        {_READ_AHEAD} do redeliver_unfinished; has depth=4 in_flight_count=2; a fin 3; a gets A2 A2; b gets N0 N1""",
+    "tags of clients before a change of the leader do not count": """
+        given extend=True; a sub tag=A extend; channel tmp#ephemeral; pub m0@A m1@A; topic do suspend; channels ch;
+        topic do resume; b sub 2 extend; b gets m0 m1""",
+    "tags are ignored on plain topics": "a sub tag=A; pub m0; a gets m0",
+    "clients take turns": "a sub 2; b sub 2; c sub 2; pub a b c d e f; a gets a d; b gets b e; c gets c f",
+    "a limit over HTTP": """
+        a sub 0; pub a b c d e f; do set_client_limit '127.' 2; a gets; a rdy 5; a gets a b;
+        do set_client_limit '127.' 0; a fin 2 3; a gets; do set_client_limit '10.' 9; a gets;
+        do set_client_limit '' 1; a gets c""",
+    "timeouts narrow the window to one": """
+        a sub 3 msg_timeout=1.0; pub a b c; wait 1.1; wait 1.1; wait 1.1; wait 1.1;
+        client a window=1 in_flight=1 timed_out=9; has timeout_count=9""",
+    "pause stops delivery": "a sub 5; do set_paused True; pub m0; a gets; do set_paused False; a gets m0",
+    "skip discards messages behind the message read ahead": """
+        channel; pub m0 m1; do set_skipped True; has depth=0; pub m2; has depth=0; a sub 5; a gets m0""",
+    "a start position counts for the first client only": """
+        pub m0 m1 m2; a sub 10 start=msgcount:2; a gets m1 m2; b sub 10 start=virtual_queue:0; b gets""",
+    "a client with a new window moves to the end: a fin 2": "a sub 5; pub m0; b sub 5; a fin 2; pub m1; b gets m1",
+    "a client with a new window moves to the end: a req 2 0": "a sub 5; pub m0; b sub 5; a req 2 0; pub m1; b gets m0",
+    "a client with a new window moves to the end: a rdy 4": "a sub 5; pub m0; b sub 5; a rdy 4; pub m1; b gets m1",
+}
 
 
-def test_tagged_messages_are_delivered_to_clients_of_that_tag() -> None:
-    bench = Bench(extend=True)
-    wanting = bench.consume(ready=10, tag="tagA", extend=True)
-    other = bench.consume(2, ready=10, extend=True)
-    bench.publish(tagged("A1", "tagA"), tagged("B1", "tagB"), "N1", tagged("A2", "tagA"))
-    assert wanting.bodies() == ["A1", "A2"]
-    assert other.bodies() == ["B1", "N1"]
-    bench.channel().unsubscribe(wanting)
-    bench.publish(tagged("A3", "tagA"))
-    assert sorted(other.attempts()) == [("A1", 1), ("A2", 1), ("A3", 1)]  # requeued in random order
-
-
-def test_a_busy_tagged_client_blocks_later_messages() -> None:
-    bench = Bench(extend=True)
-    wanting = bench.consume(ready=1, tag="tagA", extend=True)
-    other = bench.consume(2, ready=10, extend=True)
-    bench.publish(tagged("A1", "tagA"), tagged("A2", "tagA"), "N1")
-    assert (wanting.bodies(), other.bodies()) == (["A1"], [])
-    bench.finish(wanting, [2])
-    assert (wanting.bodies(), other.bodies()) == (["A2"], ["N1"])
-
-
-def test_a_new_client_with_the_tag_receives_the_message_read_ahead() -> None:
-    bench = Bench(extend=True)
-    other = bench.consume(ready=0, extend=True)
-    bench.publish(tagged("B1", "B"))
-    wanting = bench.consume(2, ready=1, tag="B", extend=True)
-    assert wanting.bodies() == ["B1"]
-    bench.channel().set_ready(other, 1)
-    assert other.bodies() == []
-
-
-@pytest.mark.parametrize(
-    ("move", "arguments", "then"),
-    [
-        ("set_offset", [StartPosition("special", -1)], []),
-        ("set_offset", [StartPosition("virtual_queue", 0)], ["N0"]),
-        ("empty", [], []),
-        ("set_skipped", [True], []),
-        ("redeliver_unfinished", [], ["N0", "N1"]),
-    ],
-)
-def test_the_position_moves_when_a_client_of_its_tag_has_taken_the_message_read_ahead(
-    move: str, arguments: list[object], then: list[str]
-) -> None:
-    bench = Bench(extend=True)
-    wanting = bench.consume(ready=1, tag="tagA", extend=True)
-    other = bench.consume(2, ready=10, extend=True)
-    bench.publish("N0", tagged("A1", "tagA"), tagged("A2", "tagA"), "N1")
-    assert (wanting.bodies(), other.bodies()) == (["A1"], ["N0"])
-    channel = bench.channel()
-    getattr(channel, move)(*arguments)
-    assert (channel.stats().depth, channel.stats().in_flight_count) == (4, 2)
-    bench.finish(wanting, [3])
-    assert (wanting.bodies()[:1], other.bodies()) == (["A2"], then)
-
-
-def test_tags_of_clients_before_a_change_of_the_leader_do_not_count() -> None:
-    bench = Bench(extend=True)
-    bench.consume(ready=1, tag="A", extend=True)
-    bench.channel("tmp#ephemeral")
-    bench.publish(tagged("m0", "A"), tagged("m1", "A"))
-    bench.partition.suspend()
-    assert list(bench.partition.channels) == ["ch"]
-    bench.partition.resume()
-    assert bench.consume(2, ready=2, extend=True).bodies() == ["m0", "m1"]
-
-
-def test_tags_are_ignored_on_plain_topics() -> None:
-    bench = Bench()
-    consumer = bench.consume(tag="tagA")
-    bench.publish("m0")
-    assert consumer.bodies() == ["m0"]
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    assert ChannelScript.checks(script), scene
 
 
 @pytest.mark.parametrize(
@@ -109,13 +85,6 @@ def test_headers_that_contain_a_tag(header: bytes, version: int, goes_to_tagged:
     bench.publish(NewMessage(b"m", header=header, version=version))
     assert bool(wanting.got) is goes_to_tagged
     assert bool(other.got) is not goes_to_tagged
-
-
-def test_clients_take_turns() -> None:
-    bench = Bench()
-    consumers = [bench.consume(number, ready=2) for number in (1, 2, 3)]
-    bench.publish(*"abcdef")
-    assert [consumer.bodies() for consumer in consumers] == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
 @pytest.mark.parametrize(("rate", "rolls"), [(10, [0.1099, 0.11, 0.12, 0.99]), (1, [0.0199, 0.02, 0.10, 0.99])])
@@ -149,13 +118,6 @@ def test_a_message_that_was_delayed_is_no_longer_sampled() -> None:
     assert sampling.bodies() == ["m0"]
 
 
-def test_filters_count_on_topics_with_headers_only() -> None:
-    bench = Bench()
-    consumer = bench.consume(ext_filter={"type": 1, "filter_ext_key": "k", "filter_data": "v"})
-    bench.publish("m0")
-    assert consumer.bodies() == ["m0"]
-
-
 def test_filtered_messages_are_finished() -> None:
     bench = Bench(extend=True)
     wanted = {"type": 1, "filter_ext_key": "k", "filter_data": "v"}
@@ -165,24 +127,6 @@ def test_filtered_messages_are_finished() -> None:
     assert consumer.bodies() == ["v"]
     bench.finish(consumer, [2])
     assert bench.channel().stats().depth == 0
-
-
-def test_a_limit_over_http() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=0)
-    bench.publish(*"abcdef")
-    channel = bench.channel()
-    channel.set_client_limit("127.", 2)
-    assert consumer.bodies() == []
-    channel.set_ready(consumer, 5)
-    assert consumer.bodies() == ["a", "b"]
-    channel.set_client_limit("127.", 0)
-    bench.finish(consumer, [2, 3])
-    assert consumer.bodies() == []
-    channel.set_client_limit("10.", 9)
-    assert consumer.bodies() == []
-    channel.set_client_limit("", 1)
-    assert consumer.bodies() == ["c"]
 
 
 def test_failures_narrow_the_window_and_successes_open_it_again() -> None:
@@ -200,26 +144,6 @@ def test_failures_narrow_the_window_and_successes_open_it_again() -> None:
     assert len(consumer.take()) == 6 + 5
 
 
-def test_timeouts_narrow_the_window_to_one() -> None:
-    bench = Bench()
-    bench.consume(ready=3, msg_timeout=1.0)
-    bench.publish("a", "b", "c")
-    for _ in range(4):
-        bench.wait(1.1)
-    client = bench.channel().clients[1]
-    assert (client.window, client.in_flight, client.timed_out) == (1, 1, bench.channel().stats().timeout_count)
-
-
-def test_pause_stops_delivery() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.channel().set_paused(True)
-    bench.publish("while paused")
-    assert consumer.bodies() == []
-    bench.channel().set_paused(False)
-    assert consumer.bodies() == ["while paused"]
-
-
 @pytest.mark.parametrize("switch", ["paused", "skipped"])
 def test_a_switch_is_stored_at_once(tmp_path: Path, switch: str) -> None:
     bench = Bench(data_path=tmp_path)
@@ -228,17 +152,6 @@ def test_a_switch_is_stored_at_once(tmp_path: Path, switch: str) -> None:
     for on in (True, False):
         getattr(channel, f"set_{switch}")(on)
         assert getattr(Bench(data_path=tmp_path).channel(), switch) is on
-
-
-def test_skip_discards_messages_behind_one_that_was_read_ahead() -> None:
-    bench = Bench()
-    channel = bench.channel()
-    bench.publish("read ahead", "behind")
-    channel.set_skipped(True)
-    assert channel.stats().depth == 0
-    bench.publish("while skipped")
-    assert channel.stats().depth == 0
-    assert bench.consume(ready=5).bodies() == ["read ahead"]
 
 
 def test_an_ephemeral_channel_is_deleted_with_its_last_client() -> None:
@@ -288,29 +201,6 @@ def test_an_upgrade_stalls_old_consumers() -> None:
     ]
 
 
-def test_old_consumers_are_served_if_allowed() -> None:
-    bench = Bench(extend=True, extend_compatible=lambda: True)
-    consumer = bench.consume()
-    bench.publish("m0")
-    assert consumer.bodies() == ["m0"]
-
-
-def test_a_start_position_counts_for_the_first_client_only() -> None:
-    bench = Bench()
-    bench.publish("m0", "m1", "m2")
-    first = bench.consume(ready=10, start=StartPosition("msgcount", 2))
-    assert first.bodies() == ["m1", "m2"]
-    second = bench.consume(2, ready=10, start=StartPosition("virtual_queue", 0))
-    assert second.bodies() == []
-
-
-def test_a_refused_start_position_leaves_no_client() -> None:
-    bench = Bench()
-    with pytest.raises(Refusal):
-        bench.consume(start=StartPosition("special", 5))
-    assert bench.channel().clients == {}
-
-
 def test_a_subscriber_may_finish_inside_deliver() -> None:
     bench = Bench()
 
@@ -324,20 +214,3 @@ def test_a_subscriber_may_finish_inside_deliver() -> None:
     bench.channel().set_ready(eager, 1)
     bench.publish(*"abcdef" * 200)
     assert eager.bodies() == list("abcdef" * 200)
-
-
-@pytest.mark.parametrize("act", ["finish", "requeue", "ready"])
-def test_a_client_with_a_new_window_moves_to_the_end(act: str) -> None:
-    bench = Bench()
-    first = bench.consume(1, ready=5)
-    bench.publish("m0")
-    second = bench.consume(2, ready=5)
-    channel = bench.channel()
-    if act == "finish":
-        channel.finish(first, 2)
-    elif act == "requeue":
-        channel.requeue(first, 2, 0)
-    else:
-        channel.set_ready(first, 4)
-    bench.publish("m1")
-    assert second.bodies() == (["m0"] if act == "requeue" else ["m1"])

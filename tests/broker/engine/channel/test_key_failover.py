@@ -5,27 +5,71 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
-from nsqext.broker.engine.options import ChannelKind, ChannelRules, make_kind
-from nsqext.broker.engine.storage.log import Refusal, StartPosition
+from nsqext.broker.engine.options import ChannelKind, make_kind
+from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
-from nsqext.key_ranges import position_of
-from nsqext.protocol.messages import EXT_JSON, KEY_HEADER, TAG_HEADER
+from nsqext.protocol.messages import EXT_JSON, TAG_HEADER
+from tests.support.channel_scripts import KEYS, ChannelScript, keyed
 from tests.support.engine_partition import Bench, Consumer
+from tests.support.tables import table
+
+SCENES = {
+    "messages of a key are delivered to one client": """
+        a sub 10 extend; b sub 10 extend; keyed A1 C1 B1 D1 A2 C2; a gets A1 B1 A2; b gets C1 D1 C2""",
+    "a client without permits blocks only its own keys": """
+        a sub 0 extend; b sub extend; keyed A1 B1 C1 A2 D1 C2; b gets C1; b fin 4; b gets D1; b fin 6; b gets C2;
+        has replay_count=3 held_keys=1 backlogs=3; a rdy 2; a gets A1 B1; a fin 2; a gets A2""",
+    "the replay set is bounded": """
+        given replay_limit=3; a sub 0 extend; b sub 5 extend; keyed A1 A2 B1 A3 C1; b gets; has replay_count=3;
+        a rdy 2; a gets A1 A2; b gets C1""",
+    "a key moves after its messages in flight": """
+        a sub 2 extend; keyed C1 C2 C3 D1; a gets C1 C2; b sub 5 extend; b gets D1; a fin 2; a gets; b gets;
+        a fin 3; a gets; b gets C3""",
+    "requeued messages are delivered to the new owner first": """
+        a sub 2 extend; keyed C1 C2 C3; b sub 5 extend; a gets C1 C2; a req 2 0; b gets; a req 3 0;
+        b gets C1/2 C2/2 C3/1""",
+    "messages that timed out are delivered to the new owner": """
+        a sub extend msg_timeout=1.0; keyed D1 D2; b sub 5 extend; a gets D1; b gets; wait 1.1; a gets;
+        b gets D1/2 D2/1""",
+    "keys of a lost client keep their order": """
+        a sub 10 extend; b sub 2 extend; keyed C1 C2 C3 D1 A1; a gets A1; b gets C1 C2; b end;
+        a gets C1/1 C2/1 C3/1 D1/1""",
+    "a delay blocks only its key": """
+        a sub extend; keyed A1 A2 B1; a req 2 5; a gets A1 B1; a fin 4; a gets; wait 5.1; a gets A1/2; a fin 2;
+        a gets A2""",
+    "pause, skip and positions": """
+        a sub extend; keyed A1 A2 B1; do set_paused True; a fin 2; a gets A1; do set_paused False; a gets A2;
+        do set_offset msgcount:1; a gets A1; do set_skipped True; keyed C1; do set_skipped False; keyed C2;
+        a gets C2; a fin 6; a gets; has depth=0 replay_count=0""",
+    "a forced finish releases the next message of the key": """
+        a sub extend; keyed A1 A2; a req 2 60; do finish_forced 2; a gets A1 A2""",
+    "the queue is read while a client has room": """
+        a sub extend; keyed A1 A2 B1 B2; has replay_count=0; cursor count=1; a end; keyed C1; cursor count=1""",
+    "a requeued message is delivered before a deferred message of its key": """
+        a sub 2 extend; keyed A1 A2 A3; a gets A1 A2; a req 3 50; a req 2 0; a gets A1; has requeue_count=1;
+        a req 2 1200; has deferred_count=2 delayed_queue_count=0; a gets""",
+    "a client that leaves a paused channel is forgotten": """
+        a sub 5 extend; b sub 5 extend; do set_paused True; keyed A1 D1; a rdy 4; a end; do set_paused False;
+        b gets A1 D1""",
+    "a move discards what waits for a client": """
+        a sub extend; b sub extend; keyed A1 A2 A3 D1; a gets A1; b gets D1; do set_offset special:-1; a rdy 9;
+        keyed A4; a gets A4""",
+    "a suspended channel discards messages in flight": """
+        a sub extend; keyed A1 A2; topic do suspend; a closed; topic do resume; b sub 5 extend; b gets A1/1 A2/1""",
+}
+
+
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    given, _, steps = script.partition(";") if script.strip().startswith("given") else ("given", "", script)
+    assert ChannelScript.checks(f"{given} extend=True; kind key_failover; {steps}"), scene
+
 
 KEYED = ChannelKind("key_failover", fixed=True)
 
-# keys of the first, second, third and fourth quarter of the hash space
-A, B, C, D = (
-    next(name for name in map(str, range(1000)) if position_of(name.encode()) >> 30 == quarter) for quarter in range(4)
-)
-
-
-def keyed(body: str, key: str, **headers: str) -> NewMessage:
-    """Return a message with a key."""
-    return NewMessage(body.encode(), header=orjson.dumps({KEY_HEADER: key, **headers}), version=EXT_JSON)
+A, B, C, D = KEYS.values()
 
 
 def make_bench(**options: Any) -> Bench:
@@ -42,102 +86,13 @@ def consume(bench: Bench, number: int, ready: int = 1, **settings: Any) -> Consu
 
 def publish(bench: Bench, *names: str) -> None:
     """Publish messages whose bodies are key and number, such as A1."""
-    keys = {"A": A, "B": B, "C": C, "D": D}
-    bench.publish(*(keyed(name, keys[name[0]]) for name in names))
+    bench.publish(*(keyed(name, KEYS[name[0]]) for name in names))
 
 
 def finish(bench: Bench, consumer: Consumer, *counters: int) -> list[str]:
     """Finish messages and return the messages received."""
     bench.finish(consumer, counters)
     return consumer.bodies()
-
-
-def test_messages_of_one_key_are_delivered_to_one_client() -> None:
-    bench = make_bench()
-    first, second = consume(bench, 1, 10), consume(bench, 2, 10)
-    publish(bench, "A1", "C1", "B1", "D1", "A2", "C2")
-    assert first.bodies() == ["A1", "B1", "A2"]
-    assert second.bodies() == ["C1", "D1", "C2"]
-
-
-def test_a_client_without_permits_blocks_only_its_own_keys() -> None:
-    bench = make_bench()
-    first, second = consume(bench, 1, 0), consume(bench, 2, 1)
-    publish(bench, "A1", "B1", "C1", "A2", "D1", "C2")
-    assert second.bodies() == ["C1"]
-    assert finish(bench, second, 4) == ["D1"]
-    assert finish(bench, second, 6) == ["C2"]
-    stats = bench.channel().stats()
-    assert (stats.replay_count, stats.held_keys, stats.backlogs) == (3, 1, 3)
-    bench.channel().set_ready(first, 2)
-    assert first.bodies() == ["A1", "B1"]
-    assert finish(bench, first, 2) == ["A2"]
-
-
-def test_the_replay_set_is_bounded() -> None:
-    bench = make_bench(rules=ChannelRules(replay_limit=3))
-    first, second = consume(bench, 1, 0), consume(bench, 2, 5)
-    publish(bench, "A1", "A2", "B1", "A3", "C1")
-    assert second.bodies() == []
-    assert bench.channel().stats().replay_count == 3
-    bench.channel().set_ready(first, 2)
-    assert (first.bodies(), second.bodies()) == (["A1", "A2"], ["C1"])
-
-
-def test_a_key_moves_after_its_messages_in_flight() -> None:
-    bench = make_bench()
-    first = consume(bench, 1, 2)
-    publish(bench, "C1", "C2", "C3", "D1")
-    assert first.bodies() == ["C1", "C2"]
-    second = consume(bench, 2, 5)
-    assert second.bodies() == ["D1"]
-    assert finish(bench, first, 2) == []
-    assert second.bodies() == []
-    assert finish(bench, first, 3) == []
-    assert second.bodies() == ["C3"]
-
-
-def test_requeued_messages_are_delivered_to_the_new_owner_first() -> None:
-    bench = make_bench()
-    first = consume(bench, 1, 2)
-    publish(bench, "C1", "C2", "C3")
-    second = consume(bench, 2, 5)
-    assert first.bodies() == ["C1", "C2"]
-    bench.channel().requeue(first, 2, 0)
-    assert second.bodies() == []
-    bench.channel().requeue(first, 3, 0)
-    assert second.attempts() == [("C1", 2), ("C2", 2), ("C3", 1)]
-
-
-def test_timed_out_messages_are_delivered_to_the_new_owner() -> None:
-    bench = make_bench()
-    first = consume(bench, 1, 1, msg_timeout=1.0)
-    publish(bench, "D1", "D2")
-    second = consume(bench, 2, 5)
-    assert (first.bodies(), second.bodies()) == (["D1"], [])
-    bench.wait(1.1)
-    assert (first.bodies(), second.attempts()) == ([], [("D1", 2), ("D2", 1)])
-
-
-def test_keys_of_a_lost_client_keep_their_order() -> None:
-    bench = make_bench()
-    first, second = consume(bench, 1, 10), consume(bench, 2, 2)
-    publish(bench, "C1", "C2", "C3", "D1", "A1")
-    assert (first.bodies(), second.bodies()) == (["A1"], ["C1", "C2"])
-    bench.channel().unsubscribe(second)
-    assert first.attempts() == [("C1", 1), ("C2", 1), ("C3", 1), ("D1", 1)]
-
-
-def test_a_delay_blocks_only_its_key() -> None:
-    bench = make_bench()
-    only = consume(bench, 1, 1)
-    publish(bench, "A1", "A2", "B1")
-    bench.channel().requeue(only, 2, 5.0)
-    assert only.bodies() == ["A1", "B1"]
-    assert finish(bench, only, 4) == []
-    bench.wait(5.1)
-    assert only.attempts() == [("A1", 2)]
-    assert finish(bench, only, 2) == ["A2"]
 
 
 def test_messages_without_a_key_spread_by_their_ids() -> None:
@@ -193,35 +148,6 @@ def test_filters_apply() -> None:
     assert bench.channel().stats().depth == 0
 
 
-def test_pause_skip_and_positions() -> None:
-    bench = make_bench()
-    channel = bench.channel()
-    only = consume(bench, 1, 1)
-    publish(bench, "A1", "A2", "B1")
-    channel.set_paused(True)
-    assert finish(bench, only, 2) == ["A1"]
-    channel.set_paused(False)
-    assert only.bodies() == ["A2"]
-    channel.set_offset(StartPosition("msgcount", 1))
-    assert only.bodies() == ["A1"]
-    channel.set_skipped(True)
-    publish(bench, "C1")
-    channel.set_skipped(False)
-    publish(bench, "C2")
-    assert only.bodies() == ["C2"]
-    assert finish(bench, only, 6) == []
-    assert (channel.stats().depth, channel.stats().replay_count) == (0, 0)
-
-
-def test_forced_finish_releases_the_next_message_of_the_key() -> None:
-    bench = make_bench()
-    only = consume(bench, 1, 1)
-    publish(bench, "A1", "A2")
-    bench.channel().requeue(only, 2, 60)
-    bench.channel().finish_forced(2)
-    assert only.bodies() == ["A1", "A2"]
-
-
 def test_statistics_count_what_waits_for_each_client() -> None:
     bench = make_bench()
     for number in (1, 2):
@@ -229,41 +155,6 @@ def test_statistics_count_what_waits_for_each_client() -> None:
     publish(bench, "A1", "A2", "A3", "C1")
     stats = bench.channel().stats()
     assert ([found.waiting for found in stats.key_ranges], stats.replay_count) == ([2, 0], 2)
-
-
-def test_the_queue_is_read_while_a_client_has_room() -> None:
-    bench = make_bench()
-    only = consume(bench, 1, 1)
-    publish(bench, "A1", "A2", "B1", "B2")
-    assert (bench.channel().stats().replay_count, bench.channel().cursor.count) == (0, 1)
-    bench.channel().unsubscribe(only)
-    publish(bench, "C1")
-    assert bench.channel().cursor.count == 1
-
-
-def test_a_requeued_message_is_delivered_before_a_deferred_one_of_its_key() -> None:
-    bench = make_bench()
-    only = consume(bench, 1, 2)
-    publish(bench, "A1", "A2", "A3")
-    assert only.bodies() == ["A1", "A2"]
-    bench.channel().requeue(only, 3, 50)
-    bench.channel().requeue(only, 2, 0)
-    assert only.bodies() == ["A1"]
-    assert bench.channel().stats().requeue_count == 1
-    bench.channel().requeue(only, 2, 1200)
-    assert (bench.channel().stats().deferred_count, bench.channel().stats().delayed_queue_count) == (2, 0)
-    assert only.bodies() == []
-
-
-def test_a_client_that_leaves_a_paused_channel_is_forgotten() -> None:
-    bench = make_bench()
-    first, second = consume(bench, 1, 5), consume(bench, 2, 5)
-    bench.channel().set_paused(True)
-    publish(bench, "A1", "D1")
-    bench.channel().set_ready(first, 4)
-    bench.channel().unsubscribe(first)
-    bench.channel().set_paused(False)
-    assert second.bodies() == ["A1", "D1"]
 
 
 def test_messages_with_a_tag_go_to_clients_without_one_when_the_last_of_the_tag_leaves() -> None:
@@ -274,17 +165,6 @@ def test_messages_with_a_tag_go_to_clients_without_one_when_the_last_of_the_tag_
     bench.channel().unsubscribe(tagged)
     bench.publish(keyed("m1", A, **{TAG_HEADER: "red"}))
     assert plain.bodies() == ["m0", "m1"]
-
-
-def test_a_move_discards_what_waits_for_a_client() -> None:
-    bench = make_bench()
-    first, second = consume(bench, 1, 1), consume(bench, 2, 1)
-    publish(bench, "A1", "A2", "A3", "D1")
-    assert (first.bodies(), second.bodies()) == (["A1"], ["D1"])
-    bench.channel().set_offset(StartPosition("special", -1))
-    bench.channel().set_ready(first, 9)
-    publish(bench, "A4")
-    assert first.bodies() == ["A4"]
 
 
 def test_a_client_may_finish_inside_of_a_delivery() -> None:
@@ -363,13 +243,3 @@ def test_a_client_without_extend_support_loses_its_keys_when_the_topic_is_extend
     assert new.bodies() == ["B1", "C1"]
     bench.channel().unsubscribe(old)
     assert new.bodies() == ["A1"]
-
-
-def test_a_suspended_channel_discards_messages_in_flight() -> None:
-    bench = make_bench()
-    only = consume(bench, 1, 1)
-    publish(bench, "A1", "A2")
-    bench.partition.suspend()
-    assert only.has_closed
-    bench.partition.resume()
-    assert consume(bench, 2, 5).attempts() == [("A1", 1), ("A2", 1)]

@@ -9,141 +9,60 @@ import pytest
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.protocol.server.negotiate import ServerLimits
+from tests.support.channel_scripts import ChannelScript
 from tests.support.engine_partition import Bench, original
+from tests.support.tables import table
+
+SCENES = {
+    "the first channel receives the messages of the topic": """
+        pub m0 m1; topic depth=2; a sub 10 on=one; b sub 10 on=two; a gets m0 m1; b gets; pub m2; a gets m2;
+        b gets m2; topic depth=0""",
+    "a paused topic passes no messages": """
+        a sub 10; topic do set_paused True; pub m0; b sub 10 on=late; topic depth=1; topic do set_paused False;
+        a gets m0; b gets m0""",
+    "an emptied topic discards its messages": """
+        a sub 10; topic do set_paused True; pub m0 m1; topic do empty; topic do set_paused False; pub m2; a gets m2;
+        a fin 4; acked count=3; has message_count=1""",
+    "a channel keeps what it had before its topic was emptied": """
+        a sub 0; pub m0; topic do set_paused True; pub m1 m2; topic do empty; topic do set_paused False;
+        has depth=1 backend_depth=0 message_count=1; a rdy 5; a gets m0""",
+    "a channel without messages has no depth after it was emptied": """
+        a sub 0; pub soon late+60; do empty; has depth=0 deferred_count=0""",
+    "REQ moves a message to the end": "a sub; pub m0 m1 m2; a req 2 0; a fin 3 4; pub m3; a gets m0/1 m1/1 m2/1 m0/2",
+    "a deferred message is not in flight": """
+        a sub; pub m0; a req 2 5; has in_flight_count=0 deferred_count=1 requeue_count=1 depth=0;
+        a fin 2 ! ID not in flight; wait 5; a gets m0/1 m0/2""",
+    "a deferred publish is delivered after later publishes": """
+        a sub 10; pub late+2 soon; a gets soon; has deferred_count=1; a fin 3; wait 2; a gets late; a fin 2;
+        acked count=2""",
+    "a message that no client waits for is in memory": """
+        has depth=0 backend_depth=0; pub m0; has depth=1 backend_depth=0""",
+    "depth counts what waits, and not what is deferred": """
+        a sub 0; pub late+2 soon later+0.5; has depth=1 backend_depth=0 deferred_count=2; a rdy 3; a gets soon;
+        has depth=0; wait 0.4; a gets; wait 0.2; a gets later; wait 1.3; a gets; wait 0.2; a gets late; a req 3 0.5;
+        wait 0.4; a gets; wait 0.2; a gets soon; has depth=0""",
+    "a client answers only its own messages": """
+        a sub; b sub; pub m0; b touch 2 ! client does not own message; a touch 3 ! ID not in flight; a touch 2""",
+    "messages of a lost client stay in flight until their timeout": """
+        a sub; b sub 5; pub m0; a end; b gets; b fin 2 ! client does not own message; wait 60; b gets m0/2;
+        pub m1 m2; b gets m1 m2; a gets m0""",
+    "empty discards everything": """
+        a sub 2; pub m0 m1 m2 m3; a gets m0 m1; do empty; a fin 2 ! ID not in flight; pub new late+60 more over;
+        a gets new more; has depth=1; do empty; has depth=0; pub a b c; a gets a b; has depth=1""",
+    "messages of a topic are on disk after a restart": """
+        pub m0 m1; topic stored_depth=0; topic do restart; pub m2; topic depth=3 stored_depth=2; a sub 5;
+        topic depth=0 stored_depth=0""",
+    "messages of a client are counted by what became of them": """
+        a sub 10; pub m0 m1 m2 m3; a fin 2 3; a req 4 60; client a finished=2 requeued=1 in_flight=1""",
+    "a timeout": """
+        a sub msg_timeout=1.0; pub m0; wait 0.9; a touch 2; wait 0.9; a gets m0/1; wait 0.2; a gets m0/2;
+        has timeout_count=1""",
+}
 
 
-def test_the_first_channel_receives_the_messages_of_the_topic() -> None:
-    bench = original()
-    bench.publish("m0", "m1")
-    assert bench.partition.depth == 2
-    first = bench.consume(ready=10, channel="one")
-    second = bench.consume(2, ready=10, channel="two")
-    assert (first.bodies(), second.bodies()) == (["m0", "m1"], [])
-    bench.publish("m2")
-    assert (first.bodies(), second.bodies()) == (["m2"], ["m2"])
-    assert bench.partition.depth == 0
-
-
-def test_a_paused_topic_passes_no_messages() -> None:
-    bench = original()
-    consumer = bench.consume(ready=10)
-    bench.partition.set_paused(True)
-    bench.publish("m0")
-    late = bench.consume(2, ready=10, channel="late")
-    assert bench.partition.depth == 1
-    bench.partition.set_paused(False)
-    assert (consumer.bodies(), late.bodies()) == (["m0"], ["m0"])
-
-
-def test_an_emptied_topic_discards_its_messages() -> None:
-    bench = original()
-    consumer = bench.consume(ready=10)
-    bench.partition.set_paused(True)
-    bench.publish("m0", "m1")
-    bench.partition.empty()
-    bench.partition.set_paused(False)
-    bench.publish("m2")
-    assert consumer.bodies() == ["m2"]
-    bench.finish(consumer, [4])
-    assert bench.channel().acked.count == 3
-    assert bench.channel().stats().message_count == 1
-
-
-def test_a_channel_keeps_what_it_had_before_its_topic_was_emptied() -> None:
-    bench = original()
-    consumer = bench.consume(ready=0)
-    bench.publish("m0")
-    bench.partition.set_paused(True)
-    bench.publish("m1", "m2")
-    bench.partition.empty()
-    bench.partition.set_paused(False)
-    stats = bench.channel().stats()
-    assert (stats.depth, stats.backend_depth, stats.message_count) == (1, 0, 1)
-    bench.channel().set_ready(consumer, 5)
-    assert consumer.bodies() == ["m0"]
-
-
-def test_a_channel_without_messages_has_no_depth_after_it_was_emptied() -> None:
-    bench = original()
-    bench.consume(ready=0)
-    bench.publish("soon", NewMessage(b"late", delay=60))
-    bench.channel().empty()
-    stats = bench.channel().stats()
-    assert (stats.depth, stats.deferred_count) == (0, 0)
-
-
-def test_requeue_moves_a_message_to_the_end() -> None:
-    bench = original()
-    consumer = bench.consume()
-    bench.publish("m0", "m1", "m2")
-    bench.channel().requeue(consumer, 2, 0)
-    for counter in (3, 4):
-        bench.finish(consumer, [counter])
-    bench.publish("m3")
-    assert consumer.attempts() == [("m0", 1), ("m1", 1), ("m2", 1), ("m0", 2)]
-
-
-def test_a_deferred_message_is_not_in_flight() -> None:
-    bench = original()
-    consumer = bench.consume()
-    bench.publish("m0")
-    bench.channel().requeue(consumer, 2, 5)
-    stats = bench.channel().stats()
-    assert (stats.in_flight_count, stats.deferred_count, stats.requeue_count, stats.depth) == (0, 1, 1, 0)
-    with pytest.raises(Refusal, match=r"^ID not in flight$"):
-        bench.finish(consumer, [2])
-    bench.wait(5)
-    assert consumer.attempts() == [("m0", 1), ("m0", 2)]
-
-
-def test_a_deferred_publish_is_delivered_after_later_ones() -> None:
-    bench = original()
-    consumer = bench.consume(ready=10)
-    bench.publish(NewMessage(b"late", delay=2), "soon")
-    assert consumer.bodies() == ["soon"]
-    assert bench.channel().stats().deferred_count == 1
-    bench.finish(consumer, [3])
-    bench.wait(2)
-    assert consumer.bodies() == ["late"]
-    bench.finish(consumer, [2])
-    assert bench.channel().acked.count == 2
-
-
-def test_a_message_that_no_client_waits_for_is_in_memory() -> None:
-    bench = original()
-    for depth in (0, 1):
-        stats = bench.channel().stats()
-        assert (stats.depth, stats.backend_depth) == (depth, 0)
-        bench.publish("m0")
-
-
-def test_depth_counts_what_waits_and_not_what_is_deferred() -> None:
-    bench = original()
-    consumer = bench.consume(ready=0)
-    bench.publish(NewMessage(b"late", delay=2), "soon", NewMessage(b"later", delay=0.5))
-    stats = bench.channel().stats()
-    assert (stats.depth, stats.backend_depth, stats.deferred_count) == (1, 0, 2)
-    bench.channel().set_ready(consumer, 3)
-    assert (consumer.bodies(), bench.channel().stats().depth) == (["soon"], 0)
-    for wait, bodies in ((0.4, []), (0.2, ["later"]), (1.3, []), (0.2, ["late"])):
-        bench.wait(wait)
-        assert consumer.bodies() == bodies
-    bench.channel().requeue(consumer, 3, 0.5)
-    for wait, bodies in ((0.4, []), (0.2, ["soon"])):
-        bench.wait(wait)
-        assert consumer.bodies() == bodies
-    assert bench.channel().stats().depth == 0
-
-
-def test_a_client_answers_only_its_own_messages() -> None:
-    bench = original()
-    owner, other = bench.consume(ready=1), bench.consume(2)
-    bench.publish("m0")
-    with pytest.raises(Refusal, match=r"^client does not own message$"):
-        bench.channel().touch(other, 2)
-    with pytest.raises(Refusal, match=r"^ID not in flight$"):
-        bench.channel().touch(owner, 3)
-    bench.channel().touch(owner, 2)
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    assert ChannelScript.checks(script, limits=ServerLimits.original()), scene
 
 
 def test_the_delay_starts_when_the_channel_receives_the_message() -> None:
@@ -154,37 +73,6 @@ def test_the_delay_starts_when_the_channel_receives_the_message() -> None:
     assert consumer.bodies() == []
     bench.wait(2)
     assert consumer.bodies() == ["late"]
-
-
-def test_messages_of_a_lost_client_stay_in_flight_until_timeout() -> None:
-    bench = original()
-    gone = bench.consume(ready=1)
-    other = bench.consume(2, ready=5)
-    bench.publish("m0")
-    bench.channel().unsubscribe(gone)
-    assert other.bodies() == []
-    with pytest.raises(Refusal, match=r"^client does not own message$"):
-        bench.finish(other, [2])
-    bench.wait(60)
-    assert other.attempts() == [("m0", 2)]
-    bench.publish("m1", "m2")
-    assert (other.bodies(), gone.bodies()) == (["m1", "m2"], ["m0"])
-
-
-def test_empty_discards_everything() -> None:
-    bench = original()
-    consumer = bench.consume(ready=2)
-    bench.publish("m0", "m1", "m2", "m3")
-    consumer.take()
-    bench.channel().empty()
-    with pytest.raises(Refusal, match=r"^ID not in flight$"):
-        bench.finish(consumer, [2])
-    bench.publish("new", NewMessage(b"late", delay=60), "more", "over")
-    assert (consumer.bodies(), bench.channel().stats().depth) == (["new", "more"], 1)
-    bench.channel().empty()
-    assert bench.channel().stats().depth == 0
-    bench.publish("a", "b", "c")
-    assert (consumer.bodies(), bench.channel().stats().depth) == (["a", "b"], 1)
 
 
 def test_clients_are_limited() -> None:
@@ -261,17 +149,6 @@ def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> No
     assert (stats.depth, stats.backend_depth) == (1, 0), "it is in memory, though it was stored before the restart"
 
 
-def test_messages_of_a_topic_are_on_disk_after_a_restart() -> None:
-    bench = original()
-    bench.publish("m0", "m1")
-    assert bench.partition.stored_depth == 0
-    bench.partition.restart()
-    bench.publish("m2")
-    assert (bench.partition.depth, bench.partition.stored_depth) == (3, 2)
-    bench.consume(ready=5)
-    assert (bench.partition.depth, bench.partition.stored_depth) == (0, 0)
-
-
 def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.partition.set_paused(True)
@@ -281,15 +158,3 @@ def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
     consumer = again.consume(ready=5)
     again.partition.set_paused(False)
     assert consumer.bodies() == ["m0", "m1"]
-
-
-def test_messages_of_a_client_are_counted_by_what_became_of_them() -> None:
-    bench = original()
-    consumer = bench.consume(ready=10)
-    bench.publish(*(f"m{number}" for number in range(4)))
-    ids = [message.internal_id for message in consumer.take()]
-    for internal_id in ids[:2]:
-        bench.channel().finish(consumer, internal_id)
-    bench.channel().requeue(consumer, ids[2], 60)
-    (client,) = bench.channel().clients.values()
-    assert (client.finished, client.requeued, client.in_flight) == (2, 1, 1)

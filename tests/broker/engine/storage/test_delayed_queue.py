@@ -6,33 +6,46 @@ import pytest
 
 from nsqext.broker.engine.options import ChannelRules
 from nsqext.broker.engine.storage.delayed_queue import Delayed, DelayedQueue
-from nsqext.broker.engine.storage.log import AT_END, LogEntry, Refusal
+from nsqext.broker.engine.storage.log import LogEntry, Refusal
 from nsqext.protocol.record import Record
-from tests.support.engine_partition import START, Bench
+from tests.support.channel_scripts import ChannelScript
+from tests.support.engine_partition import Bench
+from tests.support.tables import table
+
+SCENES = {
+    "a long delay moves the message to the delayed queue": """
+        a sub 2; pub m0 m1 m2; a req 3 1200; a gets m0 m1 m2;
+        has delayed_queue_count=1 deferred_count=0 requeue_count=0 delayed_queue_recent=1700001200000000000;
+        a fin 3 ! Message ID not in flight; a fin 2 4; has depth=0; wait 1199; a gets; wait 1; a gets m1/2;
+        has deferred_from_delay_count=1; a fin 3; has delayed_queue_count=0 deferred_from_delay_count=0""",
+    "an emptied channel has no delayed messages": """
+        a sub 5; pub m0 m1; a req 2 1200; do empty; has delayed_queue_count=0; wait 1300; a gets m0 m1""",
+    "requeuedelayed takes what is due soon": """
+        a sub 5; pub m0 m1; a req 2 1200; do requeue_delayed; a gets m0 m1; do requeue_delayed 3600; a gets m0/2""",
+    "a message of the delayed queue is deferred in memory": """
+        a sub 5; pub m0; a req 2 1200; do requeue_delayed 3600; a req 2 1200;
+        has deferred_count=1 delayed_queue_count=1; wait 1201; a gets m0/1 m0/2 m0/3""",
+    "delayed messages of a lost client are requeued": """
+        a sub; pub m0; a req 2 1200; do requeue_delayed 3600; a end; b sub; b gets m0/2""",
+    "a full window stops the reading": """
+        given confirm_window=2; a sub 9; pub m0 m1 m2 m3 m4 m5; a gets m0 m1 m2 m3 m4 m5; a fin 3 5 7; pub held;
+        a gets; a fin 2 4 6; a gets held""",
+}
 
 
-def test_a_long_delay_moves_the_message_to_the_delayed_queue() -> None:
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str) -> None:
+    assert ChannelScript.checks(script), scene
+
+
+def test_an_emptied_delayed_queue_delivers_nothing() -> None:
     bench = Bench()
-    consumer = bench.consume(ready=2)
-    bench.publish("m0", "m1", "m2")
-    channel = bench.channel()
-    channel.requeue(consumer, 3, 1200)
-    assert consumer.bodies() == ["m0", "m1", "m2"]
-    stats = channel.stats()
-    assert (stats.delayed_queue_count, stats.deferred_count, stats.requeue_count) == (1, 0, 0)
-    assert stats.delayed_queue_recent == START + 1200 * 1_000_000_000
-    with pytest.raises(Refusal, match=r"^Message ID not in flight$"):
-        channel.finish(consumer, 3)
-    bench.finish(consumer, [2, 4])
-    assert channel.stats().depth == 0
-    bench.wait(1199)
-    assert consumer.bodies() == []
-    bench.wait(1)
-    (message,) = consumer.take()
-    assert (message.internal_id, message.attempts, message.offset) == (3, 2, 32)
-    assert channel.stats().deferred_from_delay_count == 1
-    bench.finish(consumer, [3])
-    assert (channel.stats().delayed_queue_count, channel.stats().deferred_from_delay_count) == (0, 0)
+    consumer = bench.consume()
+    bench.publish("m0")
+    bench.channel().requeue(consumer, 2, 1200)
+    bench.channel().cursor.delayed.clear()
+    bench.channel().requeue_delayed(3600)
+    assert consumer.attempts() == [("m0", 1)]
 
 
 @pytest.mark.parametrize(
@@ -48,75 +61,6 @@ def test_a_message_that_was_handled_for_long_needs_a_shorter_delay(handled: int,
     bench.channel().requeue(consumer, 2, delay)
     stats = bench.channel().stats()
     assert (stats.delayed_queue_count, stats.deferred_count) == ((1, 0) if on_disk else (0, 1))
-
-
-def test_an_emptied_channel_has_no_delayed_messages() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.publish("m0", "m1")
-    bench.channel().requeue(consumer, 2, 1200)
-    bench.channel().empty()
-    assert bench.channel().stats().delayed_queue_count == 0
-    bench.wait(1300)
-    assert consumer.bodies() == ["m0", "m1"]
-
-
-def test_requeuedelayed_and_emptydelayed() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.publish("m0", "m1")
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 1200)
-    channel.requeue_delayed()
-    assert consumer.bodies() == ["m0", "m1"]
-    channel.requeue_delayed(3600)
-    assert consumer.attempts() == [("m0", 2)]
-    channel.requeue(consumer, 3, 1200)
-    channel.cursor.delayed.clear()
-    channel.requeue_delayed(3600)
-    assert consumer.attempts() == []
-    bench.finish(consumer, [2])
-
-
-def test_a_delayed_message_read_ahead_is_delivered_once_when_the_position_moves() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=1)
-    bench.publish("m0")
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 1200)
-    assert consumer.bodies() == ["m0"]
-    channel.set_ready(consumer, 0)
-    bench.wait(1200)
-    channel.set_offset(AT_END)
-    bench.wait(1)
-    channel.set_ready(consumer, 1)
-    assert consumer.attempts() == [("m0", 2)]
-    bench.finish(consumer, [2])
-    bench.wait(1)
-    assert consumer.attempts() == []
-
-
-def test_a_message_of_the_delayed_queue_is_deferred_in_memory() -> None:
-    bench = Bench()
-    consumer = bench.consume(ready=5)
-    bench.publish("m0")
-    channel = bench.channel()
-    channel.requeue(consumer, 2, 1200)
-    channel.requeue_delayed(3600)
-    channel.requeue(consumer, 2, 1200)
-    assert (channel.stats().deferred_count, channel.stats().delayed_queue_count) == (1, 1)
-    bench.wait(1201)
-    assert consumer.attempts() == [("m0", 1), ("m0", 2), ("m0", 3)]
-
-
-def test_delayed_messages_of_a_lost_client_are_requeued() -> None:
-    bench = Bench()
-    consumer = bench.consume()
-    bench.publish("m0")
-    bench.channel().requeue(consumer, 2, 1200)
-    bench.channel().requeue_delayed(3600)
-    bench.channel().unsubscribe(consumer)
-    assert bench.consume(2).attempts() == [("m0", 2)]
 
 
 @pytest.mark.parametrize(("name", "counts"), [("tmp#ephemeral", (2, 0)), ("ch", (1, 1))])
@@ -140,18 +84,6 @@ def test_too_much_deferred() -> None:
             channel.requeue(consumer, counter, 100)
     assert channel.stats().deferred_count == 21
     channel.requeue(consumer, 40, 10)
-
-
-def test_a_full_window_stops_the_reading() -> None:
-    bench = Bench(rules=ChannelRules(confirm_window=3))
-    consumer = bench.consume(ready=20)
-    bench.publish(*[f"m{number}" for number in range(20)])
-    bench.finish(consumer, range(3, 22, 2))
-    consumer.take()
-    bench.publish("held back")
-    assert consumer.bodies() == []
-    bench.finish(consumer, range(2, 22, 2))
-    assert consumer.bodies() == ["held back"]
 
 
 def test_too_many_requeues() -> None:

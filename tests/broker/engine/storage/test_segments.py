@@ -408,16 +408,6 @@ def test_an_error_names_an_unusable_folder(tmp_path: Path) -> None:
         Bench(data_path=tmp_path)
 
 
-def test_a_delay_that_cannot_be_stored_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(data_path=tmp_path)
-    consumer = bench.consume()
-    bench.publish("m0")
-    BrokenDisk(monkeypatch)
-    bench.channel().requeue(consumer, 2, 1200)
-    stats = bench.channel().stats()
-    assert (stats.deferred_count, stats.delayed_queue_count) == (1, 0)
-
-
 def test_a_failed_write_of_the_state_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

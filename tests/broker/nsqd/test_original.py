@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqext.protocol.frames import HEARTBEAT, FrameType
+from nsqext.protocol.frames import HEARTBEAT
 from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, make_original, sized
@@ -103,36 +103,6 @@ def test_the_first_channel_gets_the_stored_messages() -> None:
     messages = _consumer(node, ready=2).messages()
     assert [message[26:] for message in messages] == [b"a", b"b"]
     assert all(re.fullmatch(rb"[0-9a-f]{16}", message[10:26]) for message in messages)
-
-
-def test_finish_requeue_and_touch_by_hexadecimal_ids() -> None:
-    clock = Clock()
-    node = make_original(clock)
-    consumer = _consumer(node, ready=1)
-    Client(node).ask(sized("PUB t", b"a"))
-    (first,) = consumer.messages()
-    consumer.send(b"TOUCH " + first[10:26] + b"\n")
-    consumer.send(b"REQ " + first[10:26] + b" 200\n")
-    assert consumer.messages() == []
-    clock.seconds += 0.3
-    node.tick()
-    (again,) = consumer.messages()
-    assert (again[8:10], again[10:26]) == (b"\0\x02", first[10:26])
-    consumer.send(b"FIN " + again[10:26] + b"\n")
-    assert node.hosted["t", 0].partition.channels["ch"].stats().in_flight_count == 0
-
-
-def test_dpub_waits_at_the_channel() -> None:
-    clock = Clock()
-    node = make_original(clock)
-    consumer, producer = _consumer(node, ready=1), Client(node)
-    assert producer.ask(sized("DPUB t 500", b"later")) == "OK"
-    clock.seconds += 0.4
-    node.tick()
-    assert consumer.messages() == []
-    clock.seconds += 0.2
-    node.tick()
-    assert [message[26:] for message in consumer.messages()] == [b"later"]
 
 
 def test_channels_take_no_more_consumers_than_allowed() -> None:
@@ -336,31 +306,6 @@ async def test_null_empties_the_list_of_lookup_nodes() -> None:
 async def test_http_is_refused_where_https_is_required(method: str) -> None:
     answer = await web_of(make_original(https_only=True)).request(method, "/ping")
     assert (answer.status_code, answer.text) == (403, '{"message": "TLS_REQUIRED", "https_port": 4152}')
-
-
-@pytest.mark.parametrize(
-    ("sent", "refusal"),
-    [
-        (b"IDENTIFY\n\0\0", "E_BAD_BODY IDENTIFY failed to read body size"),
-        (b"IDENTIFY\n\0\0\0\5{}", "E_BAD_BODY IDENTIFY failed to read body"),
-        (b"AUTH\n", "E_BAD_BODY AUTH failed to read body size"),
-        (b"AUTH\n\0\0\0\4a", "E_BAD_BODY AUTH failed to read body"),
-        (b"PUB t\n\0\0", "E_BAD_MESSAGE PUB failed to read message body size"),
-        (b"PUB t\n\0\0\0\5ab", "E_BAD_MESSAGE PUB failed to read message body"),
-        (b"DPUB t 1\n", "E_BAD_MESSAGE DPUB failed to read message body size"),
-        (b"DPUB t 1\n\0\0\0\4a", "E_BAD_MESSAGE DPUB failed to read message body"),
-        (b"MPUB t\n\0\0", "E_BAD_BODY MPUB failed to read body size"),
-        (b"MPUB t\n\0\0\0\x20\0\0", "E_BAD_BODY MPUB failed to read message count"),
-        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1a\0", "E_BAD_MESSAGE MPUB failed to read message(1) body size"),
-        (b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\5a", "E_BAD_MESSAGE MPUB failed to read message body"),
-    ],
-)
-def test_a_body_that_is_cut_off_is_refused_in_the_originals_words(sent: bytes, refusal: str) -> None:
-    client = Client(make_original())
-    client.send(sent)
-    client.session.eof_received()
-    assert client.receive() == [(FrameType.ERROR, refusal.encode())]
-    assert not client.open
 
 
 _CHANNEL = (

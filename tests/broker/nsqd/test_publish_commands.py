@@ -52,18 +52,6 @@ def test_commands_that_arrive_together_are_answered_before_their_messages_are_de
     assert [(kind, data[-1:]) for kind, data in client.receive()] == [(0, b"K")] * 3 + [(2, b"a"), (2, b"b")]
 
 
-def test_a_message_that_fin_makes_room_for_is_not_delivered_to_a_client_that_stops_at_once() -> None:
-    node = make_node()
-    host(node)
-    publisher, client = Client(node), ready_client(node, ready=1)
-    for body in (b"a", b"b"):
-        assert publisher.ask(sized("PUB t 0", body)) == "OK"
-    (first,) = client.messages()
-    client.send(b"FIN " + first[10:26] + b"\nCLS\n")
-    assert client.receive() == [(0, b"CLOSE_WAIT")]
-    assert not node.hosted["t", 0].partition.channels["ch"].cursor.in_flight.table
-
-
 def test_a_trace_reply_says_where_the_message_is() -> None:
     node = make_node()
     host(node)
@@ -112,40 +100,6 @@ def test_bytes_that_are_not_text_are_unchanged() -> None:
     assert data == b'E_BAD_TOPIC SUB topic name "\\xff\\xfe" is not valid'
 
 
-def test_a_follower_refuses_publishes_and_stays_open() -> None:
-    node = make_node()
-    hosted = host(node)
-    hosted.leader = False
-    client = Client(node)
-    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
-    assert (hosted.failed, node.publish_failed) == (1, 1)
-    assert client.open
-    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_LEADER "
-    assert not client.open
-
-
-def test_a_leader_without_majority_refuses_publishes_and_consumers() -> None:
-    node = make_node()
-    hosted = host(node)
-    hosted.writable = False
-    client = Client(node)
-    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_FAILED_ON_NOT_WRITABLE "
-    assert client.ask(b"SUB t ch 0\n") == "!E_FAILED_ON_NOT_WRITABLE "
-    assert not client.open
-
-
-def test_writes_that_are_switched_off_are_answered_as_by_a_follower() -> None:
-    node = make_node()
-    host(node)
-    host(node, "o", ordered=True)
-    client = Client(node)
-    node.switches.write_disabled = "ordered"
-    assert client.ask(sized("PUB o 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
-    assert client.ask(sized("PUB t 0", b"x")) == "OK"
-    node.switches.write_disabled = "all"
-    assert client.ask(sized("PUB t 0", b"x")) == "!E_FAILED_ON_NOT_LEADER "
-
-
 def test_too_many_bytes_that_wait_are_refused_and_close() -> None:
     node = make_node(max_pub_waiting=10)
     hosted = host(node)
@@ -154,16 +108,6 @@ def test_too_many_bytes_that_wait_are_refused_and_close() -> None:
     answer = client.ask(sized("PUB t 0", b"four"))
     assert answer == "!E_PUB_TOO_MUCH_WAITING pub too much waiting in the queue: 12"
     assert not client.open
-
-
-def test_a_node_that_drains_refuses_publishes() -> None:
-    node = make_node()
-    host(node)
-    node.exiting = True
-    client = Client(node)
-    assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED exiting"
-    assert client.ask(sized("MPUB t 0", multi_body([b"x"]))) == "!E_MPUB_FAILED exiting"
-    assert client.open
 
 
 def test_a_batch_leaves_unread_bytes_in_the_stream() -> None:

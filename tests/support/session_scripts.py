@@ -9,8 +9,8 @@ Steps are separated by ``;``. A client is a letter, and connects with its first 
     a gets m0 m1/2     messages received since the last such step, m1 at the second attempt
     a hears OK m0      all frames; ``a open`` and ``a closed``: whether the connection stays; ``a ends``: it is lost
     wait 1.5           advance the clock, and tick; ``flush 0.05``: let only held output expire
-    node exiting=True  attributes of the node, ``switch log_level=3`` of its switches, ``topic leader=False`` of topic t;
-                       ``node has publish_failed=1`` compares
+    node exiting=True  attributes of the node; ``switch log_level=3`` of its switches, ``topic leader=False`` of the
+                       topic ``t``; ``node has publish_failed=1`` compares
     do unhost t 0      a method of the node; ``topic do delete_channel ch`` of the partition
 """
 

@@ -245,6 +245,15 @@ async def test_a_cancelled_request_closes_its_connection() -> None:
         await eventually(lambda: list(server.open) == [2])
 
 
+async def test_a_request_that_cannot_be_sent_closes_its_connection() -> None:
+    async with server_and_client() as (server, client, url):
+        assert await ask(client, url("/")) == 1
+        with pytest.raises(TypeError):
+            await client.request("G\u00c9T", url("/"))
+        await eventually(lambda: not server.open)
+        assert await ask(client, url("/")) == 2
+
+
 async def test_a_response_whose_body_is_not_read_closes_its_connection() -> None:
     closed = anyio.Event()
 

@@ -33,7 +33,6 @@ from nsqext.errors import (
 )
 from nsqext.middleware import Middleware, Publishing
 from nsqext.protocol.client.commands import LARGE, with_body
-from nsqext.protocol.frames import HEARTBEAT
 from nsqext.sync import direct as module
 from nsqext.sync import producer as producer_module
 from nsqext.sync.direct import DirectPublisher
@@ -743,14 +742,19 @@ def test_a_response_wakes_its_thread_and_the_reader_that_ends_another(monkeypatc
         assert [other.result(25) for other in others] == [b"2"] * 3
 
 
-def test_a_deadline_counts_while_other_frames_arrive() -> None:
-    with blocking() as (connection, right), ThreadPoolExecutor(2) as threads:
-        late = threads.submit(connection.request, pub(b"x"), time.monotonic() + 0.3)
-        end = time.monotonic() + 20
-        while not late.done() and time.monotonic() < end:
-            right.sendall(ok(HEARTBEAT))
-            time.sleep(0.02)
-        assert time.monotonic() < end
+def test_a_deadline_counts_although_something_arrives_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poll:
+        def __init__(self) -> None:
+            self.poller = select.poll()
+            self.register, self.unregister = self.poller.register, self.poller.unregister
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            return self.poller.poll(1) or [(-1, select.POLLIN)]
+
+    parts = SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
+    monkeypatch.setattr(thread_connections, "select", parts)
+    with blocking() as (connection, _), ThreadPoolExecutor(1) as threads:
+        late = threads.submit(connection.request, pub(b"x"), time.monotonic() + 0.1)
         with pytest.raises(RequestTimeout):
             late.result(25)
 
@@ -779,6 +783,26 @@ def test_an_interrupted_send_ends_the_connections_and_the_requests_of_others() -
         assert ends == {KeyboardInterrupt, ConnectionLost}  # either thread may have sent it
         assert connection.connection.closed
         assert not len(connection.connections)
+
+
+def test_a_request_whose_sender_is_interrupted_has_an_outcome() -> None:
+    class Interrupted(Command):
+        def post(self) -> tuple[Connection, Reply]:
+            raise KeyboardInterrupt
+
+    with blocking() as (connection, right), ThreadPoolExecutor(3) as threads:
+        reader = threads.submit(connection.request, pub(b"reader"), float("inf"))
+        assert right.recv(100) == pub(b"reader")
+        sender, command = Sending(connection.connection), Interrupted(connection.connection, b"", 0)
+        sends = threads.submit(connection.connections.run, sender)
+        assert sender.entered.wait(25)
+        waits = threads.submit(connection.connections.run, command)
+        until(lambda: connection.connections.in_flight == 3)
+        sender.leave.set()
+        waits.result(25)
+        with pytest.raises(ConnectionLost, match="was interrupted"):
+            command.result()
+        assert KeyboardInterrupt in {type(other.exception(25)) for other in (reader, sends)}
 
 
 def test_the_error_of_a_threads_request_is_not_that_of_another() -> None:

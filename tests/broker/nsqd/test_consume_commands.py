@@ -50,7 +50,7 @@ def test_a_delay_is_bounded(limits: Callable[..., ServerLimits]) -> None:
     clock = Clock()
     node = make_node(clock, limits=limits(max_req_timeout=600.0))
     host(node)
-    client = ready_client(node, ready=1)
+    client = ready_client(node, ready=1, channel="ch#ephemeral")  # which keeps it in memory
     client.send(sized("PUB t", b"one"))
     ((_, data),) = [frame for frame in client.receive() if frame[0] == FrameType.MESSAGE]
     client.send(b"REQ " + data[10:26] + b" 800000\n")

@@ -35,7 +35,7 @@ SCENES = {
         a sub msg_timeout=60.0 touch_timeout=1.0; pub m0; wait 3; a touch 2; wait 1.1; a gets m0/1 m0/2""",
     "a finished message that was read ahead is not delivered": """
         a sub 2; pub m0 m1; a fin 3; topic do suspend; topic do resume; b sub; b gets m0; b fin 2; b gets""",
-    "messages of a client are counted by what became of them": """
+    "messages of a client are counted by their outcome": """
         a sub 10; pub a b c d; a fin 2; a req 3 60; client a messages=4 finished=1 requeued=1 in_flight=2""",
 }
 

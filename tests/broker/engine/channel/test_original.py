@@ -52,7 +52,7 @@ SCENES = {
     "messages of a topic are on disk after a restart": """
         pub m0 m1; topic stored_depth=0; topic do restart; pub m2; topic depth=3 stored_depth=2; a sub 5;
         topic depth=0 stored_depth=0""",
-    "messages of a client are counted by what became of them": """
+    "messages of a client are counted by their outcome": """
         a sub 10; pub m0 m1 m2 m3; a fin 2 3; a req 4 60; client a finished=2 requeued=1 in_flight=1""",
     "a timeout": """
         a sub msg_timeout=1.0; pub m0; wait 0.9; a touch 2; wait 0.9; a gets m0/1; wait 0.2; a gets m0/2;

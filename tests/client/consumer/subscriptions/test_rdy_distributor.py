@@ -667,20 +667,6 @@ def test_the_messages_in_flight_by_the_count_of_the_servers_are_never_more(
             backoff.level, backoff.until = 0, 0.0
 
 
-def test_a_lower_bound_holds_while_connections_take_turns() -> None:
-    flow = make(200, 10, 10, 10)
-    flow.shares(1000.0)
-    flow.max_in_flight = 2
-    before: set[int] = set()
-    for number in range(40):
-        now = 1000.0 + number * 0.26
-        receive(flow, 0, now)
-        ready = {key for key, share in flow.shares(now).items() if share}
-        if now > 1000.0 + 4 * SETTLED:
-            assert len(before | ready) <= 2, "a server that has not read RDY 0 may send a message"
-        before = ready
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0.01, 1.0, 8.0]))
 def test_no_connection_with_messages_starves(seed: int, total: int, count: int, handling: float) -> None:

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from nsqext import Consumer, Position
-from nsqext.errors import InvalidPartition, InvalidState
+from nsqext.errors import InvalidPartition
 from nsqext.lookup.node_channels import NodeChannels
-from tests.support.consumers import eventually, opened, publish, quick, take
+from tests.support.consumers import opened, publish, quick, take
 from tests.support.fake_nsqd import (
     message,
     scripted_lookup,
@@ -18,8 +18,6 @@ from tests.support.fake_nsqd import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
@@ -104,66 +102,3 @@ async def test_a_channel_is_moved_when_the_server_has_all_answers_and_sends_no_m
             again = await node.accept_subscribed()
             assert moved == ["msgcount:7"]
             await again.close()
-
-
-class _Gate:
-    """Delays calls of a function, and records their last arguments."""
-
-    def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
-        self._function = function
-        self.calls: list[str] = []
-        self.open = anyio.Event()
-
-    @property
-    def method(self) -> Callable[..., Awaitable[object]]:
-        async def delayed(*given: object) -> object:
-            self.calls.append(str(given[-1]))
-            await self.open.wait()
-            return await self._function(*given)
-
-        return delayed
-
-
-async def test_seeks_that_wait_together_end_together_with_their_consumer(cluster: Cluster, topic: str) -> None:
-    cluster.create_topic(topic, channels=["ch"])
-    ended: list[Position] = []
-
-    async def seek(consumer: Consumer, position: Position) -> None:
-        with pytest.raises(InvalidState, match="was closed"):
-            await consumer.seek(position)
-        ended.append(position)
-
-    positions = [Position.latest(), Position.message(2)]
-    async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(25):
-            async with opened(topic, cluster) as consumer:
-                cluster.kill(cluster.leader(topic))
-                await eventually(lambda: not consumer.connections)
-                for position in positions:
-                    tasks.start_soon(seek, consumer, position)
-                    await anyio.wait_all_tasks_blocked()
-    with pytest.raises(InvalidState, match="is closed"):
-        await consumer.seek(Position.latest())
-    assert sorted(map(str, ended)) == sorted(map(str, positions))
-    cluster.restart(cluster.leader(topic))
-
-
-@pytest.mark.parametrize("step", ["exists", "move"])
-async def test_a_seek_replaces_a_start_that_is_in_progress(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    cluster.create_topic(topic, channels=["other"])
-    publish(cluster, topic, b"1", b"2", b"3")
-    gate = _Gate(getattr(NodeChannels, step))
-    monkeypatch.setattr(NodeChannels, step, gate.method)
-    options = quick(start=_EARLIEST, start_timeout=0.01, queue_position=True)
-    async with opened(topic, cluster, **options) as consumer, anyio.create_task_group() as tasks:
-        with anyio.fail_after(25):
-            await eventually(lambda: gate.calls)
-            tasks.start_soon(consumer.seek, Position.message(3))
-            await anyio.wait_all_tasks_blocked()
-            gate.open.set()
-            taken = await take(consumer, 1)
-            if taken != [b"3"]:  # the server redelivers the message that it had read ahead
-                taken = await take(consumer, 1)
-            assert taken == [b"3"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio import create_task_group
 
-from nsqext import App, Consumer, Lookup, Message, Producer
+from nsqext import Consumer, Lookup, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import InvalidSetting
 from nsqext.lookup.responses import LookupHttp
@@ -102,32 +102,6 @@ async def test_consumers_and_producers_of_twenty_topics_ask_once(cluster: Cluste
     assert asked.topics("r") == asked.topics("w") == dict.fromkeys(topics, 1)
     assert (asked.pools, asked.open_pools) == (1, 0)
     assert not any(lookup.metadata.cached(topic, access) for topic in topics for access in "rw")
-
-
-async def test_clients_of_an_app_share_lookups(cluster: Cluster, asked: Asked) -> None:
-    topic_a, topic_b, topic_c, topic_d = topics_of(cluster, 4)
-    app = App(cluster.lookupd, lookup_poll_interval=30, **PATIENT_LOOKUP)
-    seen: list[str] = []
-
-    @app.handler(topic_a, "ch")
-    @app.handler(topic_a, "other")
-    @app.handler(topic_b, "ch")
-    @app.handler(topic_c, "ch", lookup_timeout=1.0)
-    @app.handler(topic_d, "ch")
-    async def handle(message: Message) -> None:
-        seen.append(message.topic)
-        if len(seen) == 4:
-            app.stop()
-
-    async with create_task_group() as tasks:
-        tasks.start_soon(app.serve)
-        await eventually(lambda: all(consumer.connections for consumer in app.consumers))
-        for topic in (topic_a, topic_c, topic_d):
-            await app.producer.publish(topic, b"x")
-    assert sorted(seen) == [topic_a, topic_a, topic_c, topic_d]
-    assert asked.topics("r") == {topic_a: 1, topic_b: 1, topic_c: 1, topic_d: 1}
-    # an app has one lookup: a handler with lookup options of its own is refused
-    assert (asked.lists(), asked.pools, asked.open_pools) == (1, 1, 0)
 
 
 async def test_addresses_that_are_switched_move_all_connections(cluster: Cluster) -> None:

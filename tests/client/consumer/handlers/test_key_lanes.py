@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
 
 
-def test_a_key_is_always_in_the_same_lane() -> None:
-    bench = Bench()
-    bench.put(*(f"{key}{number}" for number in range(3) for key in "abcdefgh"))
-    for row in bench.lanes.lanes:
-        for key in {message.body[:1] for message in row.messages}:
-            assert [message.body for message in row.messages if message.body[:1] == key] == [
-                key + b"%d" % number for number in range(3)
-            ]
-    assert sum(bool(row.messages) for row in bench.lanes.lanes) > 1
-
-
 @pytest.mark.anyio
 async def test_a_requeue_blocks_its_key_only() -> None:
     bench = Bench(1)

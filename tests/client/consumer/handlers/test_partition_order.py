@@ -10,25 +10,6 @@ from nsqext.client.consumer.handlers import key_lanes
 from tests.support.key_lanes import Bench, Owner, at_place, cut
 
 
-@pytest.mark.anyio
-async def test_unseen_messages_are_waited_for() -> None:
-    """The server had sent 2 and 3, which were never received; 4 is received first."""
-    bench = Bench(1)
-    bench.put_at(1)
-    bench.wait(0.3)
-    cut(bench)
-    bench.put_at(4, 3)
-    assert bench.rows() == {"a": ["a1"]}
-    assert bench.lanes.waiting == 2
-    bench.put_at(2)
-    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
-    bench.put_at(6)
-    bench.wait(4.9)
-    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4"]}
-    bench.wait(0.2)
-    assert bench.rows() == {"a": ["a1", "a2", "a3", "a4", "a6"]}, "a gap that stays"
-
-
 def test_the_wait_for_an_unseen_message_begins_with_the_first_early_one() -> None:
     bench = Bench(1)
     bench.put_at(1)
@@ -160,20 +141,6 @@ def test_unseen_messages_may_return_in_any_order(ready: int, data: st.DataObject
         assert bench.lanes.waiting == len(received) - len(known)
     bench.put_at(ready + 9)
     assert bench.rows()["a"][-1] == f"a{ready + 9}", "nothing else can be unseen"
-
-
-def test_messages_that_wait_for_unseen_ones_are_requeued_at_the_end() -> None:
-    bench = Bench(1)
-    bench.put_at(1)
-    bench.wait(0.3)
-    again = cut(bench)
-    again.original = True
-    bench.put_at(4, 3)
-    bench.lanes.stop()
-    for _ in range(2):
-        bench.lanes.requeue_remaining()
-    assert sorted(again.commands) == [("REQ", b"a3"), ("REQ", b"a4")], "once; number 1 was lost with its connection"
-    assert bench.lanes.waiting == 0
 
 
 @pytest.mark.anyio

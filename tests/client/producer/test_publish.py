@@ -235,6 +235,32 @@ async def test_bodies_from_the_smallest_on_are_compressed(body: bytes) -> None:
     assert verbs(node) == ["PUB", "PUB", "PUB_EXT", "PUB_EXT"]
 
 
+@pytest.mark.parametrize(
+    ("part", "header"),
+    [
+        ({"headers": {"a": "b"}}, b'"a":"b"'),
+        ({"tag": "red"}, b'"##client_dispatch_tag":"red"'),
+        ({"trace_id": 7}, b'"##trace_id":"7"'),
+    ],
+)
+async def test_a_message_that_waits_for_its_key_keeps_its_parts(part: dict[str, Any], header: bytes) -> None:
+    async with bounded(), scripted_node() as node, scripted_lookup() as lookup:
+        lookup.set_leaders({0: node}, num=1, extend=True)
+        async with Producer(str(lookup), **quick()) as producer, anyio.create_task_group() as tasks:
+            tasks.start_soon(publish_keyed, producer, b"connects")
+            peer = await node.accept()
+            await peer.expect("PUB_EXT")
+            await peer.answer()
+            await until(lambda: producer.statistics().stored)
+            tasks.start_soon(publish_keyed, producer, b"first")
+            await peer.expect("PUB_EXT")
+            tasks.start_soon(partial(producer.publish, "t", b"second", key="k", **part))
+            await anyio.wait_all_tasks_blocked()
+            await peer.answer()
+            assert header in ((await peer.expect("PUB_EXT")).body or b"")
+            await peer.raw(ok(encode_trace_reply(2, 7, 0, 36) if "trace_id" in part else b"OK"))
+
+
 async def test_every_message_that_may_be_looked_for_has_a_trace_id() -> None:
     async with producing({"PUB": ok(), "PUB_TRACE": ok()}, on_unknown="settle", settle_timeout=0.01) as setup:
         producer, (node,), lookup = setup

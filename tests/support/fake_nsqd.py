@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import orjson
@@ -29,9 +29,6 @@ from nsqext.protocol.server.command_parser import BatchReader, Command, CommandP
 from nsqext.types import Address
 from tests.support.fake_lookupd import lookup_json
 from tests.support.loopback import own_host
-
-if TYPE_CHECKING:
-    from nsqext.broker.cluster import ClusterNode
 
 __all__ = (
     "PLAIN",
@@ -401,12 +398,6 @@ class ScriptedLookup:
         data["meta"]["ordered"] = ordered
         if not num:
             del data["meta"], data["partitions"]
-        self._answer = (200, data)
-
-    def lists_leader(self, node: ClusterNode) -> None:
-        """Set the response for all topics to one partition, led by a node of a cluster."""
-        data = lookup_json({0: node.tcp}, num=1)
-        data["partitions"]["0"]["http_port"] = int(node.http.rpartition(":")[2])
         self._answer = (200, data)
 
     def refuse(self, status: int = 404, message: str = "Key not found") -> None:

@@ -52,23 +52,6 @@ async def test_opened_in_one_task_and_closed_in_another(cluster: Cluster, topic:
         await consumer.start()
 
 
-async def test_two_tasks_may_iterate(cluster: Cluster, topic: str) -> None:
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
-        seen: list[bytes] = []
-
-        async def take() -> None:
-            message = await consumer.__anext__()
-            seen.append(message.body)
-            await message.finish()
-
-        async with create_task_group() as tasks:
-            tasks.start_soon(take)
-            tasks.start_soon(take)
-            await anyio.wait_all_tasks_blocked()
-            publish(cluster, topic, b"a", b"b")
-    assert sorted(seen) == [b"a", b"b"]
-
-
 async def test_without_auto_finish_a_message_is_finished_by_another_task(cluster: Cluster, topic: str) -> None:
     options = quick(partitions=(0,))
     consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, max_in_flight=2, **options)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from anyio import create_task_group, get_running_tasks
+from anyio import create_task_group
 
 from nsqext import Consumer, Message, Requeue
-from nsqext.errors import InvalidInput, InvalidState
+from nsqext.errors import InvalidInput
 from tests.support.consumers import QUICK, eventually, quick, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
@@ -146,23 +146,3 @@ async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, t
         async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
             scope.cancel()
             raise KeyError("mine")
-
-
-async def test_a_consumer_is_used_once(cluster: Cluster, topic: str) -> None:
-    consumer = Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK)
-    with pytest.raises(InvalidState, match="not open"):
-        await consumer.__anext__()
-    with pytest.raises(InvalidState, match="no handler"):
-        await consumer.serve()
-    async with consumer:
-        pass
-    with pytest.raises(InvalidState, match="once"):
-        async with consumer:
-            pass
-
-
-async def test_no_resource_stays_open(cluster: Cluster, topic: str) -> None:
-    before = len(get_running_tasks())
-    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
-        assert len(get_running_tasks()) > before
-    assert len(get_running_tasks()) == before

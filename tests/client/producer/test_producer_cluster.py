@@ -75,27 +75,6 @@ async def _lose_leader(how: str) -> float:
     return max(stalls) - pauses.total
 
 
-async def test_unkeyed_messages_hardly_notice_a_node_that_dies() -> None:
-    await _within(1.5, _lose_node)
-
-
-async def _lose_node() -> float:
-    """Return the time of publishes after the death of one of three nodes."""
-    with Cluster(nodes=3) as cluster, anyio.fail_after(60), PauseWatch() as pauses:
-        cluster.create_topic("t", partitions=3, replicas=1, channels=["ch"])
-        async with Producer(cluster.lookupd, timeout=30) as producer:
-            for _ in range(9):
-                await producer.publish("t", b"x")
-            dead = cluster.nodes[cluster.leader("t", 0)].tcp
-            await anyio.to_thread.run_sync(cluster.kill, cluster.leader("t", 0))
-            begun = time.monotonic()
-            nodes = {(await producer.publish("t", b"x")).node for _ in range(60)}
-            taken = time.monotonic() - begun
-        assert dead not in nodes
-        assert len(nodes) == 2
-    return taken - pauses.total
-
-
 async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nsqext.producer")
     cluster.create_topic("moves", replicas=2, channels=["ch"])

@@ -51,17 +51,6 @@ def sent(node: ScriptedNode) -> list[tuple[bytes, bytes]]:
     return [(command.words[0], command.body or b"") for command in node.commands if b"PUB" in command.words[0]]
 
 
-async def test_headers_and_tag_are_kept_where_the_topic_supports_them() -> None:
-    async with scripted_lookup() as lookup, scripted_node(obey()) as node:
-        lookup.set_leaders({0: node}, num=1, extend=True)
-        await bury(make_message(RecordingOwner(), headers={"a": "b"}, tag="x"), node, lookupd=str(lookup))
-        ((verb, body),) = sent(node)
-        assert verb == b"PUB_EXT"
-        assert b'"a":"b"' in body
-        assert b'"##client_dispatch_tag":"x"' in body
-        assert body.endswith(b"body")
-
-
 class _Meta:
     """A producer that answers questions about its topic."""
 

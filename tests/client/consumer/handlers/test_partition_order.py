@@ -143,6 +143,20 @@ def test_unseen_messages_may_return_in_any_order(ready: int, data: st.DataObject
     assert bench.rows()["a"][-1] == f"a{ready + 9}", "nothing else can be unseen"
 
 
+def test_messages_that_wait_for_unseen_ones_are_requeued_at_the_end() -> None:
+    bench = Bench(1)
+    bench.put_at(1)
+    bench.wait(0.3)
+    again = cut(bench)
+    again.original = True
+    bench.put_at(4, 3)
+    bench.lanes.stop()
+    for _ in range(2):
+        bench.lanes.requeue_remaining()
+    assert sorted(again.commands) == [("REQ", b"a3"), ("REQ", b"a4")], "once; number 1 was lost with its connection"
+    assert bench.lanes.waiting == 0
+
+
 @pytest.mark.anyio
 async def test_messages_that_use_up_rdy_while_they_wait_are_requeued() -> None:
     bench = Bench(1)

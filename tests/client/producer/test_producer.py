@@ -229,6 +229,26 @@ async def test_requests_cut_off_by_closing_are_not_retried() -> None:
     assert bodies(node) == [b"x", b"late"]
 
 
+async def test_a_producer_that_closes_accepts_no_more() -> None:
+    async def unknown(producer: Producer) -> None:
+        with pytest.raises(DeliveryUnknown):
+            await producer.publish("t", b"pending")
+
+    async with producing({"PUB": [ok(), None]}, on_unknown="raise") as (producer, (node,), _):
+        await producer.publish("t", b"x")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(unknown, producer)
+            await until(lambda: len(node.commands) == 2)
+            tasks.start_soon(producer.aclose)
+            await until(lambda: "closing" in repr(producer))
+            await anyio.wait_all_tasks_blocked()
+            assert producer.statistics().pending == 1
+            with pytest.raises(InvalidState, match="closed"):
+                await producer.publish("t", b"late")
+            await node.peers[0].close()
+    assert bodies(node) == [b"x", b"pending"]
+
+
 async def test_publishes_that_wait_for_their_key_are_not_sent_after_closing() -> None:
     outcomes: list[NsqError] = []
 

@@ -1,4 +1,4 @@
-"""Workers of parallel runs are forked from a process that has imported the tests."""
+"""Workers of parallel runs are forked from a process that has imported and collected the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 pytest_plugins = ("pytester",)
 
 CONFTEST = """
+import os
+
 from tests.support.forked_workers import fork_workers
+
+def pytest_collection_modifyitems(config):
+    config.collected_by = os.getpid()
 
 def pytest_xdist_setupnodes(config, specs):
     fork_workers(config, specs)
@@ -26,7 +31,11 @@ IMPORTED_BY = os.getpid()
 def test_the_module_was_imported_before():
     assert IMPORTED_BY != os.getpid()
 
-def test_as_in_other_workers():
+def test_the_worker_did_not_collect_again(request):
+    assert request.config.collected_by != os.getpid()
+
+def test_as_in_other_workers(request):
+    assert f"popen-{os.environ['PYTEST_XDIST_WORKER']}" in str(request.getfixturevalue("tmp_path"))
     assert os.environ["PYTEST_XDIST_WORKER"].startswith("gw")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -58,6 +67,6 @@ def test_a_run_reports_what_others_do(pytester: pytest.Pytester, monkeypatch: py
     options = ("-n", "2", "-p", "no:cacheprovider", "--continue-on-collection-errors")
     result = pytester.runpytest_subprocess(*options, "-o", "asyncio_default_fixture_loop_scope=function")
     output = result.stdout.str()
-    assert "2 failed, 2 passed, " in output
+    assert "2 failed, 3 passed, " in output
     for text in ("RuntimeError: on purpose", "DeprecationWarning: old", "assert 1 == 2", "crashed while running"):
         assert text in output

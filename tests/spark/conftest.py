@@ -76,6 +76,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.shuffle.partitions", "1")
+            # a stream looks for messages 20 times a second instead of 100
+            .config("spark.sql.streaming.pollingDelay", "50ms")
+            # Hadoop starts a program for each file of a checkpoint, and for that of its checksum
+            .config("spark.hadoop.fs.AbstractFileSystem.file.impl", "org.apache.hadoop.fs.local.RawLocalFs")
+            .config("spark.sql.streaming.checkpoint.fileChecksum.enabled", "false")
             .config("spark.driver.memory", "1g")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", str(folder / "warehouse"))

@@ -80,7 +80,7 @@ def _serve(config: pytest.Config, control: socket.socket, owner: int, end: int) 
     os.environ.update(_THREADS)
     compiler = _compiler(config)
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)  # what a session prints is what workers print, for nobody
+    os.dup2(nothing, 1)  # what this session prints
     os.close(nothing)
     from xdist.remote import setup_config  # type: ignore[import-untyped]
 

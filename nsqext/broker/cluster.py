@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from attrs import frozen
 
-from nsqext.arguments import check_number
+from nsqext.arguments import check_flags, check_number, check_time
 from nsqext.broker.cluster_fault_injection import ClusterFaults, coordinated
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.options import ClusterOptions, ClusterShape
@@ -205,24 +205,17 @@ class Cluster(ProcessBound):
             dispatch: dispatch type of these channels, for example ``key_failover``; empty for the default.
 
         Raises:
-            InvalidSetting: unknown dispatch type.
+            InvalidSetting: unknown dispatch type, or one without channels; a flag that is not True or False.
             InvalidInput: invalid name or number, too few nodes, a dispatch type that an ordered topic or a channel's
                 consumer excludes, or the topic exists with other settings.
         """
-        if isinstance(channels, str):
-            raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
-        check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
-        check_number("replicas", replicas, 1, MAX_PARTITIONS, InvalidInput)
-        names = tuple(check_channel(channel) for channel in channels)
-        spec = TopicSpec(
-            partition_num=partitions,
-            replica=replicas,
-            ordered=ordered,
-            multi_part=not ordered and partitions * replicas > self._shape.nodes,
+        names = channel_names(channels, dispatch)
+        spec = new_topic(
+            *(name, partitions, replicas, self._shape.nodes),
             extend=extend,
-            disable_channel_auto_create=register_channels,
+            ordered=ordered,
+            register_channels=register_channels,
         )
-        check_topic(name)
         self._run(lambda runtime: runtime.create_topic(name, spec, names, dispatch))
 
     def delete_topic(self, name: str) -> None:
@@ -274,6 +267,7 @@ class Cluster(ProcessBound):
         Raises:
             PartitionUnavailable: the timeout expired.
         """
+        check_time("timeout", timeout)
         return str(self._run(lambda runtime: coordinated(runtime).wait_writable(topic, partition, timeout)))
 
     # Nodes
@@ -311,6 +305,41 @@ class Cluster(ProcessBound):
             NsqError: the node is down.
         """
         self._run(lambda runtime: coordinated(runtime).move_leader(topic, partition, name))
+
+
+def channel_names(channels: Iterable[str], dispatch: str = "") -> tuple[str, ...]:
+    """Return the names of a new topic's channels; see `Cluster.create_topic`."""
+    if isinstance(channels, str):
+        raise InvalidSetting(f"channels={channels!r} is a text", hint="give a list of names")
+    names = tuple(check_channel(channel) for channel in channels)
+    if dispatch and not names:
+        raise InvalidSetting(f"dispatch={dispatch!r} has no effect without channels", hint="give channels=[...]")
+    return names
+
+
+def new_topic(
+    name: str,
+    partitions: int,
+    replicas: int,
+    nodes: int,
+    *,
+    extend: bool,
+    ordered: bool,
+    register_channels: bool = False,
+) -> TopicSpec:
+    """Return the specification of a new topic of a cluster with ``nodes``; see `Cluster.create_topic`."""
+    check_number("partitions", partitions, 1, MAX_PARTITIONS, InvalidInput)
+    check_number("replicas", replicas, 1, MAX_PARTITIONS, InvalidInput)
+    check_flags(extend=extend, ordered=ordered, register_channels=register_channels)
+    check_topic(name)
+    return TopicSpec(
+        partition_num=partitions,
+        replica=replicas,
+        ordered=ordered,
+        multi_part=not ordered and partitions * replicas > nodes,
+        extend=extend,
+        disable_channel_auto_create=register_channels,
+    )
 
 
 def _not_running() -> InvalidState:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
-from nsqext.arguments import check_number, check_time
+from nsqext.arguments import check_flags, check_number, check_time, is_number
 from nsqext.broker.fault_injection import Direction, Rule
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from nsqext.broker.runtimes import RuntimeRedesigned
 
 _CODE = re.compile("E_[A-Z_]+")
+_PEER = re.compile(r".+:[0-9]+")
 _Run = Callable[[Callable[["Runtime"], Any]], Any]
 
 
@@ -41,9 +43,9 @@ class ScriptedClock:
         """Advance the clock; on return, all timers that became due have fired.
 
         Raises:
-            InvalidInput: the seconds are negative.
+            InvalidInput: the seconds are negative, infinite or no number.
         """
-        if not seconds >= 0:
+        if not is_number(seconds) or seconds == inf:
             raise InvalidInput(f"cannot advance the clock by {seconds!r} seconds", hint="give a positive number")
         self._run(lambda runtime: runtime.advance(seconds))
 
@@ -60,7 +62,8 @@ class ClusterFaults:
     """Faults of a cluster; methods block until they are done.
 
     They raise `InvalidState` while the cluster is not running, `InvalidInput` for an unknown node, and `InvalidSetting`
-    for an unknown direction, a count below 1, a time that is no number of seconds, or another fault without effect.
+    for an unknown direction, a count below 1, a time that is no number of seconds, a peer that is no address, or
+    another fault without effect.
 
     Nodes are named n1, n2 and so on, lookup nodes l1, l2 and so on. A direction is ``in`` (from clients) or ``out`` (to
     clients). A peer, a client's ``host:port``, limits a fault to this client.
@@ -103,8 +106,18 @@ class ClusterFaults:
         self._run(act)
 
     def freeze(self, name: str) -> None:
-        """Freeze a node as SIGSTOP does: connections stay open without answers; its lease expires."""
-        self._run(lambda runtime: runtime.freeze(name))
+        """Freeze a node as SIGSTOP does: connections stay open without answers; its lease expires.
+
+        Raises:
+            InvalidState: the node is down.
+        """
+
+        def act(runtime: Runtime) -> None:
+            if runtime.node(name).server is None:
+                raise InvalidState(f"{name!r} is down, and cannot be frozen", hint="restart it first")
+            runtime.freeze(name)
+
+        self._run(act)
 
     def thaw(self, name: str) -> None:
         """Thaw a frozen node."""
@@ -112,6 +125,7 @@ class ClusterFaults:
 
     def refuse(self, name: str, refusing: bool = True) -> None:
         """Close every new connection to a node at once, or accept them again."""
+        check_flags(refusing=refusing)
         self._run(lambda runtime: runtime.node(name).member.node.faults.refuse(refusing))
 
     # Bytes
@@ -119,6 +133,8 @@ class ClusterFaults:
     def _add(self, name: str, rule: Rule) -> None:
         if rule.direction not in ("in", "out"):
             raise InvalidSetting(f"direction={rule.direction!r} is unknown", hint='use "in" or "out"')
+        if rule.peer is not None and _PEER.fullmatch(str(rule.peer)) is None:
+            raise InvalidSetting(f"peer={rule.peer!r} is not the address of a client", hint="give host:port")
         self._run(lambda runtime: runtime.node(name).member.node.faults.replace(rule))
 
     def drop(self, name: str, direction: Direction, *, size: int | None = None, peer: str | None = None) -> None:
@@ -164,6 +180,8 @@ class ClusterFaults:
             closes: close the connection then; None to do as the real server after this code.
         """
         check_number("times", times, 1)
+        if closes is not None:
+            check_flags(closes=closes)
         if _CODE.fullmatch(code) is None:
             raise InvalidSetting(f"code={code!r} is not a code of an error", hint="E_ and capitals, as E_PUB_FAILED")
         known = SERVER_ERRORS.get(code)
@@ -216,13 +234,8 @@ class ClusterFaults:
         self._lookups(name, lambda lookupd: lookupd.show_current())
 
     def pending(self) -> dict[str, list[str]]:
-        """Return faults in effect, by node, without kills and faults of lookup nodes."""
-
-        def collect(runtime: Runtime) -> dict[str, list[str]]:
-            found = {name: running.member.node.faults.pending() for name, running in runtime.nodes.items()}
-            return {name: faults for name, faults in found.items() if faults}
-
-        pending: dict[str, list[str]] = self._run(collect)
+        """Return the faults in effect by node: ``{"n1": ["frozen"], "l1": ["down"], "clock": ["stopped"]}``."""
+        pending: dict[str, list[str]] = self._run(lambda runtime: runtime.pending())
         return pending
 
     def heal(self) -> None:

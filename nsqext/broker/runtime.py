@@ -145,6 +145,10 @@ class Clock:
     def wall(self) -> int:
         return (self._held[1] if self._held else time.time_ns()) + round(self._ahead * 1e9)
 
+    @property
+    def stopped(self) -> bool:
+        return self._held is not None
+
     def advance(self, seconds: float) -> None:
         self._ahead += seconds
 
@@ -397,6 +401,16 @@ class Runtime(ABC):
             running.member.node.faults.heal()
         for lookupd in self.lookupds_named(None):
             lookupd.show_current()
+
+    def pending(self) -> dict[str, list[str]]:
+        """Return the faults in effect by server, killed servers and a stopped clock included."""
+        servers: dict[str, tuple[object, list[str]]] = {
+            name: (running.server, running.member.node.faults.pending()) for name, running in self.nodes.items()
+        }
+        servers |= {name: (running.server, running.lookupd.pending()) for name, running in self.lookupds.items()}
+        found = {name: [*(["down"] if server is None else []), *faults] for name, (server, faults) in servers.items()}
+        found["clock"] = ["stopped"] if self.clock.stopped else []
+        return {name: faults for name, faults in found.items() if faults}
 
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)

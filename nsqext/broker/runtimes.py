@@ -12,6 +12,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.coordinator import Coordinator, CoordinatorOptions
 from nsqext.broker.coordinator.state_file import StateFile
+from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.options import make_kind
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.lookupd.api import lookupd_app
@@ -26,7 +27,7 @@ from nsqext.protocol.server.negotiate import ServerLimits
 
 if TYPE_CHECKING:
     from nsqext.broker.coordinator.replication import ReplicaSet
-    from nsqext.broker.coordinator.topics import ClusterMember, TopicSpec
+    from nsqext.broker.coordinator.topics import ClusterMember
     from nsqext.broker.options import ClusterOptions, ClusterShape
     from nsqext.types import Address
 
@@ -249,20 +250,28 @@ class RuntimeOriginal(Runtime):
                 found.clear()
 
     async def create_topic(self, name: str, spec: TopicSpec, channels: tuple[str, ...], dispatch: str = "") -> None:
-        """Create a topic on every node; return when every lookup node shows it there."""
-        if spec.partition_num != 1 or spec.replica != 1 or spec.ordered or spec.extend or dispatch:
+        """Create a topic on every node that is not down; return when every lookup node shows it there."""
+        if spec != TopicSpec() or dispatch:
             raise InvalidInput(
-                "the original NSQ has no partitions, replicas, ordered topics, extend headers or dispatch types",
+                "the original NSQ has no partitions, replicas, ordered topics, extend headers, registered channels or "
+                "dispatch types",
                 topic=name,
             )
+        if not self._registering():
+            raise InvalidInput("the topic cannot be created: no node runs", topic=name, hint="restart or thaw a node")
         for running in self.nodes.values():
-            hosted = running.member.node.create_topic(name)
-            for channel in channels:
-                running.member.node.channel(hosted, channel)
-        alive = sum(running.member.alive for running in self.nodes.values())
+            if running.server is not None:
+                hosted = running.member.node.create_topic(name)
+                for channel in channels:
+                    running.member.node.channel(hosted, channel)
         for lookupd in self._original:
-            while lookupd.alive and not _shows_topic(lookupd, name, channels, alive):  # noqa: ASYNC110 - registrations have no event
+            while lookupd.alive and not _shows_topic(lookupd, name, channels, self._registering()):  # noqa: ASYNC110 - registrations have no event
                 await anyio.sleep(0.005)
+
+    def _registering(self) -> int:
+        """Return the number of nodes that run, and so register their topics."""
+        found = self.nodes.values()
+        return sum(running.server is not None and not running.member.node.faults.frozen for running in found)
 
     def delete_topic(self, name: str) -> None:
         deleted = [running.member.node.delete_topic(name) for running in self.nodes.values()]

@@ -107,7 +107,13 @@ class LookupServer(ABC):
     tcp: Address = _UNKNOWN
     http: Address = _UNKNOWN
     delay: float = 0.0  #: seconds before each response
+    shown: str | None = None  #: ``empty`` or ``stale`` during such a fault
     alive: bool = True
+
+    def pending(self) -> list[str]:
+        """Return the faults in effect as texts."""
+        slow = f"each response after {self.delay:g} s" if self.delay else None
+        return [fault for fault in (self.shown, slow) if fault]
 
     @abstractmethod
     def show_current(self) -> None:
@@ -162,14 +168,14 @@ class Lookupd(LookupServer):
         }
 
     def show_current(self) -> None:
-        self.view = LiveView(self.coordinator)
+        self.view, self.shown = LiveView(self.coordinator), None
         self.delay: float = 0.0
 
     def show_nothing(self) -> None:
-        self.view = ClusterSnapshot()
+        self.view, self.shown = ClusterSnapshot(), "empty"
 
     def show_snapshot(self) -> None:
-        self.view = ClusterSnapshot(LiveView(self.coordinator))
+        self.view, self.shown = ClusterSnapshot(LiveView(self.coordinator)), "stale"
 
 
 @define(eq=False)

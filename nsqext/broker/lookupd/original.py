@@ -43,16 +43,17 @@ class OriginalLookupd(LookupServer):
 
     def clear(self) -> None:
         self.registry = self.view = self.registry.empty()
+        self.shown: str | None = None
 
     def show_current(self) -> None:
-        self.view = self.registry
+        self.view, self.shown = self.registry, None
         self.delay: float = 0.0
 
     def show_nothing(self) -> None:
-        self.view = self.registry.empty()
+        self.view, self.shown = self.registry.empty(), "empty"
 
     def show_snapshot(self) -> None:
-        self.view = self.registry.snapshot()
+        self.view, self.shown = self.registry.snapshot(), "stale"
 
 
 def _topic_and_channel(call: Call) -> tuple[str, str]:

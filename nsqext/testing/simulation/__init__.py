@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from nsqext.testing.simulation.faults import KINDS, Fault, FaultOptions
 from nsqext.testing.simulation.network import NetworkOptions
-from nsqext.testing.simulation.runner import ClientProcess, Run, SimulationFailed, World, run_seed, simulate
+from nsqext.testing.simulation.results import Run, SimulationFailed
+from nsqext.testing.simulation.runner import ClientProcess, World, run_seed, simulate
 
 __all__ = (
     "KINDS",

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from nsqext.broker.coordinator.topics import TopicSpec
+from nsqext.broker.cluster import channel_names, new_topic
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtimes import RuntimeRedesigned
-from nsqext.errors import NsqError
+from nsqext.errors import InvalidInput, NsqError
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.private_parts import run_by_anyio
 
 if TYPE_CHECKING:
+    from nsqext.broker.coordinator.topics import TopicSpec
     from nsqext.broker.engine.options import NodeOptions
     from nsqext.testing.simulation.disk import SimulatedDisk
 
@@ -105,14 +106,8 @@ class SimulatedCluster:
         dispatch: str = "",
     ) -> None:
         """See `nsqext.broker.Cluster.create_topic`."""
-        spec = TopicSpec(
-            partition_num=partitions,
-            replica=replicas,
-            ordered=ordered,
-            multi_part=not ordered and partitions * replicas > len(self.nodes),
-            extend=extend,
-        )
-        self._specs[name] = spec, tuple(channels), dispatch
+        spec = new_topic(name, partitions, replicas, len(self.nodes), extend=extend, ordered=ordered)
+        self._specs[name] = spec, channel_names(channels, dispatch), dispatch
         await self._create(name)
         self.topics[name] = partitions
 
@@ -176,14 +171,27 @@ class SimulatedCluster:
 
     @as_server()
     def separate(self, first: str, second: str) -> None:
-        """Cut the link between two nodes, or between a node and the coordinator."""
+        """Cut the link between two nodes, or between a node and the coordinator.
+
+        Raises:
+            InvalidInput: unknown node.
+        """
+        self._check_link(first, second)
         if COORDINATOR in (first, second):
             self.runtime.isolate(second if first == COORDINATOR else first)
         else:
             self.runtime.coordinator.separate(first, second)
 
+    def _check_link(self, first: str, second: str) -> None:
+        for name in (first, second):
+            if name != COORDINATOR:
+                self.runtime.node(name)
+        if first == second:
+            raise InvalidInput(f"{first!r} has no link to itself")
+
     @as_server()
     def connect(self, first: str, second: str) -> None:
+        self._check_link(first, second)
         if COORDINATOR in (first, second):
             self.runtime.rejoin(second if first == COORDINATOR else first)
         else:

@@ -70,12 +70,38 @@ class FaultOptions:
         check_time("duration", self.duration)
         check_range("seconds", self.seconds)
 
-    def check_disk(self) -> None:
-        """Raise InvalidSetting if all kinds need a simulated disk, as the simulation has no disk."""
-        if {*self.kinds} <= _DISK_KINDS:
+    @property
+    def every_kind(self) -> bool:
+        """Whether no kinds were chosen."""
+        return {*self.kinds} == {*KINDS}
+
+    def possible(self, *, disk: bool, nodes: int) -> FaultOptions:
+        """Return the options without the kinds that a simulation cannot inject.
+
+        Raises:
+            InvalidSetting: such a kind was chosen.
+        """
+        impossible = set() if disk else {*_DISK_KINDS}
+        impossible |= _NODES_KINDS if nodes == 1 else set()
+        if self.every_kind:
+            return evolve(self, kinds=tuple(kind for kind in self.kinds if kind not in impossible))
+        chosen = [kind for kind in self.kinds if kind in impossible]
+        if chosen:
+            on_disk = chosen[0] in _DISK_KINDS
             raise InvalidSetting(
-                f"faults of kinds {', '.join(self.kinds)} have no effect without a simulated disk",
-                hint="give disk=True",
+                f"faults of kinds {', '.join(chosen)} have no effect without {'a disk' if on_disk else 'other nodes'}",
+                hint="give disk=True" if on_disk else "give nodes=2 or more",
+            )
+        return self
+
+    def check_effects(self, drawn: set[str], effective: set[str]) -> None:
+        """Raise InvalidSetting for kinds of faults that were drawn, and had no effect in any run."""
+        idle = sorted(drawn - effective)
+        if idle:
+            hints = [_NEEDS[kind] for kind in idle if kind in _NEEDS]
+            raise InvalidSetting(
+                f"faults of kinds {', '.join(idle)} had no effect in any run",
+                hint=hints[0] if hints else "leave them out",
             )
 
 
@@ -95,7 +121,7 @@ def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
     def begin(at: Injector, fault: Fault) -> End:
         disk = at.cluster.disk
         if disk is None:
-            return None
+            return at.no_effect()
         change(disk, fault)
         return lambda: disk.heal(fault.target)
 
@@ -105,7 +131,7 @@ def _disk(change: Callable[[SimulatedDisk, Fault], None]) -> _Begin:
 def _cut_off(at: Injector, fault: Fault, others: Sequence[str]) -> End:
     """Cut the link between a node and another node, or between the coordinator and all nodes."""
     if not others:
-        return None
+        return at.no_effect()
     other = others[int(fault.chance * len(others))]
     at.cluster.separate(fault.target, other)
     return lambda: at.cluster.connect(fault.target, other)
@@ -121,8 +147,9 @@ def _stall(at: Injector, fault: Fault) -> End:
 def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable[..., Awaitable[bool]]) -> _Begin:
     async def begin(at: Injector, fault: Fault) -> End:
         names = names_in(at.cluster)
-        if names:
-            await how(at.cluster, names[int(fault.chance * len(names))])
+        if not names:
+            return at.no_effect()
+        await how(at.cluster, names[int(fault.chance * len(names))])
         return None
 
     return begin
@@ -135,9 +162,10 @@ def _freeze(at: Injector, fault: Fault) -> End:
 
 async def _move(at: Injector, fault: Fault) -> End:
     places = [(topic, number) for topic, count in at.cluster.topics.items() for number in range(count)]
-    if places:
-        topic, partition = places[int(fault.chance * len(places))]
-        await at.cluster.move_leader(topic, partition, fault.target)
+    if not places:
+        return at.no_effect()
+    topic, partition = places[int(fault.chance * len(places))]
+    await at.cluster.move_leader(topic, partition, fault.target)
     return None
 
 
@@ -287,6 +315,12 @@ _LOOKUP: dict[str, _Begin] = {
     "lookup_partition": _blocking("io"),
 }
 _DISK_KINDS = frozenset(("disk_full", "disk_failing", "disk_slow"))
+_NODES_KINDS = frozenset(("separate", "move"))  # need two nodes
+_NEEDS = {
+    "recreate": "name topics in world.cluster.recreated",
+    "upgrade": "name topics without extend support in world.cluster.upgraded",
+    "move": "create a topic before faults are injected",
+}
 KINDS: dict[str, _Begin] = {**_NODE, **_LOOKUP}
 """Kinds of faults, with a function that begins a fault and returns the function that ends it."""
 
@@ -315,19 +349,29 @@ class Injector:
     clock: SimulatedClock
     selector: SimulatedSelector
     clients: list[str] = field(factory=lambda: ["client"])
+    effective: set[str] = field(factory=set)  #: kinds of the faults that had an effect
+    _idle: bool = field(default=False, init=False)
     _turn: anyio.Lock = field(factory=anyio.Lock, init=False)
 
     def random_of(self, fault: Fault) -> Random:
         """Return a source of choices that is independent of other faults."""
         return Random(f"{self.seed} {fault.chance}")
 
+    def no_effect(self) -> End:
+        """Note that the fault that begins has nothing to act on; return None."""
+        self._idle = True
+        return None
+
     async def inject(self, fault: Fault) -> None:
         await anyio.sleep(fault.at)
         self.network.note(f"fault {fault}")
         async with self._turn:
+            self._idle = False
             with as_server():  # for timers that a fault starts
                 begun = KINDS[fault.kind](self, fault)
                 end = await begun if inspect.isawaitable(begun) else begun
+            if not self._idle:
+                self.effective.add(fault.kind)
         if end is None:
             return
         await anyio.sleep(fault.seconds)

@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.metadata import version
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from anyio.lowlevel import checkpoint
 
@@ -209,8 +210,19 @@ class SimulatedLoop(BaseSelectorEventLoop):
         self.network: Network = network
         self.selector: SimulatedSelector = SimulatedSelector(network, most_turns)
         super().__init__(self.selector)
-        task = _numbered(asyncio.Task)
-        self.set_task_factory(lambda loop, coroutine, **settings: task(coroutine, loop=loop, **settings))
+        kind, self._made = _numbered(asyncio.Task), WeakSet[Any]()
+
+        def make(loop: Any, coroutine: Any, **settings: Any) -> Any:
+            task = kind(coroutine, loop=loop, **settings)
+            self._made.add(task)
+            return task
+
+        self.set_task_factory(make)
+
+    def unseen_errors(self) -> list[BaseException]:
+        """Return the errors of ended tasks that the program keeps and did not await, in the order of the tasks."""
+        ended = [task for task in sorted(self._made, key=hash) if task.done() and not task.cancelled()]
+        return [task.exception() for task in ended if task._log_traceback and task.exception() is not None]
 
     def time(self) -> float:
         return self.network.now

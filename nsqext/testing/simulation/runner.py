@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from random import Random
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import anyio
-from attrs import field, frozen
 
-from nsqext.arguments import check_number, check_time
+from nsqext.arguments import check_flags, check_number, check_time
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
 from nsqext.client.consumer.message import HandlerSignal
@@ -25,7 +24,9 @@ from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, Injector, draw_faults
 from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
 from nsqext.testing.simulation.private_parts import SimulatedLoop, SimulationStuck
+from nsqext.testing.simulation.results import Run, SimulationFailed, error_text, failed_assertion, repeating_call
 from nsqext.testing.simulation.seams import SimulatedClock, simulated_machine
+from nsqext.transport.event_loop import current_loop
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -97,6 +98,11 @@ class World:
         self._tasks = tasks
 
     @property
+    def effective(self) -> frozenset[str]:
+        """Kinds of the faults that had an effect so far."""
+        return frozenset(self._injector.effective)
+
+    @property
     def clients(self) -> list[str]:
         """Names of client processes; ``client`` runs the scenario."""
         return self._injector.clients
@@ -136,55 +142,6 @@ Scenario = Callable[[World], Awaitable[object]]
 _SHRINK_RUNS = 60
 
 
-@frozen
-class Run:
-    """Result of a seed.
-
-    Attributes:
-        trace: digest of every event; equal for equal runs.
-        seconds: virtual duration.
-        error: what the scenario raised; None when it returned.
-        lines: the last events as text, if kept.
-        injected: whether the scenario has called `World.inject_faults`.
-        handler_errors: what handlers raised, as text, and how often; their messages are delivered again. An
-            `AssertionError` is the error of the run instead.
-    """
-
-    seed: int
-    faults: tuple[Fault, ...]
-    trace: str
-    seconds: float
-    turns: int
-    error: BaseException | None = None
-    lines: tuple[str, ...] = ()
-    injected: bool = False
-    handler_errors: Mapping[str, int] = field(factory=dict)
-
-
-class SimulationFailed(AssertionError):
-    """A scenario raised. The text has the seed, the necessary faults, the error, and what handlers raised.
-
-    Attributes:
-        run: the run with the fewest faults that still fails.
-    """
-
-    def __init__(self, run: Run, scenario: str) -> None:
-        self.run: Run = run
-        faults = "".join(f"\n  {fault}" for fault in run.faults) or "\n  (none)"
-        handlers = "".join(f"\n  {text} ({count} times)" for text, count in run.handler_errors.items())
-        raised = f"handlers raised:{handlers}\n" if handlers else ""
-        super().__init__(
-            f"seed {run.seed}: {_text(run.error)}\nfaults, as few as fail:{faults}\n{raised}"
-            f"repeat it with: simulate({scenario}, seeds=[{run.seed}])"
-        )
-
-
-def _text(error: BaseException | None) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
-
-
 def simulate(
     scenario: Scenario,
     seeds: int | Iterable[int] = 20,
@@ -217,17 +174,23 @@ def simulate(
     Raises:
         SimulationFailed: the scenario raised; with the necessary faults.
         InvalidSetting: an argument is not valid, or would have no effect: ``faults`` of a scenario that never injects
-            them, no seed, faults of disks without ``disk``.
+            them, a chosen kind of faults without effect in any run, no seed.
+        InvalidState: called in an event loop.
     """
+    _check_no_loop()
     numbers = range(1, check_number("seeds", seeds, 1) + 1) if isinstance(seeds, int) else [*seeds]
     if not numbers:
         raise InvalidSetting("seeds is empty, so that the scenario would not run")
     check_number("nodes", nodes, 1)
     check_number("lookupds", lookupds, 1)
     check_time("time_limit", time_limit, zero=False)
-    options = faults or FaultOptions()
-    if not disk:
-        options.check_disk()
+    check_flags(disk=disk)
+    _check_options("faults", faults, FaultOptions)
+    _check_options("network", network, NetworkOptions)
+    options = (faults or FaultOptions()).possible(disk=disk, nodes=nodes)
+    settings: dict[str, tuple[object, object]] = {"nodes": (nodes, 3), "lookupds": (lookupds, 2)}
+    settings |= {"faults": (faults, None), "network": (network, None)}
+    settings |= {"time_limit": (time_limit, 600.0), "disk": (disk, False)}
     names = [f"n{number + 1}" for number in range(nodes)], [f"l{number + 1}" for number in range(lookupds)]
     found = []
     for seed in numbers:
@@ -236,14 +199,32 @@ def simulate(
         )
         run = again(draw_faults(seed, options, *names))
         if run.error is not None:
-            raise SimulationFailed(shrink(run, again), getattr(scenario, "__name__", "scenario")) from run.error
+            raise SimulationFailed(shrink(run, again), repeating_call(scenario, seed, settings)) from run.error
         found.append(run)
     if faults is not None and not any(run.injected for run in found):
         raise InvalidSetting(
             "the scenario injects no faults, so that faults= has no effect",
             hint="async with world.inject_faults(): ...",
         )
+    if faults is not None and not faults.every_kind:
+        injected = [run for run in found if run.injected]
+        drawn = {fault.kind for run in injected for fault in run.faults}
+        faults.check_effects(drawn, {kind for run in injected for kind in run.effective})
     return found
+
+
+def _check_no_loop() -> None:
+    loop = current_loop()
+    if loop is not None:
+        raise InvalidState(
+            "a simulation has an event loop of its own, and was called in another one",
+            hint="call it in a function that is declared with 'def', not 'async def'",
+        )
+
+
+def _check_options(name: str, value: object, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise InvalidSetting(f"{name}={value!r} is not a {kind.__name__}")
 
 
 def shrink(run: Run, again: Callable[[Sequence[Fault]], Run], most: int = _SHRINK_RUNS) -> Run:
@@ -311,9 +292,12 @@ def run_seed(
             main = _main(scenario, build, cluster, loop, time_limit)
             with _noted_handlers(raised, unhandled):
                 loop.run_until_complete(main)
-        except (Exception, SimulationStuck) as found:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as found:  # `pytest.fail` raises no `Exception`
             error = found
         finally:
+            unhandled += loop.unseen_errors()
             _close(loop)
         error = unhandled[0] if unhandled else error  # often the cause of the scenario's error
     return Run(
@@ -325,6 +309,7 @@ def run_seed(
         error=error,
         lines=tuple(wires.lines or ()),
         injected=any(world.injected for world in worlds),
+        effective=frozenset().union(*(world.effective for world in worlds)),
         handler_errors=raised,
     )
 
@@ -337,9 +322,9 @@ def _noted_handlers(raised: Counter[str], failures: list[BaseException]) -> Iter
     def noting(answer: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         async def answer_failed(policy: FailurePolicy, messages: object, error: Exception) -> None:
             if threading.get_ident() == simulation and not isinstance(error, HandlerSignal):
-                raised[_text(error)] += 1
-                if isinstance(error, AssertionError):
-                    failures.append(error)
+                raised[error_text(error)] += 1
+                if (failed := failed_assertion(error)) is not None:
+                    failures.append(failed)
             await answer(policy, messages, error)
 
         return answer_failed

@@ -170,6 +170,14 @@ def test_bad_arguments_are_named() -> None:
             cluster.create_topic("t", channels=["bad!"])
         with pytest.raises(InvalidSetting, match="list of names"):
             cluster.create_topic("t", channels="ch")
+        for flag in ("extend", "ordered", "register_channels"):
+            with pytest.raises(InvalidSetting, match=f"{flag}='no' is not True or False"):
+                cluster.create_topic("t", **{flag: "no"})  # type: ignore[arg-type]
+        with pytest.raises(InvalidSetting, match="dispatch='key_failover' has no effect without channels"):
+            cluster.create_topic("t", dispatch="key_failover")
+        with pytest.raises(InvalidSetting, match="timeout='1' is text"):
+            cluster.wait_writable("t", timeout="1")  # type: ignore[arg-type]
+        assert cluster.topics == {}
         with pytest.raises(InvalidInput, match=r"No node is available.*: check partitions and replicas"):
             cluster.create_topic("t", replicas=2)
         cluster.create_topic("t")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidInput, InvalidSetting
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
@@ -133,6 +133,34 @@ def test_a_fault_replaces_the_last_fault_of_its_kind() -> None:
         assert faults.pending() == {}
 
 
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
+def test_killed_servers_lookup_faults_and_a_stopped_clock_are_pending(generation: str) -> None:
+    with Cluster(2, lookupds=4, generation=generation) as cluster:
+        faults = cluster.faults
+        cluster.kill("n1")
+        cluster.kill("l1")
+        faults.stale_lookup("l2")
+        faults.empty_lookup("l3")
+        faults.slow_lookup(2.5, "l3")
+        faults.slow_lookup(0.5, "l4")
+        faults.clock.stop()
+        slow = "each response after {} s"
+        assert faults.pending() == {
+            "n1": ["down"],
+            "l1": ["down"],
+            "l2": ["stale"],
+            "l3": ["empty", slow.format(2.5)],
+            "l4": [slow.format(0.5)],
+            "clock": ["stopped"],
+        }
+        faults.heal()
+        faults.clock.run()
+        assert faults.pending() == {"n1": ["down"], "l1": ["down"]}
+        cluster.restart("n1")
+        cluster.restart("l1")
+        assert faults.pending() == {}
+
+
 def test_cuts_that_are_repeated_do_not_add_up() -> None:
     with Cluster(1) as cluster:
         cluster.create_topic("t")
@@ -237,7 +265,8 @@ def test_a_frozen_node_that_is_restarted_is_not_frozen(end: str) -> None:
         cluster.create_topic("t", replicas=3, channels=["ch"])
         cluster.faults.freeze("n1")
         getattr(cluster, end)("n1")
-        cluster.faults.freeze("n1")  # there is no process to stop
+        with pytest.raises(InvalidState, match="'n1' is down, and cannot be frozen: restart it first"):
+            cluster.faults.freeze("n1")  # there is no process to stop: it ran when it was restarted
         cluster.restart("n1")
         eventually(lambda: sorted(cluster.in_sync("t")), lambda names: names == ["n1", "n2", "n3"])
         with BlockingClient(cluster.nodes["n1"].tcp) as talker:
@@ -266,6 +295,10 @@ def test_invalid_faults() -> None:
             ("times=0", lambda: faults.answer("n1", "E_BAD_TOPIC", times=0)),
             ("code='PUB_FAILED'", lambda: faults.answer("n1", "PUB_FAILED")),
             ("command='pub'", lambda: faults.answer("n1", "E_PUB_FAILED", command="pub")),
+            ("closes='no'", lambda: faults.answer("n1", "E_PUB_FAILED", closes="no")),  # type: ignore[arg-type]
+            ("refusing='no'", lambda: faults.refuse("n1", "no")),  # type: ignore[arg-type]
+            ("peer='127.0.0.1'", lambda: faults.drop("n1", "in", peer="127.0.0.1")),
+            ("peer='n2'", lambda: faults.cut("n1", peer="n2")),
             ("command='DPUB'", lambda: faults.answer("n1", "E_PUB_FAILED", command="DPUB")),
             ("count=-1", lambda: faults.truncate("t", 0, -1)),
         ]
@@ -273,6 +306,6 @@ def test_invalid_faults() -> None:
             with pytest.raises(InvalidSetting, match=re.escape(text)):
                 fault()
         assert faults.pending() == {}
-        for seconds in (-1, float("nan")):
+        for seconds in (-1, float("nan"), float("inf"), "5", True):
             with pytest.raises(InvalidInput, match="cannot advance the clock by"):
-                cluster.faults.clock.advance(seconds)
+                cluster.faults.clock.advance(seconds)  # type: ignore[arg-type]

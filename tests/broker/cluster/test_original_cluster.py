@@ -84,6 +84,20 @@ def test_a_frozen_node_becomes_inactive() -> None:
         eventually(lambda: len(ports(cluster.lookupd[0], "t")), lambda count: count == 1)
 
 
+@pytest.mark.parametrize("end", ["kill", "terminate", "freeze"])
+def test_a_topic_is_created_on_the_nodes_that_run(end: str) -> None:
+    """With a node that was terminated or frozen, `create_topic` never returned."""
+    with Cluster(3, generation="original") as cluster:
+        getattr(cluster.faults if end == "freeze" else cluster, end)("n1")
+        cluster.create_topic("orders", channels=["billing"])
+        running = sorted(port(cluster.nodes[name].tcp) for name in ("n2", "n3"))
+        assert ports(cluster.lookupd[0], "orders") == running
+        for name in ("n2", "n3"):
+            cluster.kill(name)
+        with pytest.raises(InvalidInput, match="cannot be created: no node runs"):
+            cluster.create_topic("refunds")
+
+
 def test_a_new_topic_gets_the_channels_that_other_nodes_have() -> None:
     with Cluster(2, generation="original") as cluster:
         plain_http.post(f"http://{cluster.lookupd[0]}/channel/create?topic=t&channel=known")
@@ -127,7 +141,8 @@ def test_messages_flow() -> None:
 
 def test_operations_that_the_original_nsq_does_not_support() -> None:
     with Cluster(1, generation="original") as cluster:
-        for options in ({"partitions": 2}, {"extend": True}, {"ordered": True}, {"replicas": 2}):
+        refused: list[dict[str, Any]] = [{"partitions": 2}, {"extend": True}, {"ordered": True}, {"replicas": 2}]
+        for options in (*refused, {"register_channels": True}):
             with pytest.raises(InvalidInput, match="has no partitions"):
                 cluster.create_topic("t", **options)
         with pytest.raises(InvalidState, match="no partition leaders"):

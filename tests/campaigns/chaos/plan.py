@@ -138,8 +138,13 @@ def _delay(rng: random.Random, at: float) -> list[Step]:
 
 def _freeze(rng: random.Random, at: float) -> list[Step]:
     name = rng.choice(NODES)
+
+    def freeze(world: World) -> None:
+        if world.cluster.state(name) != "down":
+            world.cluster.faults.freeze(name)
+
     return [
-        Step(at, f"freeze {name}", lambda world: world.cluster.faults.freeze(name)),
+        Step(at, f"freeze {name}", freeze),
         Step(at + rng.uniform(0.1, 0.8), f"thaw {name}", lambda world: world.cluster.faults.thaw(name)),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import re
@@ -10,13 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from nsqext import Consumer, Message, Producer
-from nsqext.errors import InvalidSetting, NsqError
+from nsqext.errors import InvalidSetting, InvalidState, NsqError
 from nsqext.testing import FaultOptions, NetworkOptions, SimulationFailed, World, simulate
 from nsqext.testing.simulation import KINDS, Fault, run_seed
 from nsqext.testing.simulation.cluster import COORDINATOR
@@ -27,6 +28,8 @@ from tests.support.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+
+    from nsqext.testing.simulation.runner import Scenario
 
 NODES, LOOKUPDS = ("n1", "n2", "n3"), ("l1", "l2")
 
@@ -134,9 +137,61 @@ def test_a_failure_names_seed_and_the_one_fault_that_is_needed() -> None:
     with pytest.raises(SimulationFailed) as caught:
         simulate(breaks_when_a_node_is_killed, seeds=10, faults=options)
     assert [(fault.kind, fault.target) for fault in caught.value.run.faults] == [("kill", "n1")]
-    text = str(caught.value)
-    assert "n1 is down" in text
-    assert f"simulate(breaks_when_a_node_is_killed, seeds=[{caught.value.run.seed}])" in text
+    assert "n1 is down" in str(caught.value)
+
+
+def test_a_failure_has_the_call_that_repeats_it() -> None:
+    """The call had no arguments but the seed: the seed then had other faults, and passed."""
+    faults, network = FaultOptions(kinds=("kill", "cut"), count=(1, 3)), NetworkOptions(split=0.5)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(
+            *(breaks_when_a_node_is_killed, 20),
+            nodes=4,
+            lookupds=1,
+            faults=faults,
+            network=network,
+            time_limit=99,
+            disk=True,
+        )
+    call = str(caught.value).partition("repeat it with: ")[2]
+    seed = caught.value.run.seed
+    options = "faults=FaultOptions(kinds=('kill', 'cut'), count=(1, 3)), network=NetworkOptions(split=0.5)"
+    given = f"nodes=4, lookupds=1, {options}, time_limit=99, disk=True"
+    assert call == f"simulate(breaks_when_a_node_is_killed, seeds=[{seed}], {given})"
+    with pytest.raises(SimulationFailed) as again:
+        eval(call)  # noqa: S307 - our own text
+    assert again.value.run.trace == caught.value.run.trace
+
+
+async def keeps_a_task_that_fails(world: World) -> None:
+    """Keep a task whose error the program never sees, as asyncio's documentation advises for background tasks."""
+
+    async def fail() -> None:
+        raise ValueError("the receipt was not sent")
+
+    KEPT.append(asyncio.create_task(fail()))
+    await anyio.sleep(1)
+
+
+KEPT: list[asyncio.Task[None]] = []
+
+
+async def fails_by_pytest(world: World) -> None:
+    """Fail with an error that is no `Exception`."""
+    pytest.fail("two bookings")
+
+
+@table(
+    ("scenario", "text"),
+    [
+        (keeps_a_task_that_fails, "seed 1: ValueError: the receipt was not sent"),
+        (fails_by_pytest, "seed 1: Failed: two bookings"),
+    ],
+)
+def test_a_task_that_fails_and_pytest_fail_are_failures(scenario: Scenario, text: str) -> None:
+    """The former passed, the latter named no seed."""
+    with pytest.raises(SimulationFailed, match=re.escape(text)):
+        simulate(scenario, seeds=1)
 
 
 def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails() -> None:
@@ -164,6 +219,8 @@ def test_what_handlers_raise_is_reported_and_a_failed_assertion_fails() -> None:
     assert run.handler_errors == {"ValueError: no such customer": 1}
     with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
         simulate(raising(AssertionError("booked twice")), seeds=1)
+    with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
+        simulate(raising(ExceptionGroup("of a task group", [OSError(), AssertionError("booked twice")])), seeds=1)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -196,12 +253,65 @@ def test_every_kind_of_fault_begins_and_ends(kind: str) -> None:
         (lambda: simulate(no_faults, lookupds=0), "lookupds=0"),
         (lambda: simulate(no_faults, time_limit=0), "time_limit=0"),
         (lambda: simulate(no_faults, faults=FaultOptions(kinds=["disk_full"])), "disk_full have no effect without a"),
+        (lambda: simulate(no_faults, faults=FaultOptions(kinds=["cut", "disk_slow"])), "disk_slow have no effect with"),
+        (lambda: simulate(no_faults, nodes=1, faults=FaultOptions(kinds=["cut", "move"])), "move have no effect witho"),
+        (lambda: simulate(only_faults, faults=FaultOptions(kinds=["recreate"])), "world.cluster.recreated"),
+        (lambda: simulate(only_faults, faults=FaultOptions(kinds=["cut", "upgrade"])), "upgrade had no effect in any"),
         (lambda: simulate(no_faults, 1, faults=FaultOptions(), time_limit=4000), "injects no faults"),
+        (lambda: simulate(no_faults, 1, faults={"kinds": ["cut"]}), "is not a FaultOptions"),  # type: ignore[arg-type]
+        (lambda: simulate(no_faults, 1, network={"split": 1}), "is not a NetworkOptions"),  # type: ignore[arg-type]
+        (lambda: simulate(no_faults, 1, disk="no"), "disk='no'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_would_have_no_effect_is_refused(make: Callable[[], object], text: str) -> None:
     with pytest.raises(InvalidSetting, match=re.escape(text)):
         make()
+
+
+async def only_faults(world: World) -> None:
+    """Inject faults into a cluster without topics."""
+    async with world.inject_faults():
+        await anyio.sleep(1)
+
+
+def test_faults_of_every_kind_leave_out_what_the_simulation_cannot_inject() -> None:
+    """A third of the faults could have been of disks that were not there."""
+    runs = simulate(only_faults, seeds=20, nodes=1, faults=FaultOptions(count=(9, 9)))
+    drawn = {fault.kind for run in runs for fault in run.faults}
+    assert len(drawn) > 20
+    assert drawn.isdisjoint(("disk_full", "disk_failing", "disk_slow", "move", "separate"))
+
+
+@pytest.mark.anyio
+async def test_a_simulation_in_an_event_loop_is_refused() -> None:
+    """It was an error of asyncio, with a warning about a coroutine."""
+    with pytest.raises(InvalidState, match="declared with 'def', not 'async def'"):
+        simulate(only_faults, seeds=1)
+
+
+@table(
+    ("wrong", "text"),
+    [
+        (lambda cluster: cluster.create_topic("orders", channels="billing"), "channels='billing' is a text"),
+        (lambda cluster: cluster.create_topic("orders", extend="no"), "extend='no' is not True or False"),
+        (lambda cluster: cluster.create_topic("orders", dispatch="key_failover"), "no effect without channels"),
+        (lambda cluster: cluster.separate("n1", "n9"), "unknown node 'n9'"),
+        (lambda cluster: cluster.connect("l1", COORDINATOR), "'l1' is a lookup node"),
+        (lambda cluster: cluster.separate("n1", "n1"), "'n1' has no link to itself"),
+    ],
+)
+def test_wrong_arguments_of_the_cluster_are_refused(wrong: Callable[[Any], Any], text: str) -> None:
+    """A text became channels of one letter each, and links of unknown nodes were cut without effect."""
+
+    async def scenario(world: World) -> None:
+        ended = wrong(world.cluster)
+        if ended is not None:
+            await ended
+
+    error = run_seed(scenario, 1, ()).error
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    assert text in str(error)
 
 
 async def kills_its_producer(world: World) -> None:

@@ -165,7 +165,8 @@ class EmbeddedProcess:
         if kind in ("kill", "terminate", "lookup_kill"):
             return self._kill("terminate" if kind == "terminate" else "kill", "l1" if "lookup" in kind else node)
         if kind == "freeze":
-            self.call("faults.freeze", node)
+            if self.call("state", node) != "down":
+                self.call("faults.freeze", node)
             return lambda: self.call("faults.thaw", node)
         if kind == "refuse":
             self.call("faults.refuse", node)

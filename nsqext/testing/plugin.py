@@ -6,7 +6,7 @@ pytest loads it automatically. The fixtures are synchronous, for blocking tests 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ("nsq_cluster", "nsq_topic")
 
+_CLUSTER = pytest.StashKey["Cluster"]()
 _MARKER = "nsq_topic"
 _NAME = 40  # characters of the test's name in the topic's name; servers accept 64
 
@@ -35,6 +36,43 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that leaves faults in the cluster that the next tests share; end these faults."""
+    left: dict[str, list[str]] = {}
+    try:
+        ended = yield
+    finally:
+        cluster = item.config.stash.get(_CLUSTER, None)
+        if cluster is not None and "nsq_cluster" in getattr(item, "fixturenames", ()):
+            left = _end_faults(cluster)
+    if left:
+        texts = "; ".join(f"{name}: {', '.join(faults)}" for name, faults in left.items())
+        pytest.fail(
+            f"the test leaves faults in nsq_cluster, which other tests share: {texts}\n"
+            "Use a separate cluster: with Cluster() as cluster",
+            pytrace=False,
+        )
+    return ended
+
+
+def _end_faults(cluster: Cluster) -> dict[str, list[str]]:
+    """End the faults of a cluster, and return them."""
+    from nsqext.errors import InvalidState
+
+    try:
+        left = cluster.faults.pending()
+    except InvalidState:
+        cluster.start()
+        return {"cluster": ["stopped"]}
+    if left:
+        for name in [name for name, faults in left.items() if "down" in faults]:
+            cluster.restart(name)
+        cluster.faults.heal()
+        cluster.faults.clock.run()
+    return left
+
+
 def _number(config: pytest.Config, name: str) -> int:
     text = str(config.getini(name))
     if not text.isdecimal():
@@ -47,14 +85,16 @@ def nsq_cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """A running cluster, shared by all tests of the run; needs the extra ``broker``.
 
     Set ``nsqext_nodes``, ``nsqext_lookupds`` and ``nsqext_generation`` in pytest's configuration. A test that kills
-    nodes or injects faults uses a separate cluster: ``with Cluster() as cluster``.
+    nodes or injects faults uses a separate cluster, ``with Cluster() as cluster``: a test fails that leaves faults.
     """
     from nsqext.broker import Cluster
 
     generation = str(pytestconfig.getini("nsqext_generation"))
     nodes, lookupds = _number(pytestconfig, "nsqext_nodes"), _number(pytestconfig, "nsqext_lookupds")
     with Cluster(nodes, lookupds=lookupds, generation=generation) as cluster:
+        pytestconfig.stash[_CLUSTER] = cluster
         yield cluster
+        del pytestconfig.stash[_CLUSTER]
 
 
 @pytest.fixture

@@ -154,6 +154,48 @@ def test_it(nsq_cluster, nsq_topic):
     assert outcome(output) == {"passed": 1}, output
 
 
+def test_faults_that_a_test_leaves_are_its_error_and_no_error_of_the_next_test(run: Callable[..., str]) -> None:
+    """The tests behind it failed instead, by time limits and missing nodes."""
+    output = run(
+        """
+import pytest
+from nsqext import sync
+
+@pytest.fixture
+def healed(nsq_cluster):
+    yield
+    nsq_cluster.faults.heal()
+
+def test_a_heals(nsq_cluster, healed):
+    nsq_cluster.faults.freeze("n1")
+
+def test_b_leaves_faults(nsq_cluster, nsq_topic):
+    nsq_cluster.kill("n1")
+    nsq_cluster.kill("l1")
+    nsq_cluster.faults.freeze("n2")
+    nsq_cluster.faults.clock.stop()
+
+def test_c_publishes(nsq_cluster, nsq_topic):
+    assert nsq_cluster.faults.pending() == {}
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        producer.publish(nsq_topic, b"hi")
+
+def test_d_stops_it(nsq_cluster):
+    nsq_cluster.stop()
+
+def test_e_publishes(nsq_cluster, nsq_topic):
+    with sync.Producer(nsq_cluster.lookupd) as producer:
+        producer.publish(nsq_topic, b"hi")
+""",
+        ini="nsqext_nodes = 2\n",
+    )
+    assert outcome(output) == {"passed": 5, "errors": 2}, output
+    assert re.findall("ERROR at teardown of (test_._)", output) == ["test_b_", "test_d_"]
+    assert "nsq_cluster, which other tests share: n1: down; n2: frozen; l1: down; clock: stopped\n" in output
+    assert "share: cluster: stopped\n" in output
+    assert "Use a separate cluster: with Cluster() as cluster" in output
+
+
 def test_mistakes_are_named(run: Callable[..., str]) -> None:
     test = "@pytest.mark.nsq_topic({})\ndef test_{}(nsq_topic): pass\n"
     code = "import pytest\n" + test.format('"orders"', "name") + test.format('colour="red"', "colour")

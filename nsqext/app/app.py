@@ -180,6 +180,11 @@ class App(Router, Runnable):
         return tuple(("nsqd", address.strip()) for text in given for address in str(text).split(","))
 
     @property
+    def knows_partitions(self) -> bool:
+        """Whether the app's producer looks up the partitions of topics."""
+        return not self._given.nsqd
+
+    @property
     def publish_options(self) -> ProducerOptions:
         """The settings of the app's producer."""
         return build(ProducerOptions, producer_settings(), settings_for(producer_settings(), self._given.values))
@@ -433,6 +438,8 @@ class App(Router, Runnable):
             self._stopping.set()  # also after a failed lifespan or a cancellation: `wait` waits for it
             self._started.set()
             self._ended.set()
+            if self._test is not None:
+                self._test.app_ended()
         ended = failure if self._error is None else self._error
         if ended is not None:
             raise ended

@@ -23,7 +23,7 @@ from nsqext.client.producer.request import check_choice, key_bytes
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
-from nsqext.protocol.names import check_partition, check_trace_id
+from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.record import Record
 from nsqext.types import Receipt
 from nsqext.waits import Waiters
@@ -113,6 +113,13 @@ class _Recorder(Middleware):
         key = publishing.key if message.key is None else message.key
         check_choice(publishing.key if publishing.batch else message.key, publishing.partition)
         given = None if key is None else key_bytes(key)
+        choice = "key=" if key is not None else "partition=" if publishing.partition is not None else None
+        if choice and not self._app.knows_partitions:
+            raise InvalidSetting(
+                f"{choice} needs the partitions of a topic, which the app's nsqd= does not tell",
+                topic=publishing.topic,
+                hint=f"give the app lookupd=..., or publish without {choice}",
+            )
         options = self._app.publish_options
         delayed(options, publishing.topic, message, publishing.delay, key=given).check()
 
@@ -126,6 +133,10 @@ class TestedApp(Protocol):
     @property
     def publish_options(self) -> ProducerOptions:
         """See `App.publish_options`."""
+
+    @property
+    def knows_partitions(self) -> bool:
+        """See `App.knows_partitions`."""
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
         """See `App.tested_handler_of`."""
@@ -169,6 +180,7 @@ class AppTest:
         self._lookupd = lookupd
         self._stack = AsyncExitStack()
         self._entered = False
+        self._app_ended = False
 
     @property
     def lookupd(self) -> str | Sequence[str]:
@@ -182,13 +194,14 @@ class AppTest:
 
     @property
     def published(self) -> list[Published]:
-        """Published messages, in order."""
+        """Messages published since the test was entered, in order."""
         return self.recorder.published
 
     async def __aenter__(self) -> Self:
         self._app.use_test(self)
+        self.recorder.published = []
         try:
-            self._entered = True
+            self._entered, self._app_ended = True, False
             if self._lookupd:
                 await self._app.start()
             else:
@@ -207,6 +220,7 @@ class AppTest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
+        self.recorder.changed.wake()
         try:
             await self._stack.__aexit__(kind, error, trace)
             await self._app.aclose()
@@ -354,12 +368,27 @@ class AppTest:
         listed = f"{'channels' if channels else 'topics'} with handlers: {', '.join(known) or 'not any'}"
         return InvalidInput(f"the app has no handler of {topic}/{channel or '*'}", topic=topic, hint=guess + listed)
 
+    def app_ended(self) -> None:
+        """Note that the app has ended, which publishes nothing more."""
+        self._app_ended = True
+        self.recorder.changed.wake()
+
     async def wait_published(self, topic: str, count: int = 1) -> list[Published]:
-        """Return the publishes to a topic as soon as there are ``count``; bound it with `anyio.fail_after`."""
+        """Return the publishes to a topic as soon as there are ``count``; bound it with `anyio.fail_after`.
+
+        Raises:
+            InvalidInput: an invalid topic or count.
+            InvalidState: the app or the test has ended with fewer.
+        """
+        check_topic(topic)
+        check_number("count", count, 1)
         while True:
             found = [one for one in self.published if one.topic == topic]
             if len(found) >= count:
                 return found
+            if self._app_ended or not self._entered:
+                ended = "the app" if self._app_ended else "the test"
+                raise InvalidState(f"{ended} has ended with {len(found)} of {count} publishes", topic=topic)
             await self.recorder.changed.wait()
 
 

@@ -8,12 +8,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Reject
-from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
+from nsqext.broker import Cluster
+from nsqext.errors import InvalidBody, InvalidInput, InvalidName, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
 from nsqext.transactions import Inbox, OutboxStore, Positions, schema_sql
 
@@ -340,3 +343,79 @@ async def test_a_handler_that_does_not_await_its_requeue_fails() -> None:
         for topic in ("orders", "refunds"):
             with pytest.raises(InvalidState, match="did not await it"):
                 await test.deliver(topic, b"1")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "2", True])
+async def test_wait_published_waits_for_a_publish(wrong: Any) -> None:
+    """With 0 it returned at once, and the test passed without a publish."""
+    async with App(NOWHERE).test() as test:
+        with pytest.raises(InvalidInput, match=f"count={wrong!r} is not a positive number"):
+            await test.wait_published("invoices", wrong)
+        with pytest.raises(InvalidName):
+            await test.wait_published("the invoices")
+
+
+async def test_wait_published_ends_with_the_test() -> None:
+    app = App(NOWHERE)
+    async with anyio.create_task_group() as tasks, app.test() as test:
+        raised: list[str] = []
+
+        async def wait() -> None:
+            with pytest.raises(InvalidState, match="the test has ended with 1 of 2 publishes") as caught:
+                await test.wait_published("invoices", 2)
+            raised.append(str(caught.value))
+
+        await app.publish("invoices", b"one")
+        tasks.start_soon(wait)
+        await anyio.lowlevel.checkpoint()
+    assert len(raised) == 1
+    assert len(await test.wait_published("invoices")) == 1
+
+
+async def test_wait_published_ends_with_the_app() -> None:
+    """It waited for ever, although nothing could be published any more."""
+    with Cluster(1) as cluster:
+        app = App(NOWHERE)
+        async with app.test(cluster.lookupd) as test:
+            app.stop()
+            with pytest.raises(InvalidState, match=r"the app has ended with 0 of 1 publishes \(topic invoices\)"):
+                await test.wait_published("invoices")
+        failing = App(NOWHERE)
+
+        @failing.lifespan
+        async def relay(app: App) -> AsyncIterator[None]:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fail)
+                yield
+
+        async def fail() -> None:
+            await published.wait()
+            raise ValueError("the relay has failed")
+
+        published = anyio.Event()
+        with pytest.raises(ValueError, match="the relay has failed"):
+            async with failing.test(cluster.lookupd) as test:
+                published.set()
+                with pytest.raises(InvalidState, match="the app has ended"):
+                    await test.wait_published("invoices")
+
+
+async def test_a_test_that_is_entered_again_begins_without_publishes() -> None:
+    app = App(NOWHERE)
+    test = app.test()
+    for number in range(2):
+        async with test:
+            assert test.published == []
+            await app.publish("invoices", [number])
+        assert [one.decode(list) for one in test.published] == [[number]]
+
+
+@pytest.mark.parametrize(("choice", "name"), [({"key": "ann"}, "key="), ({"partition": 1}, "partition=")])
+async def test_what_needs_lookup_fails_in_a_test_of_an_app_without_it(choice: Any, name: str) -> None:
+    """Such a publish of the app always fails; its tests passed."""
+    app = App(nsqd=NOWHERE)
+    async with app.test() as test:
+        with pytest.raises(InvalidSetting, match=f"{name} needs the partitions of a topic.*: give the app lookupd="):
+            await app.publish("invoices", b"one", **choice)
+        await app.publish("invoices", b"two")
+        assert len(test.published) == 1

@@ -26,7 +26,7 @@ __all__ = ("NsqBroker",)
 
 logger: logging.Logger = logging.getLogger("nsqext.taskiq")
 
-_OWN = ("queue", "delay", "key", "tag")
+_LOSING = ("sample_rate", "ext_filter")  # servers finish what a worker does not take
 
 
 class NsqBroker(AsyncBroker):
@@ -52,7 +52,7 @@ class NsqBroker(AsyncBroker):
         settings: settings of producers and consumers.
 
     Raises:
-        InvalidSetting: unknown or invalid setting, or no address.
+        InvalidSetting: unknown or invalid setting, no address, or a setting with which tasks would be lost.
         InvalidName: a queue or channel that servers refuse.
     """
 
@@ -74,6 +74,9 @@ class NsqBroker(AsyncBroker):
         self.queues: tuple[str, ...] = tuple(check_topic(queue) for queue in queues)
         self.channel: str = check_channel(channel)
         self._given = evolve(app_schema(), client="NsqBroker").collect(lookupd, nsqd, None, settings)
+        for name in _LOSING:
+            if self._given.values.get(name):
+                raise InvalidSetting(f"tasks would be lost with the setting {name}", hint="leave it out")
         self._topics = QueueTopics(
             topic_create=topic_create, topic_partitions=topic_partitions, topic_replicas=topic_replicas
         )

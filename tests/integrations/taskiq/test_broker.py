@@ -17,7 +17,7 @@ from taskiq.exceptions import SendTaskError
 from taskiq.receiver import Receiver
 from taskiq.schedule_sources import LabelScheduleSource
 
-from nsqext import Admin, Consumer, Lookup, Producer
+from nsqext import Admin, Consumer, ExtFilter, Lookup, Producer
 from nsqext.broker import Cluster
 from nsqext.client.consumer.message import ACCEPTED_DELAY
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupUnreachable, MessageNotInFlight
@@ -291,6 +291,9 @@ def test_settings_are_those_of_the_clients(cluster: Cluster) -> None:
     assert NsqBroker(cluster.lookupd, max_in_flight=7, timeout=3)._consumer.max_in_flight == 7
     with pytest.raises(InvalidSetting, match="is one text"):
         NsqBroker(cluster.lookupd, queues="mails")
+    for losing in ({"sample_rate": 20}, {"ext_filter": ExtFilter(1, "user", "ann")}):
+        with pytest.raises(InvalidSetting, match=f"tasks would be lost with the setting {next(iter(losing))}"):
+            NsqBroker(cluster.lookupd, **losing)
     with pytest.raises(InvalidSetting, match="unknown setting"):
         NsqBroker(cluster.lookupd, max_inflight=7)  # type: ignore[call-arg]
 

@@ -78,7 +78,11 @@ class Reading:
     count: Annotated[int, Option(min=0, help="Exit after this number of messages; 0 for no limit.")] = 0
     until_end: UntilEnd = False
     start: Annotated[
-        str | None, Option(help="earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER.")
+        str | None,
+        Option(
+            help="Where a new channel starts: earliest, latest, timestamp:SECONDS, offset:BYTES or message:NUMBER."
+            " (default: latest; with --until-end earliest, on the redesigned NSQ)"
+        ),
     ] = None
 
 
@@ -168,13 +172,16 @@ async def run(
         settings["tag"] = wanted.tag
     if wanted.partition:
         settings["partitions"] = tuple(wanted.partition)
-    if reading.start is not None:
-        settings["start"] = parse_position(reading.start)
     show = _printer(connection, output)
     name = channel or f"tail_{token_hex(4)}#ephemeral"
-    fresh = channel is None and reading.start is None
-    if fresh and wanted.after is not None and await connection.has_positions(topic):
-        settings["start"] = parse_position(f"timestamp:{wanted.after // 1_000_000_000}")
+    start = reading.start
+    if start is None and (reading.until_end or wanted.after is not None) and await connection.has_positions(topic):
+        if wanted.after is not None and channel is None:
+            start = f"timestamp:{wanted.after // 1_000_000_000}"
+        elif reading.until_end:
+            start = "earliest"  # a channel that is new has no other end than its start
+    if start is not None:
+        settings["start"] = parse_position(start)
     consumer = connection.consumer(topic, name, **{**EVERY_MESSAGE, **settings})
     broken: list[OSError] = []
     shown = 0

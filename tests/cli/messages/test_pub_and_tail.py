@@ -42,6 +42,18 @@ def test_tail_prints_every_message_whatever_the_environment_sets_for_services(cl
     assert [one["body"] for one in found] == ["one"]
 
 
+def test_tail_until_end_reads_a_topic_from_its_first_message(cluster: Cluster, topic: str) -> None:
+    """It began at the end: it printed nothing, with exit code 0."""
+    where = ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", *where)
+    assert [one["body"] for one in lines("tail", topic, "--until-end", *where)] == ["one"]
+    new = lines("tail", topic, "--channel", "new", "--until-end", *where)
+    assert [one["body"] for one in new] == ["one"]
+    lines("pub", topic, "two", *where)
+    assert [one["body"] for one in lines("tail", topic, "--channel", "new", "--until-end", *where)] == ["two"]
+    assert lines("tail", topic, "--start", "latest", "--until-end", *where) == []
+
+
 def test_messages_survive_tail_and_pub(cluster: Cluster, topic: str) -> None:
     where = ("--lookupd", cluster.lookupd[0])
     lines("pub", topic, "one", "--key", "k", "--tag", "canary", "--header", "user=42", "--trace-id", "7", *where)

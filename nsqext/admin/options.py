@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from attrs import field, frozen
 
@@ -15,6 +15,16 @@ from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.settings import LookupSettings
 from nsqext.protocol.names import MAX_PARTITIONS
 from nsqext.settings import Schema, Setting, settings_of, unknown_setting
+
+if TYPE_CHECKING:
+    from nsqext.admin.results import NodeStatus
+
+
+class NodeLists(Protocol):
+    """What `refuse_without_effect` needs of `nsqext.Admin`."""
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        """See `Admin.nodes`."""
 
 
 class AdminSettings(LookupSettings, total=False):
@@ -61,6 +71,21 @@ _TOPIC_ARGUMENTS = {
     "multipart": ("multipart", None),
     "registered_channels_only": ("disable_channel_auto_create", None),
 }
+
+
+async def refuse_without_effect(admin: NodeLists, topic: str, settings: Mapping[str, object]) -> None:
+    """Refuse settings of a new topic that a cluster of the original NSQ would ignore; raises InvalidInput.
+
+    `Admin.create_topic` ignores them, so that a program can create the topics of both generations.
+    """
+    given = [name for name, value in settings.items() if value is True or value not in (None, False, 1)]
+    if not given:
+        return
+    nodes = await admin.nodes()
+    if nodes and all(node.generation == "original" for node in nodes):
+        raise InvalidInput(
+            f"the original NSQ has no {', '.join(given)} of topics", topic=topic, hint="create the topic without them"
+        )
 
 
 def topic_arguments(place: str, kind: type, settings: Mapping[str, object]) -> dict[str, str | int]:

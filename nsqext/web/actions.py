@@ -12,6 +12,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.admin import Admin
+from nsqext.admin.options import refuse_without_effect
 from nsqext.client.consumer.position import Position
 from nsqext.errors import InvalidInput, InvalidState
 
@@ -102,13 +103,15 @@ async def _create_topic(target: ActionTarget, form: ActionForm) -> str:
     topic = form.needed("topic")
     channel = form.given("channel")
     partitions, replicas = form.number("partitions", 1), form.number("replicas", 1)
-    ordered = bool(form.given("ordered"))
+    extend, ordered = bool(form.given("extend")), bool(form.given("ordered"))
+    chosen = {"partitions": partitions, "replicas": replicas, "extend": extend, "ordered": ordered}
+    await refuse_without_effect(target.admin, topic, chosen)
     crowded = partitions * replicas > len(await target.admin.nodes())
     await target.admin.create_topic(
         topic,
         partitions=partitions,
         replicas=replicas,
-        extend=bool(form.given("extend")),
+        extend=extend,
         ordered=ordered,
         multipart=crowded and not ordered,
         channels=[channel] if channel else [],
@@ -149,6 +152,8 @@ def _headers(text: str) -> dict[str, str] | None:
         name, colon, value = line.partition(":")
         if not colon:
             raise InvalidInput(f"the header line {line!r} has no colon", hint="write one name: value per line")
+        if name.strip() in found:
+            raise InvalidInput(f"the header {name.strip()} is given twice", hint="go back and remove a line")
         found[name.strip()] = value.strip()
     return found or None
 

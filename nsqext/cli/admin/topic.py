@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from attrs import asdict, frozen
 
+from nsqext.admin.options import refuse_without_effect
 from nsqext.cli.command import Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
@@ -117,9 +118,10 @@ async def create(
 
     A redesigned cluster refuses publishes to a topic without channels: without --channel the channel "default" is
     created. A real cluster takes about 10 s until all partitions accept publishes. The original NSQ has neither
-    partitions nor options.
+    partitions nor options, which are refused there.
     """
     async with connection.admin() as admin:
+        await refuse_without_effect(admin, topic, asdict(options))
         existed = if_not_exists and await _exists(admin, topic)
         with waits.waiting(f"all partitions of {topic} to accept publishes"):
             await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)

@@ -75,6 +75,15 @@ def test_too_few_nodes_are_explained(cluster: Cluster) -> None:
     assert lines("topic", "create", fresh(), "--partitions", "3", "--multipart", *where)
 
 
+def test_options_that_the_original_nsq_ignores_are_refused(original: Cluster) -> None:
+    """The topic was created without them, with exit code 0."""
+    name, where = fresh(), ("--lookupd", original.lookupd[0])
+    refused = run("topic", "create", name, "--partitions", "4", "--extend", "--retention-days", "2", *where)
+    text = b"the original NSQ has no partitions, extend, retention_days of topics"
+    assert (refused.returncode, text in refused.stderr) == (2, True), refused.stderr
+    assert name not in [one["topic"] for one in lines("topic", "list", *where)]
+
+
 def test_a_topic_of_the_original_nsq_is_paused(original: Cluster) -> None:
     name, where = fresh(), ("--lookupd", original.lookupd[0])
     assert lines("topic", "create", name, *where) == [{"topic": name, "created": True}]

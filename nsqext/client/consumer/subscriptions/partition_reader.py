@@ -143,9 +143,13 @@ class SubscribeRequest:
         return chosen
 
     def explain(self, error: NsqError) -> NsqError:
-        """Return `InvalidSetting`, which is not retried, if the channel has another type; otherwise the error."""
+        """Return `InvalidSetting`, which is not retried, if a setting is the reason; otherwise the error."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
             return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
+        if isinstance(error, InvalidCommand) and "invalid command SUB_ORDERED" in error.message:
+            return InvalidSetting(
+                "the original NSQ has no ordered topics", topic=self.topic, hint="leave the setting ordered out"
+            )
         return error
 
     def fits(self, meta: TopicMeta) -> bool:

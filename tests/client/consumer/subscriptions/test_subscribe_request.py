@@ -168,6 +168,12 @@ def test_a_channel_of_another_type_is_a_wrong_setting() -> None:
         assert request.explain(error) is error
 
 
+def test_an_ordered_subscription_of_the_original_nsq_is_a_wrong_setting() -> None:
+    explained = _request(0).explain(InvalidCommand("E_INVALID invalid command SUB_ORDERED"))
+    assert isinstance(explained, InvalidSetting)
+    assert str(explained) == "the original NSQ has no ordered topics (topic t): leave the setting ordered out"
+
+
 @pytest.mark.parametrize("extend", [True, False])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_subscription_fits_a_topic_as_long_as_its_headers_and_its_order_are_the_same(

@@ -135,6 +135,8 @@ def _refuse(portal: BlockingPortal, reason: str) -> None:
     vars(portal)["start_task_soon"] = refuse
 
 
+_PORTAL_CLOSED = "This portal is not running"  # anyio's text
+
 shared_loop: SharedLoop = SharedLoop()
 """The event loop of this process."""
 
@@ -160,9 +162,11 @@ def call(
     try:
         future: Future[T] = portal.start_task_soon(partial(function, **keywords), *args)
     except RuntimeError as error:
+        if str(error) == _PORTAL_CLOSED:
+            hint = "messages are answered inside its 'with' block" if what == "consumer" else "create a new one"
+            raise InvalidState(f"the {what} was closed", hint=hint) from error
         raise InvalidState(
-            f"the {what} cannot be used: {error}",
-            hint="it was closed, or this is its event loop's thread, which must not wait",
+            f"the {what} cannot be used: {error}", hint="the thread of its event loop must not wait"
         ) from error
     try:
         return future.result()

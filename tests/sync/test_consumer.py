@@ -588,3 +588,16 @@ def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: s
         producer.publish(topic, b"x")
         eventually(lambda: len(found) == 5, seconds=30.0)
     assert found[-1] is sync.Message
+
+
+def test_a_message_of_a_closed_consumer_says_so(cluster: Cluster, topic: str) -> None:
+    """The error spoke of a portal that is not running, and of event loops."""
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(topic, b"one")
+    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        message = next(consumer)
+    for answer in (message.finish, message.requeue, message.touch):
+        with pytest.raises(
+            InvalidState, match=r"^the consumer was closed: messages are answered inside its 'with' block$"
+        ):
+            answer()

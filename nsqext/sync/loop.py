@@ -136,6 +136,10 @@ def _refuse(portal: BlockingPortal, reason: str) -> None:
 
 
 _PORTAL_CLOSED = "This portal is not running"  # anyio's text
+_WHILE_OPEN = {
+    "consumer": "messages are answered inside its 'with' block",
+    "batcher": "use it inside the 'with' block of its producer",
+}
 
 shared_loop: SharedLoop = SharedLoop()
 """The event loop of this process."""
@@ -163,8 +167,7 @@ def call(
         future: Future[T] = portal.start_task_soon(partial(function, **keywords), *args)
     except RuntimeError as error:
         if str(error) == _PORTAL_CLOSED:
-            hint = "messages are answered inside its 'with' block" if what == "consumer" else "create a new one"
-            raise InvalidState(f"the {what} was closed", hint=hint) from error
+            raise InvalidState(f"the {what} was closed", hint=_WHILE_OPEN.get(what, "create a new one")) from error
         raise InvalidState(
             f"the {what} cannot be used: {error}", hint="the thread of its event loop must not wait"
         ) from error

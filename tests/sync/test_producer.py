@@ -198,7 +198,9 @@ def test_a_producer_that_is_closed_before_its_batcher_publishes_what_is_pending(
     assert batcher.pending == 0
     assert depth(cluster, topic) == 1
     for call in (partial(batcher.add, b"y"), partial(batcher.__exit__, None, None, None)):
-        with pytest.raises(InvalidState, match="the batcher cannot be used"):
+        with pytest.raises(
+            InvalidState, match="the batcher was closed: use it inside the 'with' block of its producer"
+        ):
             call()
 
 
@@ -216,7 +218,7 @@ def test_a_batcher_that_is_closed_is_not_kept_until_the_program_ends(cluster: Cl
 def test_a_batcher_of_a_closed_producer_is_not_opened(cluster: Cluster, topic: str) -> None:
     with sync.Producer(cluster.lookupd) as producer:
         batcher = producer.batcher(topic)
-    with pytest.raises(InvalidState, match="the batcher cannot be used"):
+    with pytest.raises(InvalidState, match="the batcher was closed: use it inside the 'with' block of its producer"):
         batcher.__enter__()
 
 

@@ -166,6 +166,10 @@ class BackgroundTasks:
         """Whether it must end, by `aclose` or by the error of a task."""
         return self._closing.is_set()
 
+    def is_cancelled(self) -> bool:
+        """Return whether the program, or the end of asyncio's event loop, has cancelled the host task."""
+        return getattr(self._task, "cancelling", int)() > 0
+
     @property
     def inside(self) -> bool:
         return self._marker in _running_inside.get()

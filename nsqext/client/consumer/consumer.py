@@ -155,12 +155,19 @@ class Consumer(Runnable):
 
         Raises:
             InvalidName, InvalidSetting: as for the class; nothing is changed.
+            InvalidState: set in another event loop than the open consumer's.
         """
         return self._topics.selection.given
 
     @topics.setter
     def topics(self, topics: str | Sequence[str]) -> None:
+        self._check_event_loop()
         self._topics.select(select_topics(topics, self._options, has_lookup=self._metadata.has_lookup))
+
+    def _check_event_loop(self) -> None:
+        """Raise InvalidState in another thread or event loop than the open consumer's, before anything is changed."""
+        if self._state.opened and not self._state.ended.is_set():
+            self._tasks.check_event_loop()
 
     @property
     def _name(self) -> str:
@@ -197,6 +204,7 @@ class Consumer(Runnable):
 
         Raises:
             InvalidSetting: no function, a parameter without known source, or a second handler.
+            InvalidState: the consumer was opened before.
         """
 
         from nsqext.client.consumer.handler_functions import takes_message
@@ -231,6 +239,7 @@ class Consumer(Runnable):
 
         Raises:
             InvalidSetting: no function, a second handler, or an invalid limit.
+            InvalidState: the consumer was opened before.
         """
         from nsqext.client.consumer.handlers.batches import BatchHandler
 
@@ -248,11 +257,12 @@ class Consumer(Runnable):
         return register
 
     def _check_handler(self, function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
-        from nsqext.client.consumer.handler_functions import coroutine_handler
+        from nsqext.client.consumer.handler_functions import check_unopened, coroutine_handler
 
         call = coroutine_handler(function)
         if self._handler is not None:
             raise InvalidSetting("the consumer has a handler already", topic=self._name)
+        check_unopened(self._tasks.loop, self._name)
         return call
 
     def _batches(self, max_count: int, max_wait: float) -> MessageBatches:
@@ -477,7 +487,9 @@ class Consumer(Runnable):
 
         Raises:
             InvalidName: no name of a topic.
+            InvalidState: called from another event loop than the open consumer's.
         """
+        self._check_event_loop()
         if topic is not None:
             self._group.pause(check_topic(topic), paused=True)
             return
@@ -486,6 +498,7 @@ class Consumer(Runnable):
 
     def resume(self, topic: str | None = None) -> None:
         """Request messages again, unless the consumer was stopped; see `pause`."""
+        self._check_event_loop()
         if topic is not None:
             self._group.pause(check_topic(topic), paused=False)
         elif not self._receiver.queue.stopped:
@@ -520,11 +533,13 @@ class Consumer(Runnable):
 
         Raises:
             InvalidSetting: not a positive number.
+            InvalidState: set in another event loop than the open consumer's.
         """
         return self._group.flow.max_in_flight
 
     @max_in_flight.setter
     def max_in_flight(self, count: int) -> None:
+        self._check_event_loop()
         self._group.flow.max_in_flight = check_number("max_in_flight", count, 1)
         self._group.rebalance()
 
@@ -573,8 +588,9 @@ class Consumer(Runnable):
             InvalidPartition: a partition that this consumer does not consume.
             InvalidInput: no position, a topic that it does not consume, or partitions without ``topic``.
             InvalidSetting: the original NSQ cannot seek.
+            PartitionUnavailable: lookup has returned no leader of a partition since the start; nothing is moved.
 
-        Waits for partitions without a leader. Cancellation does not revoke the move, which continues later.
+        Waits for partitions that have lost their leader. Cancellation does not revoke the move, which continues later.
         """
         self._tasks.check()
         from nsqext.client.consumer.position import check_position

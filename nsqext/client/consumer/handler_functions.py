@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from nsqext.arguments import is_coroutine_function
-from nsqext.errors import InvalidSetting
+from nsqext.errors import InvalidSetting, InvalidState
 
 
 def coroutine_handler(function: Callable[..., object]) -> Callable[..., Awaitable[object]]:
@@ -46,6 +46,16 @@ def check_handler_function(function: object) -> None:
         raise InvalidSetting(
             f"the handler {plain.__qualname__} is a method without its object",
             hint="register the method of an object: consumer.handler(service.handle)",
+        )
+
+
+def check_unopened(loop: object, topic: str) -> None:
+    """Raise InvalidState if an event loop has opened the consumer of a handler."""
+    if loop is not None:
+        raise InvalidState(
+            "the consumer was opened before, and would not call this handler",
+            topic=topic,
+            hint="register the handler before start, serve or async with",
         )
 
 

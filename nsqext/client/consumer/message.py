@@ -134,6 +134,9 @@ class UnpackedBodies(Protocol):
     def try_unpack(self, message: Message) -> bool:
         """Decompress a body; return False if it must wait."""
 
+    def pack(self, message: Message) -> None:
+        """Keep only the stored body of a message that waits for its next attempt."""
+
     def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
         """Call a function while the body is decompressed."""
 
@@ -424,8 +427,8 @@ class Message(RawMessage):
         except AttributeError:  # filling a slot in every message costs time
             return self.body
 
-    def restore(self, body: bytes, headers: dict[str, Any]) -> None:
-        """Replace body and all headers."""
+    def restore(self, body: bytes, headers: dict[str, Any] | None = None) -> None:
+        """Replace body and all headers; None for the headers as stored."""
         self._stored_body: bytes = self.stored_body
         self.body: bytes = body
         self._headers = headers

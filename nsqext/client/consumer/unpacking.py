@@ -63,7 +63,7 @@ class UnpackBudget(Waiters):
         """
         if message in self._messages:
             return True
-        if not is_compressed(message.all_headers()):
+        if not _is_compressed(message):
             return self.reserve(message, len(message.body))  # it was handed out before
         if not self.reserve(message, _announced_size(message)):
             return False
@@ -73,6 +73,11 @@ class UnpackBudget(Waiters):
             logger.warning("body stays compressed: %s: %r", error, message, extra={"topic": message.topic})
         self.reserve(message, len(message.body))
         return True
+
+    def pack(self, message: Message) -> None:
+        """Keep only the stored body of a message that waits for its next attempt."""
+        if message not in self._messages:
+            message.restore(message.stored_body)
 
     def call_unpacked(self, function: KeyOf, message: Message) -> str | bytes | None:
         """Call a function while a body is decompressed; a damaged body stays as it is."""
@@ -85,6 +90,13 @@ class UnpackBudget(Waiters):
             return function(message)
         finally:
             message.restore(body, headers)
+
+
+def _is_compressed(message: Message) -> bool:
+    try:
+        return is_compressed(message.all_headers())
+    except ProtocolError:  # a header that servers refuse to store
+        return False
 
 
 def _announced_size(message: Message) -> int:

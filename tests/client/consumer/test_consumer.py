@@ -22,6 +22,8 @@ from tests.support.fake_lookupd import answering, http, serving
 from tests.support.fake_nsqd import PLAIN, obey, scripted_node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
@@ -313,3 +315,40 @@ async def test_a_message_that_timed_out_while_the_process_stood_still_is_not_han
         tasks.cancel_scope.cancel()
     for name in names:
         assert min(attempts for body, attempts in begun[name] if body == b"b") > 1, name
+
+
+async def test_a_change_from_another_thread_is_refused_and_changes_nothing(cluster: Cluster, topic: str) -> None:
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
+
+        def refused(change: Callable[[], object]) -> bool:
+            with pytest.raises(InvalidState, match="another event loop"):
+                change()
+            return True
+
+        changes: list[Callable[[], object]] = [
+            consumer.pause,
+            lambda: consumer.pause(topic),
+            lambda: setattr(consumer, "max_in_flight", 3),
+            lambda: setattr(consumer, "topics", "other"),
+            consumer.resume,
+        ]
+        before = consumer.max_in_flight
+        for change in changes:
+            assert await anyio.to_thread.run_sync(refused, change)
+        assert (consumer.paused, consumer.paused_topics) == (False, frozenset())
+        assert (consumer.max_in_flight, consumer.topics) == (before, (topic,))
+        publish(cluster, topic, b"a")
+        with anyio.fail_after(25):
+            await (await anext(consumer)).finish()
+    consumer.max_in_flight = 4  # a closed consumer has no event loop
+    await anyio.to_thread.run_sync(consumer.resume)
+
+
+async def test_a_handler_that_is_registered_after_the_start_is_refused(cluster: Cluster, topic: str) -> None:
+    async def handle(message: object) -> None: ...
+
+    async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK) as consumer:
+        with pytest.raises(InvalidState, match="would not call this handler"):
+            consumer.handler(handle)
+        with pytest.raises(InvalidState, match="would not call this handler"):
+            consumer.batch_handler()(handle)

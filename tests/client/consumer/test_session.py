@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import anyio
@@ -10,7 +11,7 @@ from anyio import create_task_group
 
 from nsqext import Consumer, Message, Requeue
 from nsqext.errors import InvalidInput
-from tests.support.consumers import QUICK, eventually, quick, tape
+from tests.support.consumers import QUICK, eventually, publish, quick, tape
 from tests.support.fake_nsqd import PLAIN, message, scripted_node
 
 if TYPE_CHECKING:
@@ -146,3 +147,30 @@ async def test_the_error_of_the_body_outlives_a_cancellation(cluster: Cluster, t
         async with Consumer(topic, "ch", lookupd=cluster.lookupd, **QUICK):
             scope.cancel()
             raise KeyError("mine")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_event_loop_ends_although_a_consumer_was_left_open(cluster: Cluster, backend: str, busy: bool) -> None:
+    topic = f"left-{backend}-{busy}".lower()
+    cluster.create_topic(topic, channels=["ch"])
+    publish(cluster, topic, b"a")
+    consumers: list[Consumer] = []
+
+    async def leave_open() -> None:
+        consumers.append(consumer := Consumer(topic, "ch", nsqd=cluster.nodes[cluster.leader(topic)].tcp, **QUICK))
+        began = anyio.Event()
+
+        @consumer.handler
+        async def handle(message: Message) -> None:
+            began.set()
+            if busy:
+                await anyio.sleep_forever()
+
+        await consumer.start()
+        await began.wait()
+
+    anyio.run(leave_open, backend=backend)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        consumers.clear()
+        gc.collect()

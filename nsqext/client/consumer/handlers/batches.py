@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 from attrs import frozen
 
 from nsqext.client.consumer.handlers.forgotten_await import requeue_not_awaited
-from nsqext.client.consumer.handlers.workers import BatchLimits, interrupted
 from nsqext.client.consumer.message import Message, check_delay, check_requeue_delay, notes_call, requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidState, MessageNotInFlight
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.iteration import MessageIteration
-    from nsqext.client.consumer.handlers.workers import MessageQueue, Slot, Workers
+    from nsqext.client.consumer.handlers.workers import BatchLimits, MessageQueue, Slot, Workers
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -204,7 +203,7 @@ class BatchHandler:
         except Exception as error:
             await workers.source.policy.batch_failed(unanswered(batch, queue), error)
         except BaseException as error:
-            await workers.source.policy.batch_failed(unanswered(batch, queue), interrupted(slot, error))
+            await workers.source.policy.batch_failed(unanswered(batch, queue), workers.interrupted(slot, error))
         else:
             rest = MessageBatch(unanswered(batch, queue))
             if rest.requeue_called:

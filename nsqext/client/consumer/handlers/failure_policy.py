@@ -84,6 +84,8 @@ class FailurePolicy:
         wait = self.delay(message) if delay is None else delay
         if not message.in_order or not wait:
             message.requeue_now(wait, backoff=backoff)
+            if message.budget is not None:  # in a lane it waits in memory
+                message.budget.pack(message)
             return
         message.owner.record_outcome(backoff)
         self._early().keep(message, _clock() + wait)

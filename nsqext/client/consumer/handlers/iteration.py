@@ -139,11 +139,17 @@ class MessageIteration:
     async def collect(self, limits: BatchLimits, deadline: float = inf) -> list[Message]:
         """Return the next batch; empty when the consumer ends, or at the deadline.
 
-        It is handed out early when all messages that may be in flight were received. Concurrent calls take turns.
-        Messages stay in the queue until then: a cancelled call loses no message.
+        It is handed out early when all messages that may be in flight were received. Concurrent calls take turns, until
+        their deadline. Messages stay in the queue until then: a cancelled call loses no message.
         """
-        async with self._turn:
+        with anyio.move_on_after(deadline - _clock() if self._turn.locked() else inf) as waiting:
+            await self._turn.acquire()
+        if waiting.cancelled_caught:
+            return []
+        try:
             return await self.collect_from(self._queue, self._queue.take, limits, deadline)
+        finally:
+            self._turn.release()
 
     async def collect_from(
         self, queue: MessageQueue, take: Callable[[int], list[Message]], limits: BatchLimits, deadline: float = inf

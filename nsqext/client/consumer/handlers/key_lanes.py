@@ -16,6 +16,7 @@ from nsqext.client.consumer.handlers.partition_order import (
     KeyLaneOwner,
     PartitionOrder,
     Wait,
+    in_order_received,
     is_gone,
     name_of,
     owner_of,
@@ -176,7 +177,7 @@ class KeyLanes:
         key = self.key(message)
         message.renew(delivery)
         delayed = self._delayed.get(key)
-        requeued = (delayed is not None and delayed.message is message) or self._handed_out.get(message) is not None
+        requeued = (delayed is not None and message in delayed.messages()) or self._handed_out.get(message) is not None
         if message.answered and not requeued:
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
@@ -207,16 +208,14 @@ class KeyLanes:
 
     def delay_all(self, key: bytes, messages: list[Message], lane: MessageQueue, due: float) -> None:
         """Handle messages of a key again when due, in order, before later messages of the key."""
-        kept = [message for message in messages if not self._is_forgotten(message)]
-        if not kept:
+        row = [message for message in messages if not self._is_forgotten(message)]
+        if not row:
             return
-        first, *behind = kept
-        behind += take_where(lane, lambda other: self.key(other) == key)
         before = self._delayed.get(key)
-        if before is not None:  # of another partition
-            before.message.mark_unanswered()
-            behind += before.messages()
+        if before is not None:  # of another partition, or its handler left it unanswered
+            row = in_order_received([*before.messages(), *row])
             due = max(due, before.due)
+        first, *behind = (*row, *take_where(lane, lambda other: self.key(other) == key))
         self._delayed[key] = Wait(first, lane, due, behind)
 
     def _is_forgotten(self, message: Message) -> bool:
@@ -238,20 +237,16 @@ class KeyLanes:
         """
         if not self.lanes[0].stopped:
             for key in [key for key, wait in self._delayed.items() if wait.due <= now and wait.message not in running]:
-                self._end_delay(key)
+                self._end(key, self._delayed)  # what is lost is passed to `expired` by its worker
             for order in self._orders.values():
                 for key in [key for key, wait in order.lost.items() if wait.due <= now]:
                     self._give_up_waiting(order, key, now)
                 self._watch(order, now)
+        for waiting in [message for wait in self._delayed.values() for message in wait.messages()]:
+            if waiting.answered and waiting.budget is not None and waiting not in running:
+                waiting.budget.pack(waiting)
         touch_due(self._blocked(), now, requeued=True)
         touch_due((message for message, due in self._handed_out.items() if due is not None), now, requeued=True)
-
-    def _end_delay(self, key: bytes) -> None:
-        message = self._delayed[key].message
-        message.mark_unanswered()
-        if not message.lost:
-            message.attempts += 1
-        self._end(key, self._delayed)  # if it is lost, its worker calls `expired`
 
     def _give_up_waiting(self, order: PartitionOrder, key: bytes, now: float) -> None:
         """End a wait that took too long, unless the server could not deliver."""
@@ -276,9 +271,16 @@ class KeyLanes:
         self._end(key, order.lost, without_first=True)
 
     def _end(self, key: bytes, waits: dict[bytes, Wait], *, without_first: bool = False) -> None:
-        """End a wait: its messages return to the front of their lane, or wait for another message."""
+        """End a wait: its messages return to the front of their lane, or wait for another message.
+
+        A requeue counts as an attempt.
+        """
         wait = waits.pop(key)
         row = wait.behind if without_first else list(wait.messages())
+        for message in row:
+            if message.answered:
+                message.mark_unanswered()
+                message.attempts += not message.lost
         delayed = self._delayed.get(key)
         if delayed is not None:
             delayed.behind[:0] = row
@@ -450,16 +452,12 @@ class KeyLanes:
         return {message for row in self._rows(lane) for message in row if due[message] is None}
 
     def end_batch(self, lane: MessageQueue) -> None:
-        """Let requeued and held back messages wait for the longest delay of their key; count attempts of the former."""
+        """Let requeued and held back messages wait for the longest delay of their key."""
         rows, keys = self._rows(lane), self._batches.pop(lane, {})
         due = {message: self._handed_out.pop(message) for message in keys}
         for row in rows:
             for message in row:
-                if due[message] is not None:
-                    message.mark_unanswered()
-                    if message is not row[0] and not message.lost:
-                        message.attempts += 1  # the first is counted at the end of the wait
-                elif message.budget is not None:
+                if due[message] is None and message.budget is not None:
                     message.budget.release(message)
             self.delay_all(keys[row[0]], row, lane, max(due[message] or 0.0 for message in row))
 

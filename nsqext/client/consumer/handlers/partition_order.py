@@ -25,7 +25,7 @@ from attrs import define, field
 from nsqext.client.consumer.message import KeySharing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from nsqext.client.consumer.handlers.workers import MessageQueue
     from nsqext.client.consumer.message import Message, Owner
@@ -321,6 +321,20 @@ def name_of(owner: Owner) -> tuple[str, int | str] | Owner:
 def is_gone(message: Message) -> bool:
     """Return whether a message is lost and was not requeued by its consumer."""
     return message.lost and message.id not in owner_of(message).order.returned
+
+
+def in_order_received(messages: Sequence[Message]) -> list[Message]:
+    """Sort the messages of each partition among its places."""
+    places: dict[PartitionOrder, list[int]] = {}
+    for place, message in enumerate(messages):
+        places.setdefault(owner_of(message).order, []).append(place)
+    row = list(messages)
+    for order, found in places.items():
+        numbers = {known: number for number, known in enumerate(order.unfinished)}
+        received = sorted((messages[place] for place in found), key=lambda message: numbers.get(message.id, inf))
+        for place, message in zip(found, received, strict=True):
+            row[place] = message
+    return row
 
 
 def take_where(lane: MessageQueue, wanted: Callable[[Message], bool]) -> list[Message]:

@@ -84,15 +84,17 @@ class ReceiverQueues:
                 self.iteration.keep_read(messages)
 
     def _without_running(self, messages: list[Message]) -> list[Message]:
-        """Return the messages whose handlers do not run.
+        """Return the messages whose handlers do not run, and that do not wait until they are requeued.
 
-        After a lost connection, an ordered message may be redelivered while its handler runs. The handler continues
-        with the new delivery: the next message would not wait for a second call.
+        After a lost connection, an ordered message may be redelivered while its handler runs or its delay lasts. These
+        continue with the new delivery: the next message would not wait for a second call.
         """
-        running = {(message.topic, message.partition, message.id): message for message in self._running()}
+        early = self._group.early
+        waiting = () if early is None else early.kept
+        known_here = {(one.topic, one.partition, one.id): one for one in (*waiting, *self._running())}
         others = []
         for message in messages:
-            known = running.get((message.topic, message.partition, message.id))
+            known = known_here.get((message.topic, message.partition, message.id))
             if known is None or known.answered or known.timestamp != message.timestamp:
                 others.append(message)
             else:
@@ -142,7 +144,7 @@ class ReceiverQueues:
         self._dead_letters = dead_letters
         if self._iteration is not None:
             self._iteration.forget_reads()
-        self._workers = Workers(self._stall, self)
+        self._workers = Workers(self._stall, self, lambda: self._group.tasks.is_cancelled())
         queues = self._queues(options.concurrency)
         if self._lanes is not None and isinstance(handler, MessageHandler):
             handler = evolve(handler, burst=None)  # only the event loop takes messages from lanes
@@ -197,7 +199,7 @@ class ReceiverQueues:
         return lanes.lanes
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget the messages of a key bucket whose subscription ended, unless their handlers run."""
+        """Forget an ended key bucket's or a left topic's messages, unless their handlers run."""
         if self._lanes is not None:
             self._lanes.forget(subscription)
 

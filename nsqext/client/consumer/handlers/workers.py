@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -17,7 +18,6 @@ from attrs import define, field, frozen
 
 from nsqext.arguments import check_kinds, check_number, check_time
 from nsqext.client.consumer.message import Message
-from nsqext.errors import InvalidState
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.unused_result import UnusedResult
     from nsqext.client.tasks import BackgroundTasks
-    from nsqext.errors import NsqError
+    from nsqext.errors import InvalidState, NsqError
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -123,7 +123,7 @@ class Slot:
     task: object = None
     message: Message | None = None
     batch: Sequence[Message] = ()
-    scope: anyio.CancelScope = field(factory=lambda: anyio.CancelScope(shield=True))
+    scope: anyio.CancelScope = field(factory=lambda: anyio.CancelScope())
 
 
 @frozen
@@ -245,6 +245,9 @@ class Workers:
 
     stall: StallWatch
     source: MessageSource
+    _all_cancelled: Callable[[], bool] = lambda: (
+        False
+    )  # whether the program, or the event loop's end, cancels all tasks
     _slots: list[Slot] = field(factory=list, init=False)
     _busy: int = field(default=0, init=False)
     _ended: Waiters = field(factory=Waiters, init=False)
@@ -252,7 +255,7 @@ class Workers:
     _unused: UnusedResult | None = field(default=None, init=False)
 
     def start(self, tasks: TaskGroup | BackgroundTasks, handler: AnyHandler, queues: Sequence[MessageQueue]) -> None:
-        """Start a worker for each queue, shielded from cancellation: only `cancel` ends it early."""
+        """Start a worker for each queue, which ends when its queue is stopped, or when it is cancelled."""
         for queue in queues:
             slot = Slot()
             self._slots.append(slot)
@@ -286,7 +289,12 @@ class Workers:
         try:
             slot.task = anyio.get_current_task()
             with slot.scope:
-                await work()
+                while True:
+                    try:
+                        await work()
+                        break
+                    except get_cancelled_exc_class() as error:
+                        self._continue(slot, error)
         finally:
             if slot.message is not None:
                 self._cancelled.append(slot.message)
@@ -294,6 +302,18 @@ class Workers:
             slot.message, slot.batch = None, ()
             self._busy -= 1
             self._ended.wake()
+
+    def _continue(self, slot: Slot, error: BaseException) -> None:
+        """Continue a worker that was cancelled outside of a handler's call; raises the error if it has to end."""
+        self._raise_if_ending(slot, error)
+        from nsqext.client.consumer.handlers.interruptions import log_cancelled_worker
+
+        log_cancelled_worker(error)
+        in_hand = slot.batch if slot.message is None else (slot.message, *slot.batch)
+        slot.message, slot.batch = None, ()
+        for message in in_hand:
+            if not message.answered:
+                self.source.policy.requeue(message, None, backoff=True)
 
     async def handle(self, handler: MessageHandler, slot: Slot, queue: MessageQueue) -> None:
         """Call a handler for each message of a queue."""
@@ -334,7 +354,7 @@ class Workers:
             except Exception as error:
                 await self.source.policy.failed(slot.message, error)
             except BaseException as error:
-                await self.source.policy.failed(slot.message, interrupted(slot, error))
+                await self.source.policy.failed(slot.message, self.interrupted(slot, error))
             else:
                 message = slot.message  # a burst may have handled others
                 if not message.answered:
@@ -375,24 +395,20 @@ class Workers:
             await message.budget.wait()
         return message.may_begin(_clock())
 
+    def interrupted(self, slot: Slot, error: BaseException) -> InvalidState:
+        """Return the failure of a handler that raised a cancellation or GeneratorExit itself.
 
-def interrupted(slot: Slot, error: BaseException) -> InvalidState:
-    """Return the failure of a handler that raised a cancellation or GeneratorExit itself.
+        Raises the error if the worker was cancelled, its event loop has ended, or it is another error.
+        """
+        self._raise_if_ending(slot, error)
+        from nsqext.client.consumer.handlers.interruptions import failure_of
 
-    Raises the error if the worker was cancelled, its event loop has ended, or it is another error.
-    """
-    try:
-        running = anyio.get_current_task() == slot.task
-    except RuntimeError:  # the event loop has ended: Python closes its coroutines
-        running = False
-    if running and isinstance(error, GeneratorExit):
-        failure = InvalidState("the handler raised GeneratorExit", hint="it is raised to close a generator only")
-    elif running and isinstance(error, get_cancelled_exc_class()) and not slot.scope.cancel_called:
-        failure = InvalidState(
-            "the handler was cancelled, but not by its consumer",
-            hint="the handler probably awaited a task that was cancelled elsewhere",
-        )
-    else:
-        raise error
-    failure.__cause__ = error
-    return failure
+        return failure_of(error)
+
+    def _raise_if_ending(self, slot: Slot, error: BaseException) -> None:
+        try:
+            running = anyio.get_current_task() == slot.task
+        except RuntimeError:  # the event loop has ended: Python closes its coroutines
+            running = False
+        if not running or anyio.current_effective_deadline() == -inf or self._all_cancelled():
+            raise error

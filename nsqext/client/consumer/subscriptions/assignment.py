@@ -34,7 +34,7 @@ class MessageReceiver(Protocol):
         """Queue the messages of a read."""
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget the messages of a key bucket whose subscription ended."""
+        """Forget the messages of a key bucket whose subscription ended, or of a topic that was left."""
 
 
 @frozen(eq=False)
@@ -65,6 +65,11 @@ class SubscriberContext:
         """Return whether a partition is consumed."""
         chosen = self.options.partitions
         return chosen is None or key in chosen
+
+    def forget(self, assignment: Assignment) -> None:
+        """Forget the lost messages of a partition that is not consumed any more: their order does not count."""
+        if assignment.last is not None:
+            self.receiver.forget(assignment.last)
 
 
 @define(eq=False)

@@ -10,7 +10,7 @@ from nsqext.errors import InvalidPartition, InvalidSetting, InvalidState, Partit
 from nsqext.types import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from nsqext.client.consumer.position import Position
     from nsqext.client.consumer.subscriptions.assignment import Assignment, Key, SubscriberContext
@@ -29,6 +29,7 @@ class ChannelSeeker:
         live: Mapping[Key, Subscription],
     ) -> None:
         self._topic = topic
+        self._context = context
         self._channel = context.channel
         self._options = context.options
         self._metadata = context.metadata
@@ -79,9 +80,9 @@ class ChannelSeeker:
 
         The last of concurrent calls wins. Cancellation does not revoke the move.
 
-        Raises InvalidPartition, InvalidSetting or InvalidState.
+        Raises InvalidPartition, InvalidSetting, InvalidState or PartitionUnavailable.
         """
-        assignments = self._chosen(self._assignments if partitions is None else partitions)
+        assignments = self.chosen(partitions)
         for assignment in assignments:
             assignment.pending, assignment.started_at = position, None
             if assignment.moved.is_set():
@@ -105,15 +106,28 @@ class ChannelSeeker:
                     partition=assignment.partition,
                 )
 
-    def _chosen(self, keys: Iterable[Key]) -> list[Assignment]:
-        chosen = []
-        for key in keys:
-            if key not in self._assignments:
+    def chosen(self, partitions: Sequence[int] | None) -> list[Assignment]:
+        """Return what a seek moves: some partitions, or all. Raises as `seek`, except InvalidState."""
+        view = self._metadata.cached(self._topic, "r")
+        filtered = () if view is None else [partition for partition, _ in view.filtered]
+        known = range(0 if view is None else view.partition_num)
+        wanted = [key for key in known if self._context.wants(key) and key not in filtered]
+        chosen = list(dict.fromkeys((*wanted, *self._assignments))) if partitions is None else partitions
+        missing = [key for key in chosen if key not in self._assignments]
+        for key in missing:
+            if key not in wanted:
                 raise InvalidPartition(f"partition {key} is not consumed by this consumer", topic=self._topic)
-            chosen.append(self._assignments[key])
-        if any(isinstance(assignment.key, Address) for assignment in chosen):
+        if missing or not chosen:
+            what = f"of partitions {missing}" if missing else "of any partition"
+            raise PartitionUnavailable(
+                f"lookup has returned no leader {what} so far; the channel was not moved",
+                topic=self._topic,
+                hint="seek again when consumer.connections has them",
+            )
+        assignments = [self._assignments[key] for key in chosen]
+        if any(isinstance(assignment.key, Address) for assignment in assignments):
             raise InvalidSetting("the original NSQ cannot seek", topic=self._topic)
-        return chosen
+        return assignments
 
 
 def _leader(view: PartitionMap, assignment: Assignment, address: Address) -> tuple[Address, int]:

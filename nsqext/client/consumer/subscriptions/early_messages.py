@@ -21,7 +21,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nsqext.client.consumer.message import ACCEPTED_DELAY, MAX_DELAY
-from nsqext.errors import MessageNotInFlight
+from nsqext.errors import MessageNotInFlight, ProtocolError
 from nsqext.protocol.messages import DUE_HEADER
 
 if TYPE_CHECKING:
@@ -152,5 +152,8 @@ def due_time(message: Message) -> float | None:
     """Return when a delayed message is due, in seconds since 1970; None for other messages."""
     if message.header.find(DUE_HEADER.encode()) < 0:
         return None
-    text = message.header_value(DUE_HEADER)
+    try:
+        text = message.header_value(DUE_HEADER)
+    except ProtocolError:  # a header that servers refuse to store
+        return None
     return int(text) / 1000 if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None

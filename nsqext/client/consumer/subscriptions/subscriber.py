@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
     from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
     from nsqext.lookup.partition_map import PartitionMap
-    from nsqext.types import TopicMeta
 
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
@@ -63,9 +62,9 @@ class Subscriber:
         self._events = context.events
         self._tasks = context.tasks
         self._fail = fail  # ends the topic with an error
-        # found by a pattern: partitions are given up when lookup does not know the topic, which a subscription would
-        # create again on the original NSQ
-        self._discovered = discovered
+        #: whether a pattern found it; then partitions are given up when lookup does not know the topic, which a
+        #: subscription would create again on the original NSQ
+        self.discovered: bool = discovered
         self._assignments: dict[Key, Assignment] = {}
         self._live: dict[Key, Subscription] = {}
         self._buckets: dict[Key, KeyBuckets] = {}
@@ -221,11 +220,13 @@ class Subscriber:
         while not self.closing:
             view = self._metadata.cached(self._topic, "r")
             address = _address(view, assignment.key) if view is not None else None
-            gone = self._discovered and self._metadata.is_unknown(self._topic, "r")
+            gone = self.discovered and self._metadata.is_unknown(self._topic, "r")
             self.vanished = self.vanished or gone
             if address is None or view is None or gone:
                 del self._assignments[assignment.key]  # a view that lists it again makes a new assignment
                 assignment.moved.set()  # wakes a seek
+                if gone:
+                    self._context.forget(assignment)
                 if self._expected is not None:
                     self._expected = max(1, min(self._expected, len(self._assignments)))
                 self._check_started()
@@ -302,16 +303,19 @@ class Subscriber:
         request = SubscribeRequest(
             *place, meta, options=options, tag=self._tag, client_id=self._client_id, key_tags=self._key_tags
         )
-        self._warn_of_all_messages(meta)
+        if meta.extend_support:
+            self._all_warned = False  # it may be created again without
+        elif not self._all_warned and (options.tag is not None or options.ext_filter is not None):
+            from nsqext.client.consumer.subscriptions.topic_warnings import warn_of_all_messages
+
+            self._all_warned = True
+            warn_of_all_messages(self._topic, options)
         failure = self._options.failure
         if failure.max_attempts and not failure.reject_ordered and meta.ordered and not self._ordered_warned:
+            from nsqext.client.consumer.subscriptions.topic_warnings import warn_of_order
+
             self._ordered_warned = True
-            logger.warning(
-                "the topic is ordered: max_attempts%s has no effect, a message that fails blocks its partition; set "
-                "reject_ordered=True to skip it",
-                " and dead_letter" * (failure.dead_letter is not None),
-                extra={"topic": self._topic},
-            )
+            warn_of_order(self._topic, failure)
         backoff = Backoff(self._options.backoff) if self._options.backoff.mode == "connection" else group.backoff
         subscription: Subscription | None = None
         reason: NsqError | None = None
@@ -331,8 +335,11 @@ class Subscriber:
             self._refusals.subscribed()
             self._connected(assignment, subscription)
             if self._options.keeps_keys_alone and not request.ordered and not self._shared_checked:
+                from nsqext.client.consumer.subscriptions.topic_warnings import warn_of_others
+
                 self._shared_checked = True
-                self._tasks.start_soon(self._warn_of_others, view, subscription)
+                if (http := view.http.get(address)) is not None:
+                    self._tasks.start_soon(warn_of_others, self._metadata, http, subscription)
             self._note_sharing(assignment, subscription)
             if subscription.key_sharing is KeySharing.TAGS:
                 await self._share_keys(assignment, subscription, view)
@@ -345,20 +352,6 @@ class Subscriber:
             if subscription is not None:
                 self._disconnected(assignment, subscription, reason)
         return reason
-
-    def _warn_of_all_messages(self, meta: TopicMeta) -> None:
-        """Log once that a topic's messages are received whatever the settings say, again after it had the support."""
-        if meta.extend_support:
-            self._all_warned = False
-            return
-        ignored = [name for name in ("tag", "ext_filter") if getattr(self._options, name) is not None]
-        if ignored and not self._all_warned:
-            self._all_warned = True
-            logger.warning(
-                "the topic does not support tags and headers: %s has no effect, all messages are received",
-                ignored[0],
-                extra={"topic": self._topic, "tag": self._options.tag},
-            )
 
     async def _share_keys(self, assignment: Assignment, subscription: Subscription, view: PartitionMap) -> None:
         from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
@@ -384,26 +377,6 @@ class Subscriber:
             count = subscription.request.key_tags
             how = f"by their tags, with key_tags={count}" if count else "by the server"
             self._log(logging.INFO, assignment, f"consumers share the keys {how}", subscription.node)
-
-    async def _warn_of_others(self, view: PartitionMap, subscription: Subscription) -> None:
-        """Warn of other connections to the channel, which receive messages of the same keys."""
-        http = view.http.get(subscription.request.address)
-        if http is None:
-            return
-        try:
-            count = await self._metadata.channels.clients(http, self._topic, subscription.partition, self._channel)
-        except NsqError as error:
-            logger.debug("statistics of the channel: %s", error, extra={"topic": self._topic})
-            return
-        if count > 1:
-            logger.warning(
-                "%d further connections consume %s/%s: key= keeps the order of a key within this process only; use one "
-                "consumer, an ordered topic, or dispatch='key_failover' on the redesigned NSQ",
-                count - 1,
-                self._topic,
-                self._channel,
-                extra={"topic": self._topic, "channel": self._channel},
-            )
 
     def _connected(self, assignment: Assignment, subscription: Subscription) -> None:
         self._live[assignment.key] = subscription
@@ -486,6 +459,11 @@ class Subscriber:
         """Stop watching the topic."""
         if self._unwatch is not None:
             self._unwatch()
+
+    def forget_messages(self) -> None:
+        """Forget the lost messages of the left topic."""
+        for assignment in self._assignments.values():
+            self._context.forget(assignment)
 
 
 def _address(view: PartitionMap, key: Key) -> Address | None:

@@ -162,6 +162,8 @@ class TopicSubscriptions:
             gone = listed is not None and topic not in wanted
             if not self.selection.matches(topic) or (subscriber.idle and (gone or subscriber.vanished)):
                 self._leave(topic)
+            else:
+                subscriber.discovered = topic not in self.selection.names
         for topic in wanted:
             if topic not in self._subscribers:
                 self._join(topic)
@@ -170,8 +172,8 @@ class TopicSubscriptions:
             self._tasks.start_soon(self._wait_started)
 
     def _join(self, topic: str) -> None:
+        fail = partial(self._refused, topic)
         discovered = topic not in self.selection.names
-        fail = partial(self._refused, topic) if discovered else self._fail
         subscriber = self._subscribers[topic] = Subscriber(topic, self._context, fail, discovered=discovered)
         self._tasks.start_soon(self._run, subscriber, fail)
 
@@ -179,11 +181,17 @@ class TopicSubscriptions:
         logger.info("left %s/%s", topic, self._channel, extra={"topic": topic, "channel": self._channel})
         subscriber = self._subscribers.pop(topic)
         self._leaving[subscriber] = None
-        self._tasks.start_soon(self._end, subscriber)
+        self._tasks.start_soon(self._end, topic, subscriber)
 
     def _refused(self, topic: str, error: NsqError) -> None:
-        """Leave a topic until the next poll; fail if no topic was ever subscribed: the settings are wrong."""
+        """Leave a found topic until the next poll; fail if no topic was ever subscribed: the settings are wrong.
+
+        Also fail because of a topic that is given by name.
+        """
         if topic not in self._subscribers:
+            return
+        if topic in self.selection.names:
+            self._fail(error)
             return
         extra = {"topic": topic, "channel": self._channel}
         logger.warning("%s/%s cannot be consumed: %s", topic, self._channel, error, extra=extra)
@@ -197,10 +205,12 @@ class TopicSubscriptions:
         except NsqError as error:
             fail(error)
 
-    async def _end(self, subscriber: Subscriber) -> None:
+    async def _end(self, topic: str, subscriber: Subscriber) -> None:
         await subscriber.leave()
         subscriber.forget()
         del self._leaving[subscriber]
+        if topic not in self._subscribers:
+            subscriber.forget_messages()
 
     async def _wait_started(self) -> None:
         for subscriber in tuple(self._subscribers.values()):
@@ -219,6 +229,8 @@ class TopicSubscriptions:
         if len(chosen) == 1:
             await chosen[0].seeker.seek(position, partitions)
             return
+        for subscriber in chosen:
+            subscriber.seeker.chosen(partitions)  # or nothing is moved
         try:
             async with anyio.create_task_group() as tasks:
                 for subscriber in chosen:

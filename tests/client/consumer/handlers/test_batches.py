@@ -241,6 +241,16 @@ async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
+async def test_a_fetch_with_a_timeout_does_not_wait_for_another_fetch(cluster: Cluster, topic: str) -> None:
+    async with in_batches(cluster, topic) as consumer, create_task_group() as tasks:
+        tasks.start_soon(consumer.fetch, 5)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(25):
+            assert len(await consumer.fetch(5, 0.01)) == 0
+            assert len(await consumer.fetch(5, 0.0)) == 0
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_batch_handler_that_raises_requeues_the_rest_and_logs_once(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -452,6 +452,7 @@ def test_what_a_batch_holds_back_releases_its_unpacked_bytes_and_has_no_attempt_
     cut(bench)
     bench.put("a2")
     batches.end()
+    bench.wait(2.0)
     assert (budget.used, [message.attempts for message in (first, second, third)]) == (0, [1, 1, 1])
     assert (first.answered, third.answered) == (False, False)
 
@@ -466,3 +467,19 @@ def test_messages_of_one_key_in_two_partitions_that_are_requeued_one_after_the_o
         message.requeue_now(1.0, backoff=False)
     bench.wait(2.0)
     assert sorted(bench.rows()["a"]) == ["a1", "a2"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("requeued", ["12", "21"])
+async def test_messages_that_handlers_left_unanswered_keep_their_order_however_they_are_requeued(requeued: str) -> None:
+    bench = Bench()
+    messages = bench.put("a1", "a2", "a3", "a4")
+    left = [bench.take(message) for message in messages[:3]]
+    for number in requeued:
+        await left[int(number) - 1].requeue(1.0)
+    again = cut(bench)
+    bench.put("a4", "a2", "a1", owner=again)
+    assert again.commands == [], "what was requeued is not finished when it is redelivered"
+    bench.wait(2.0)
+    assert bench.rows() == {"a": ["a1", "a2", "a4"]}
+    assert [(message.attempts, message.answered) for message in messages[:2]] == [(2, False)] * 2

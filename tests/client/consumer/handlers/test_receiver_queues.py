@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import asynccontextmanager
+from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -93,6 +94,16 @@ async def test_a_handler_continues_with_the_new_delivery_of_its_ordered_message(
         assert [message.internal_id for message in here.queue.messages] == ([1, 2] if answered else [2])
         assert (running.owner, running.attempts) == ((old, 1) if answered else (new, 2))
     assert handled == [1]
+
+
+def test_an_ordered_message_that_is_redelivered_while_it_waits_for_its_requeue_waits_on() -> None:
+    old, new, here = RecordingOwner(in_order=True), RecordingOwner(in_order=True), Receiver()
+    here.policy.requeue(failed := make_message(old, 1), 5.0, backoff=True)
+    old.horizon = inf
+    here.receive([make_message(new, 1, attempts=2)])
+    assert not here.queue.messages, "its delay would end with its connection"
+    here.tick(inf, 0.0)
+    assert (failed.attempts, new.commands) == (2, ["REQ 1 0"])
 
 
 @pytest.mark.parametrize("timeout", [1.0, 60.0])

@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.client.consumer.unpacking import UnpackBudget
-from nsqext.protocol.client.body_compression import compress_body
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
 from tests.support.consumers import eventually, quick, running
 from tests.support.messages import RecordingOwner, make_message
 
@@ -92,3 +92,45 @@ async def test_a_damaged_body_stays_compressed_and_counts_with_its_size() -> Non
     assert (message.body, budget.used) == (b"no gzip", 7)
     await message.finish()
     assert budget.used == 0
+
+
+def test_a_body_whose_header_no_server_stores_is_handed_out_as_it_is() -> None:
+    budget, message = UnpackBudget(1000), make_message(RecordingOwner(), headers={COMPRESS_HEADER: "1"})
+    message.header, message.budget = message.header[:-1], budget
+    assert message.try_unpack()
+    assert (message.body, budget.used) == (b"body", 4)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_messages_that_wait_for_their_next_attempt_in_lanes_are_packed(cluster: Cluster, fails: bool) -> None:
+    topic, seen, sizes = await fill(cluster), list[Message](), list[int]()
+    delay = 300.0
+    consumer = unpacking(cluster, topic, key=lambda message: message.body[:6], requeue_delay=delay, requeue_jitter=0.0)
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        seen.append(message)
+        sizes.append(len(message.body))
+        if fails:
+            raise ValueError("it waits in its lane")
+        await message.requeue(delay)
+
+    def packed() -> bool:
+        return len(seen) == COUNT and sum(len(message.body) for message in seen) < SIZE
+
+    await running(consumer, lambda: eventually(packed))
+    assert sizes == [SIZE] * COUNT
+
+
+def test_a_packed_message_is_unpacked_for_its_next_attempt() -> None:
+    budget, sent = UnpackBudget(SIZE), compressed(1)
+    message = make_message(RecordingOwner(), 1, sent.body, headers=dict(sent.headers or {}))
+    message.budget = budget
+    for _ in range(2):
+        assert message.try_unpack()
+        budget.pack(message)
+        assert (len(message.body), budget.used, message.headers) == (SIZE, SIZE, {}), "it is in use"
+        message.mark_answered()
+        budget.pack(message)
+        assert (message.body, budget.used) == (sent.body, 0)
+        message.mark_unanswered()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -253,28 +254,62 @@ async def test_the_batch_of_a_cancelled_handler_is_known_without_what_it_has_ans
     assert owner.commands == ["FIN 1"]
 
 
-async def test_a_handler_that_runs_is_not_cancelled_with_the_task_that_started_it() -> None:
-    owner, queue, resume = RecordingOwner(), MessageQueue(), anyio.Event()
+def cancel_this_task() -> None:
+    """Cancel the current task, which notices it at its next await; on trio this would take a scope."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_worker_that_was_cancelled_outside_of_a_call_continues(caplog: pytest.LogCaptureFixture) -> None:
+    owner, groups = RecordingOwner(), list[BaseException]()
+
+    async def fail() -> None:
+        raise ValueError("one of several")
 
     async def handle(message: Message) -> None:
-        await resume.wait()
+        if message.internal_id == 1:
+            cancel_this_task()
+        elif message.internal_id == 2:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(fail())
+            except ExceptionGroup as group:
+                groups.extend(group.exceptions)
 
     subject, _ = workers()
-    queue.put([make_message(owner)])
-    with anyio.fail_after(25):
-        async with create_task_group() as tasks:
-            subject.start(tasks, MessageHandler(handle), [queue])
-            while not subject.running:
-                await checkpoint()
-            tasks.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):
-                for _ in range(5):
-                    await checkpoint()
-                assert subject.running
-                queue.stop()
-                resume.set()
-                await subject.wait()
-                assert owner.commands == ["FIN 1"]
+    queue = MessageQueue()
+    async with create_task_group() as tasks:
+        subject.start(tasks, MessageHandler(handle), [queue])
+        for number in (1, 2):
+            queue.put([make_message(owner, number)])
+            await anyio.wait_all_tasks_blocked()
+        queue.stop()
+        await subject.wait()
+    assert owner.commands == ["FIN 1", "FIN 2"]
+    assert [str(error) for error in groups] == ["one of several"], "asyncio's groups count cancellations"
+    assert "cancelled, but not by its consumer, and continues" in caplog.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("batches", [False, True])
+async def test_a_message_whose_dead_letter_was_cancelled_is_requeued(batches: bool) -> None:
+    owner = RecordingOwner()
+
+    async def publish(message: Message, error: Exception | None) -> None:
+        if message.internal_id == 1:
+            other = asyncio.ensure_future(anyio.sleep_forever())
+            other.cancel()
+            await other
+
+    async def handle(_: object) -> None:
+        raise Reject
+
+    subject, _ = workers(publish, max_attempts=1, dead_letter=publish)
+    handler = BatchHandler(handle, BatchLimits(1)) if batches else MessageHandler(handle)
+    await _handled(subject, handler, make_message(owner, 1), make_message(owner, 2))
+    assert owner.commands == ["REQ 1 0!", "FIN 2"]
 
 
 @pytest.mark.parametrize("auto_finish", ["no", 0, None])

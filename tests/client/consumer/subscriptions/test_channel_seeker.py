@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
+from attrs import evolve
 
 from nsqext import Position
 from nsqext.client.consumer.options import ConsumerOptions
@@ -80,7 +81,9 @@ class Scene:
         self.channels = Channels()
         self.assignments: dict[Any, Assignment] = {number: Assignment(number) for number in (0, 1)}
         self.live = {number: Open(number) for number in (0, 1)}
-        group = SimpleNamespace(options=ConsumerOptions(**settings), metadata=SimpleNamespace(channels=self.channels))
+        self.view: PartitionMap | None = _VIEW
+        metadata = SimpleNamespace(channels=self.channels, cached=lambda topic, access: self.view)
+        group = SimpleNamespace(options=ConsumerOptions(**settings), metadata=metadata)
         context = make_context(group, [])
         self.seeker = ChannelSeeker("t", context, self.assignments, cast("dict[Any, Subscription]", self.live))
 
@@ -279,6 +282,29 @@ async def test_partitions_that_cannot_be_moved_are_refused_before_anything_ends(
         await scene.seeker.seek(_LAST, None)
     assert [one.calls for one in scene.live.values()] == [[], []]
     assert [one.pending for one in scene.assignments.values()] == [None] * 3
+
+
+@pytest.mark.parametrize("partitions", [None, [2], [0, 2]])
+async def test_a_seek_fails_and_moves_nothing_while_a_partition_has_had_no_leader(partitions: list[int] | None) -> None:
+    scene = Scene()
+    scene.view = evolve(_VIEW, meta=TopicMeta(3))
+    with pytest.raises(PartitionUnavailable, match=r"no leader of partitions \[2\] so far; the channel was not moved"):
+        await scene.seeker.seek(_LAST, partitions)
+    assert [one.calls for one in scene.live.values()] == [[], []]
+    scene.view = evolve(scene.view, filtered=((2, _NODE),))
+    scene.seeker.chosen(None)  # what node_filter excludes is not consumed
+    with pytest.raises(InvalidPartition):
+        scene.seeker.chosen([2])
+    scene.view = None
+    scene.assignments.clear()
+    with pytest.raises(PartitionUnavailable, match="no leader of any partition"):
+        await scene.seeker.seek(_LAST, None)
+
+
+async def test_a_seek_of_chosen_partitions_needs_no_leader_of_others() -> None:
+    scene = Scene(partitions=(0, 1))
+    scene.view = evolve(_VIEW, meta=TopicMeta(3))
+    assert [one.key for one in scene.seeker.chosen(None)] == [0, 1]
 
 
 def test_the_partition_of_an_assignment() -> None:

@@ -202,6 +202,12 @@ def test_another_value_is_no_due_time(value: str) -> None:
     assert EarlyMessages().without_early([message], _refuse, keep=False) == [message]
 
 
+def test_a_header_that_no_server_stores_has_no_due_time() -> None:
+    message = make_message(RecordingOwner(), due="5")
+    message.header = message.header[:-1]
+    assert EarlyMessages().without_early([message], _refuse, keep=False) == [message]
+
+
 def test_the_memory_of_uncounted_deliveries_is_bounded() -> None:
     early, servers = EarlyMessages(), [Server(600.0, longest=60.0) for _ in range(5)]
     with patch.object(early_messages, "MOST_KNOWN", 2):

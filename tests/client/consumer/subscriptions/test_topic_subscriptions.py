@@ -16,7 +16,15 @@ from nsqext import Position
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions import topics as module
 from nsqext.client.consumer.subscriptions.topics import TopicSelection, TopicSubscriptions
-from nsqext.errors import InvalidInput, InvalidPartition, InvalidState, LookupFailed, LookupUnreachable, NsqError
+from nsqext.errors import (
+    InvalidInput,
+    InvalidPartition,
+    InvalidState,
+    LookupFailed,
+    LookupUnreachable,
+    NsqError,
+    PartitionUnavailable,
+)
 from nsqext.waits import chance
 from tests.support.sleeps import settled
 from tests.support.subscriber_scene import make_context
@@ -38,6 +46,7 @@ class Subscriber:
         self.left = anyio.Event()
         self.seeker = self
         self.refusal: NsqError | None = None
+        self.unmovable: NsqError | None = None
 
     async def run(self) -> None:
         self.calls.append("run")
@@ -51,9 +60,16 @@ class Subscriber:
     def forget(self) -> None:
         self.calls.append("forget")
 
+    def forget_messages(self) -> None:
+        self.calls.append("forget messages")
+
     async def close(self) -> None:
         self.calls.append("close")
         self.left.set()
+
+    def chosen(self, partitions: Sequence[int] | None) -> None:
+        if self.unmovable is not None:
+            raise self.unmovable
 
     async def seek(self, position: Position, partitions: Sequence[int] | None) -> None:
         self.calls.append(f"seek {partitions}")
@@ -133,7 +149,7 @@ async def test_named_topics_are_joined_and_others_selected_later(monkeypatch: py
         assert left.calls == ["run", "leave"]
         left.left.set()
         await settled()
-        assert left.calls == ["run", "leave", "forget"]
+        assert left.calls == ["run", "leave", "forget", "forget messages"]
 
 
 async def test_topics_that_match_are_joined_as_they_appear_and_left_when_they_are_gone(
@@ -284,6 +300,34 @@ async def test_a_named_topic_that_is_refused_ends_the_consumer(monkeypatch: pyte
         assert (scene.failed, list(scene.joined)) == ([error, error], ["a", "b"])
 
 
+async def test_a_found_topic_that_is_given_by_name_later_is_refused_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _scene(monkeypatch, "a*", {"a1", "a2"}) as scene:
+        scene.group.opened = 2
+        named, found = scene.all
+        scene.subject.select(TopicSelection(["a1", "a*"]))
+        await scene.listed(1)
+        assert (named.discovered, found.discovered) == (False, True)
+        named.fail(error := InvalidInput("refused"))
+        found.fail(InvalidInput("refused"))
+        await settled()
+        assert (scene.failed, list(scene.joined)) == ([error], ["a1"])
+
+
+async def test_a_topic_that_is_selected_again_while_it_is_left_keeps_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _scene(monkeypatch, "a") as scene:
+        for chosen in ("b", "a"):
+            scene.subject.select(TopicSelection(chosen))
+            await settled()
+        first, other, second = scene.all
+        first.fail(InvalidInput("refused while it is left"))
+        for one in (first, other):
+            one.left.set()
+        await settled()
+        assert (first.calls[-1], other.calls[-1], second.calls) == ("forget", "forget messages", ["run"])
+
+
 async def test_a_seek_of_one_or_of_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _scene(monkeypatch, ["a", "b"]) as scene:
         with pytest.raises(InvalidInput, match="does not consume this topic") as caught:
@@ -297,6 +341,11 @@ async def test_a_seek_of_one_or_of_all_topics(monkeypatch: pytest.MonkeyPatch) -
         scene.all[1].refusal = InvalidPartition("no")
         with pytest.raises(InvalidPartition, match="no"):
             await scene.subject.seek(_LAST, None, None)
+        calls = list(scene.all[0].calls)
+        scene.all[1].unmovable = PartitionUnavailable("no leader")
+        with pytest.raises(PartitionUnavailable, match="no leader"):
+            await scene.subject.seek(_LAST, None, None)
+        assert scene.all[0].calls == calls, "no channel is moved"
     async with _scene(monkeypatch, "a") as scene:
         await scene.subject.seek(_LAST, [1], None)
         assert scene.all[0].calls[1:] == ["seek [1]"]

@@ -330,7 +330,6 @@ def test_a_child_that_is_forked_in_run_ends_without_the_event_loop_of_its_parent
 def test_an_open_consumer_cannot_run(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     with make(cluster, topic) as consumer:
-        consumer.handler(lambda message: None)
         with pytest.raises(InvalidState, match="open already"):
             consumer.run()
         next(consumer).finish()

@@ -56,6 +56,7 @@ class KeyLanes:
         self.lanes: list[MessageQueue] = [MessageQueue() for _ in range(count)]
         self.key: Callable[[Message], bytes] = key
         self.clock: Callable[[], float] = clock
+        self.is_handled: Callable[[Message], bool] = lambda message: True  #: whether its handler runs, or it is kept
         self._redelivery_wait = delivery.redelivery_wait
         self._gap_wait = delivery.gap_wait
         self._settle_wait = delivery.settle_wait
@@ -65,8 +66,7 @@ class KeyLanes:
         self._unstarted: list[Message] = []
         # messages of the batches that handlers have, and when requeued messages are due
         self._handed_out: dict[Message, float | None] = {}
-        # the same messages by lane, in order, with their keys
-        self._batches: dict[MessageQueue, dict[Message, bytes]] = {}
+        self._batches: dict[MessageQueue, dict[Message, bytes]] = {}  # these by lane, in order, with their keys
 
     @property
     def waiting(self) -> int:
@@ -101,9 +101,7 @@ class KeyLanes:
             self._unstarted += received
             raise
         if order.early and order.gap_due is None:
-            settle = self._settle_wait
-            if order.key_sharing is KeySharing.TAGS:
-                settle = max(settle, _SETTLE_OWNED)
+            settle = max(self._settle_wait, _SETTLE_OWNED if order.key_sharing is KeySharing.TAGS else 0.0)
             order.gap_due = self.clock() + (settle if order.settling else self._gap_wait)
         for lane in woken:
             lane.wake()
@@ -116,7 +114,7 @@ class KeyLanes:
             self._forget_replaced(order, known, message)
             known = None
         if known is not None:
-            self._redelivered(order, known, message)
+            self._redelivered(order, known, message, woken)
         elif order.was_finished(message):
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
@@ -172,18 +170,22 @@ class KeyLanes:
     def _lane(self, key: bytes) -> MessageQueue:
         return self.lanes[lane_number(key, len(self.lanes))]
 
-    def _redelivered(self, order: PartitionOrder, message: Message, delivery: Message) -> None:
+    def _redelivered(
+        self, order: PartitionOrder, message: Message, delivery: Message, woken: dict[MessageQueue, None]
+    ) -> None:
         """Continue a lost message, or a running handler, with the new delivery."""
         key = self.key(message)
-        message.renew(delivery)
-        delayed = self._delayed.get(key)
+        delayed, lost = self._delayed.get(key), order.lost.get(key)
         requeued = (delayed is not None and message in delayed.messages()) or self._handed_out.get(message) is not None
+        waiting = (*self._lane(key).messages, *self._handed_out, *(() if lost is None else lost.messages()))
+        if not (message.answered or requeued or message in waiting or self.is_handled(message)):
+            self._accept_all(order, [delivery], woken)  # its handler left it unanswered
+            return
+        message.renew(delivery)
         if message.answered and not requeued:
             logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
             message.finish_now()
-            return
-        wait = order.lost.get(key)
-        if wait is not None and wait.message is message:
+        elif lost is not None and lost.message is message:
             self._end(key, order.lost)
 
     def forget(self, owner: Owner) -> None:
@@ -242,9 +244,9 @@ class KeyLanes:
                 for key in [key for key, wait in order.lost.items() if wait.due <= now]:
                     self._give_up_waiting(order, key, now)
                 self._watch(order, now)
-        for waiting in [message for wait in self._delayed.values() for message in wait.messages()]:
-            if waiting.answered and waiting.budget is not None and waiting not in running:
-                waiting.budget.pack(waiting)
+        for message in [message for wait in self._delayed.values() for message in wait.messages()]:
+            if message.answered and message.budget is not None and message not in running:
+                message.budget.pack(message)
         touch_due(self._blocked(), now, requeued=True)
         touch_due((message for message, due in self._handed_out.items() if due is not None), now, requeued=True)
 
@@ -271,16 +273,13 @@ class KeyLanes:
         self._end(key, order.lost, without_first=True)
 
     def _end(self, key: bytes, waits: dict[bytes, Wait], *, without_first: bool = False) -> None:
-        """End a wait: its messages return to the front of their lane, or wait for another message.
-
-        A requeue counts as an attempt.
-        """
+        """End a wait: its messages return to the front of their lane, or wait for another message."""
         wait = waits.pop(key)
         row = wait.behind if without_first else list(wait.messages())
         for message in row:
             if message.answered:
                 message.mark_unanswered()
-                message.attempts += not message.lost
+                message.attempts += not message.lost  # a requeue counts
         delayed = self._delayed.get(key)
         if delayed is not None:
             delayed.behind[:0] = row

@@ -14,7 +14,7 @@ from nsqext.client.consumer.message import TOUCHES, touch_due
 from nsqext.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from nsqext.client.consumer.handlers.failure_policy import FailurePolicy
     from nsqext.client.consumer.handlers.iteration import MessageIteration
@@ -89,9 +89,7 @@ class ReceiverQueues:
         After a lost connection, an ordered message may be redelivered while its handler runs or its delay lasts. These
         continue with the new delivery: the next message would not wait for a second call.
         """
-        early = self._group.early
-        waiting = () if early is None else early.kept
-        known_here = {(one.topic, one.partition, one.id): one for one in (*waiting, *self._running())}
+        known_here = {(one.topic, one.partition, one.id): one for one in (*self._kept(), *self._running())}
         others = []
         for message in messages:
             known = known_here.get((message.topic, message.partition, message.id))
@@ -100,6 +98,11 @@ class ReceiverQueues:
             else:
                 known.renew(message)
         return others
+
+    def _kept(self) -> Collection[Message]:
+        """Return the messages in flight that are requeued when they are due."""
+        early = self._group.early
+        return () if early is None else early.kept
 
     def _running(self) -> list[Message]:
         return self._workers.running if self._workers is not None else []
@@ -121,7 +124,7 @@ class ReceiverQueues:
         early = self._group.early
         if early is not None:
             early.tick(now)
-        kept = () if early is None else tuple(early.kept)
+        kept = tuple(self._kept())
         if self._group.unpack_budget is not None:
             self._group.unpack_budget.release_expired()
         lanes = self._lanes
@@ -192,6 +195,7 @@ class ReceiverQueues:
         from nsqext.client.consumer.handlers.message_keys import key_reader
 
         self._lanes = lanes = KeyLanes(concurrency, key_reader(key), _clock, self._options.delivery)
+        lanes.is_handled = lambda message: message in (*self._running(), *self._kept())
         received = list(self.queue.messages)
         self.queue.messages.clear()
         for message in received:  # perhaps of several subscriptions

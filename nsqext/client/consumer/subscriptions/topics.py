@@ -184,10 +184,7 @@ class TopicSubscriptions:
         self._tasks.start_soon(self._end, topic, subscriber)
 
     def _refused(self, topic: str, error: NsqError) -> None:
-        """Leave a found topic until the next poll; fail if no topic was ever subscribed: the settings are wrong.
-
-        Also fail because of a topic that is given by name.
-        """
+        """Leave a found topic until the next poll; fail for a named topic, or if no topic was ever subscribed."""
         if topic not in self._subscribers:
             return
         if topic in self.selection.names:

@@ -18,6 +18,7 @@ from nsqext.client.consumer.handlers.workers import ConsumerState, MessageHandle
 from nsqext.client.consumer.options import ConsumerOptions, DeliveryOptions
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
 from nsqext.client.events import ClientEvents
+from nsqext.errors import MessageNotInFlight
 from tests.support.consumers import quick, take
 from tests.support.messages import RecordingOwner, make_message
 from tests.support.sleeps import settled
@@ -306,6 +307,35 @@ async def test_messages_that_were_received_before_the_handlers_start_are_handled
         assert not here.queue.messages
         assert sorted(handled) == [1, 2]
         assert here.count_in_flight() == 2
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.anyio
+async def test_with_lanes_what_a_handler_left_unanswered_is_handled_again_when_it_is_redelivered(left: bool) -> None:
+    old, new, handled, resume = RecordingOwner(), RecordingOwner(), list[Message](), anyio.Event()
+
+    async def handle(message: Message) -> None:
+        handled.append(message)
+        if not left:
+            await resume.wait()
+
+    here = Receiver(key=lambda message: b"one")
+    async with anyio.create_task_group() as tasks:
+        here.group.tasks = cast("BackgroundTasks", tasks)
+        here.start_workers(MessageHandler(handle, auto_finish=False), None)
+        here.receive([make_message(old, 1)])
+        await anyio.wait_all_tasks_blocked()
+        old.horizon = inf
+        old.refusal = MessageNotInFlight("it will be delivered again")
+        if left:
+            with pytest.raises(MessageNotInFlight):
+                await handled[0].finish()
+        here.receive([make_message(new, 1)])
+        resume.set()
+        await anyio.wait_all_tasks_blocked()
+        await handled[-1].finish()
+        here.stop()
+    assert (len(handled), new.commands) == (2 if left else 1, ["FIN 1"])
 
 
 class _Stopped(MessageQueue):

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from itertools import count
 from struct import pack
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from attrs import evolve, frozen
 
@@ -21,8 +21,8 @@ from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed
 from nsqext.client.producer.request import check_choice, key_bytes
 from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
-from nsqext.protocol.headers import encode_headers
-from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER
+from nsqext.protocol.headers import decode_headers, encode_headers
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER, RESERVED_PREFIX, header_text, tag_of
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.protocol.record import Record
 from nsqext.types import Receipt
@@ -63,17 +63,24 @@ class Published:
     @property
     def key(self) -> str | bytes | int | None:
         """The key."""
-        return self.message.key
+        return self.message.key if self.message.key is not None else header_text(self._stored, KEY_HEADER)
 
     @property
-    def headers(self) -> Mapping[str, str]:
+    def headers(self) -> Mapping[str, Any]:
         """The extend headers; empty if there are no headers."""
-        return self.message.headers or {}
+        if self.message.header is None:
+            return self.message.headers or {}
+        return {name: value for name, value in self._stored.items() if not name.startswith(RESERVED_PREFIX)}
 
     @property
     def tag(self) -> str | None:
         """The tag."""
-        return self.message.tag
+        return self.message.tag if self.message.header is None else tag_of(self._stored)
+
+    @property
+    def _stored(self) -> dict[str, Any]:
+        """What bytes of an extend header contain that are published as they are."""
+        return decode_headers(self.message.header or b"{}")
 
     @property
     def trace_id(self) -> int | None:

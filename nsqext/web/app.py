@@ -97,7 +97,8 @@ def _environment() -> Environment:
 class WebPage:
     """The page of a cluster of either generation, as an ASGI application.
 
-    `run` must run while requests are handled, in any event loop of anyio.
+    `run` must run while requests are handled, in any event loop of anyio. The page is served at the root of a host:
+    mounted below a path, it answers each request with status 500, because its links would lead elsewhere.
 
     Args:
         lookupd: ``host:port`` of nsqlookupd's HTTP side; a list, or text with commas.
@@ -162,6 +163,12 @@ class WebPage:
         if scope["type"] != "http":
             return
         send = self._security.with_headers(send, static=scope["path"].startswith("/static/"))
+        if root := scope.get("root_path"):
+            text = (
+                f"the page is mounted at {root}, and its links need the root of a host: serve it alone, as nsqext web\n"
+            )
+            await Response(text, 500, media_type="text/plain")(scope, receive, send)
+            return
         request = Request(scope, receive)
         try:
             scope["user_name"] = self._security.check(scope["method"], Headers(scope=scope))

@@ -419,3 +419,24 @@ async def test_what_needs_lookup_fails_in_a_test_of_an_app_without_it(choice: An
             await app.publish("invoices", b"one", **choice)
         await app.publish("invoices", b"two")
         assert len(test.published) == 1
+
+
+async def test_a_header_that_is_passed_on_is_recorded_as_it_is_stored() -> None:
+    """Such messages had neither headers nor tag nor key, and tests that look for none passed."""
+    app = App(NOWHERE)
+
+    @app.publisher("copies")
+    @app.handler("orders", "copy")
+    async def copy(message: Message) -> OutgoingMessage:
+        return OutgoingMessage(message.body, header=message.header)
+
+    async with app.test() as test:
+        await test.deliver("orders", b"one", headers={"user": "ann"}, tag=None, key="k")
+        (copied,) = test.published
+        assert (copied.headers, copied.tag, copied.key) == ({"user": "ann"}, None, "k")
+        await app.publish("copies", b"two", header=b'{"##client_dispatch_tag":"canary"}', key="of the route")
+        assert (test.published[1].headers, test.published[1].tag, test.published[1].key) == (
+            {},
+            "canary",
+            "of the route",
+        )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from nsqext.errors import InvalidSetting, UnknownSetting
 from nsqext.web import WebOptions, WebPage
@@ -232,3 +235,15 @@ async def test_a_browser_that_does_not_read_events_is_disconnected(
             await page(scope, receive, send)
         tasks.cancel_scope.cancel()
     assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * 2]
+
+
+async def test_a_page_below_a_path_says_that_it_needs_a_root() -> None:
+    """Its links, styles and forms led to the application around it."""
+    around = Starlette(routes=[Mount("/nsq", WebPage("127.0.0.1:1"))])
+    transport = httpx.ASGITransport(app=around)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for path in ("/nsq/", "/nsq/topics/orders", "/nsq/static/page.css"):
+            answer = await client.get(path)
+            assert answer.status_code == 500
+            assert answer.text.startswith("the page is mounted at /nsq, and its links need the root of a host")
+            assert answer.headers["x-content-type-options"] == "nosniff"

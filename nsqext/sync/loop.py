@@ -169,7 +169,7 @@ def call(
         if str(error) == _PORTAL_CLOSED:
             raise InvalidState(f"the {what} was closed", hint=_WHILE_OPEN.get(what, "create a new one")) from error
         raise InvalidState(
-            f"the {what} cannot be used: {error}", hint="the thread of its event loop must not wait"
+            f"the {what} cannot be used: {error}", hint="this is its event loop's thread, which must not wait"
         ) from error
     try:
         return future.result()

@@ -146,10 +146,8 @@ class SubscribeRequest:
         """Return `InvalidSetting`, which is not retried, if a setting is the reason; otherwise the error."""
         if isinstance(error, InvalidCommand) and "is dispatched by" in str(error):
             return InvalidSetting(error.message, hint="set dispatch to the type of the channel, or to None")
-        if isinstance(error, InvalidCommand) and "invalid command SUB_ORDERED" in error.message:
-            return InvalidSetting(
-                "the original NSQ has no ordered topics", topic=self.topic, hint="leave the setting ordered out"
-            )
+        if isinstance(error, InvalidCommand) and "command SUB_ORDERED" in error.message:
+            return InvalidSetting("the original NSQ has no ordered topics", topic=self.topic, hint="leave ordered out")
         return error
 
     def fits(self, meta: TopicMeta) -> bool:

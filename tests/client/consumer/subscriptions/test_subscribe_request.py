@@ -171,7 +171,7 @@ def test_a_channel_of_another_type_is_a_wrong_setting() -> None:
 def test_an_ordered_subscription_of_the_original_nsq_is_a_wrong_setting() -> None:
     explained = _request(0).explain(InvalidCommand("E_INVALID invalid command SUB_ORDERED"))
     assert isinstance(explained, InvalidSetting)
-    assert str(explained) == "the original NSQ has no ordered topics (topic t): leave the setting ordered out"
+    assert str(explained) == "the original NSQ has no ordered topics (topic t): leave ordered out"
 
 
 @pytest.mark.parametrize("extend", [True, False])

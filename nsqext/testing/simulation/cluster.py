@@ -12,7 +12,8 @@ from nsqext.broker.cluster import channel_names, new_topic
 from nsqext.broker.engine.storage.segments import DiskOptions
 from nsqext.broker.options import ClusterOptions, ClusterShape
 from nsqext.broker.runtimes import RuntimeRedesigned
-from nsqext.errors import InvalidInput, NsqError
+from nsqext.errors import InvalidInput, InvalidState, NsqError
+from nsqext.testing.simulation.forgotten_await import NotedCalls, awaited
 from nsqext.testing.simulation.network import Network, current_host
 from nsqext.testing.simulation.private_parts import run_by_anyio
 
@@ -43,7 +44,7 @@ class _Runtime(RuntimeRedesigned):
         return evolve(super()._node_options(name), disk=self.files)
 
 
-class SimulatedCluster:
+class SimulatedCluster(NotedCalls):
     """A cluster of the redesigned generation.
 
     Args:
@@ -61,6 +62,7 @@ class SimulatedCluster:
     def __init__(
         self, nodes: int, lookupds: int, seed: int, disk: SimulatedDisk | None = None, files: DiskOptions | None = None
     ) -> None:
+        super().__init__([])
         shape = ClusterShape(nodes, lookupds, "redesigned", disk.root if disk is not None else None)
         runtime = _Runtime(shape, ClusterOptions(seed=seed))
         runtime.files = files or DiskOptions(fsync="always")
@@ -94,6 +96,7 @@ class SimulatedCluster:
             network.name_port(lookupd.http.port, name)
             network.name_port(lookupd.tcp.port, name)
 
+    @awaited
     async def create_topic(
         self,
         name: str,
@@ -115,6 +118,7 @@ class SimulatedCluster:
         with as_server():
             await self.runtime.create_topic(name, *self._specs[name])
 
+    @awaited
     async def recreate_topic(self, name: str) -> bool:
         """Delete a topic and create it again; return False while a node or disk cannot."""
         if not all(running.member.reachable for running in self.runtime.nodes.values()):
@@ -126,6 +130,7 @@ class SimulatedCluster:
         await self._create(name)
         return True
 
+    @awaited
     async def upgrade_topic(self, name: str) -> bool:
         """Make a topic an extend topic; return whether the cluster accepted."""
         with suppress(NsqError), as_server():
@@ -133,16 +138,25 @@ class SimulatedCluster:
             return True
         return False
 
+    def _check_name(self, name: str) -> None:
+        known = (*self.nodes, *self.lookupds)
+        if name not in known:
+            raise InvalidInput(f"unknown node {name!r}", hint=f"the cluster has {', '.join(known)}")
+
     def leader(self, topic: str, partition: int = 0) -> str:
         return self.runtime.replicas(topic, partition).state.leader
 
+    @awaited
     async def kill(self, name: str) -> None:
+        self._check_name(name)
         if name not in self.down:
             self.down.add(name)
             with as_server():
                 await self.runtime.kill(name)
 
+    @awaited
     async def restart(self, name: str) -> None:
+        self._check_name(name)
         if name in self.down:
             with as_server():
                 if name in self._without_power:
@@ -151,6 +165,7 @@ class SimulatedCluster:
                 await self.runtime.restart(name)
             self.down.discard(name)
 
+    @awaited
     async def cut_power(self, name: str) -> None:
         """Kill a server as a loss of power does: unsynced data is lost."""
         if name not in self.down:
@@ -197,8 +212,10 @@ class SimulatedCluster:
         else:
             self.runtime.coordinator.connect(first, second)
 
+    @awaited
     async def terminate(self, name: str) -> None:
         """End a server as SIGTERM does."""
+        self._check_name(name)
         if name not in self.down:
             self.down.add(name)
             with as_server():
@@ -206,20 +223,32 @@ class SimulatedCluster:
 
     @as_server()
     def freeze(self, name: str) -> None:
-        if name not in self.down:
-            self.runtime.freeze(name)
+        """See `nsqext.broker.ClusterFaults.freeze`."""
+        if name in self.down:
+            raise InvalidState(f"{name!r} is down, and cannot be frozen", hint="restart it first")
+        self.runtime.freeze(name)
 
     @as_server()
     def thaw(self, name: str) -> None:
         self.runtime.thaw(name)
 
+    @awaited
     async def move_leader(self, topic: str, partition: int, name: str) -> bool:
-        """Make another node the leader; return whether the cluster accepted."""
+        """Make another node the leader; return whether the cluster accepted.
+
+        Raises:
+            InvalidInput: unknown node.
+            TopicNotFound: unknown partition.
+        """
+        self.runtime.node(name)
+        if partition >= self.topics.get(topic, 0):
+            self.runtime.replicas(topic, partition)  # raises, unless another client has created it
         with suppress(NsqError), as_server():
             await self.runtime.move_leader(topic, partition, name)
             return True
         return False
 
+    @awaited
     async def heal(self) -> None:
         """Start all servers, remove all faults; return when every partition accepts writes."""
         if self.disk is not None:

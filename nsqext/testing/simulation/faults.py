@@ -156,6 +156,8 @@ def _change(names_in: Callable[[SimulatedCluster], Sequence[str]], how: Callable
 
 
 def _freeze(at: Injector, fault: Fault) -> End:
+    if fault.target in at.cluster.down:
+        return None
     at.cluster.freeze(fault.target)
     return lambda: at.cluster.thaw(fault.target) if fault.target not in at.cluster.down else None
 

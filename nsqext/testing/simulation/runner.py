@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from random import Random
@@ -22,6 +22,7 @@ from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.testing.simulation.cluster import SimulatedCluster, as_server
 from nsqext.testing.simulation.disk import SimulatedDisk
 from nsqext.testing.simulation.faults import Fault, FaultOptions, Injector, draw_faults
+from nsqext.testing.simulation.forgotten_await import NotedCalls, awaited, forgotten
 from nsqext.testing.simulation.network import Network, NetworkOptions, current_host
 from nsqext.testing.simulation.private_parts import SimulatedLoop, SimulationStuck
 from nsqext.testing.simulation.results import Run, SimulationFailed, error_text, failed_assertion, repeating_call
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
 
-class ClientProcess:
+class ClientProcess(NotedCalls):
     """A client process of a scenario, with sockets of its own; made by `World.start`."""
 
-    def __init__(self, name: str, network: Network) -> None:
+    def __init__(self, name: str, network: Network, calls: list[Coroutine[Any, Any, Any]]) -> None:
+        super().__init__(calls)
         self.name: str = name
         self._network = network
         self._scope = anyio.CancelScope()
@@ -49,6 +51,7 @@ class ClientProcess:
         finally:
             self._ended.set()
 
+    @awaited
     async def kill(self, *, silently: bool = False) -> None:
         """Kill the process as ``kill -9`` does; its code sends nothing afterwards.
 
@@ -59,6 +62,7 @@ class ClientProcess:
         self._scope.cancel()
         await self._ended.wait()
 
+    @awaited
     async def wait(self) -> None:
         await self._ended.wait()
 
@@ -119,7 +123,7 @@ class World:
             main: its program.
             name: by default p1, p2 and so on.
         """
-        process = ClientProcess(name or f"p{len(self.clients)}", self.network)
+        process = ClientProcess(name or f"p{len(self.clients)}", self.network, self.cluster.calls)
         if process.name in self.clients:
             raise InvalidState(f"a process {process.name!r} exists")
         self.clients.append(process.name)
@@ -292,6 +296,7 @@ def run_seed(
             main = _main(scenario, build, cluster, loop, time_limit)
             with _noted_handlers(raised, unhandled):
                 loop.run_until_complete(main)
+            error = forgotten(cluster.calls)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as found:  # `pytest.fail` raises no `Exception`

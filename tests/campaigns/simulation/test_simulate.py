@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from nsqext import Consumer, Message, Producer
@@ -298,6 +299,11 @@ async def test_a_simulation_in_an_event_loop_is_refused() -> None:
         (lambda cluster: cluster.separate("n1", "n9"), "unknown node 'n9'"),
         (lambda cluster: cluster.connect("l1", COORDINATOR), "'l1' is a lookup node"),
         (lambda cluster: cluster.separate("n1", "n1"), "'n1' has no link to itself"),
+        (lambda cluster: cluster.move_leader("orders", 0, "n9"), "unknown node 'n9'"),
+        (lambda cluster: cluster.move_leader("orders", 0, "n1"), "unknown partition (topic orders, partition 0)"),
+        (lambda cluster: cluster.kill("n9"), "unknown node 'n9': the cluster has n1, n2, n3, l1, l2"),
+        (lambda cluster: cluster.restart("n9"), "unknown node 'n9'"),
+        (lambda cluster: cluster.terminate("n9"), "unknown node 'n9'"),
     ],
 )
 def test_wrong_arguments_of_the_cluster_are_refused(wrong: Callable[[Any], Any], text: str) -> None:
@@ -312,6 +318,39 @@ def test_wrong_arguments_of_the_cluster_are_refused(wrong: Callable[[Any], Any],
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     assert text in str(error)
+
+
+async def freezes_a_node_that_is_down(world: World) -> None:
+    """The node ran when it was restarted."""
+    await world.cluster.kill("n1")
+    world.cluster.freeze("n1")
+
+
+async def forgets_to_await_a_kill(world: World) -> None:
+    """Nothing is killed."""
+    cluster: Any = world.cluster
+    cluster.kill("n1")
+    await anyio.sleep(1)
+
+
+async def forgets_to_await_the_end_of_a_process(world: World) -> None:
+    """Nothing is killed."""
+    process: Any = world.start(anyio.lowlevel.checkpoint)
+    process.kill()
+
+
+@table(
+    ("scenario", "text"),
+    [
+        (freezes_a_node_that_is_down, "'n1' is down, and cannot be frozen: restart it first"),
+        (forgets_to_await_a_kill, "kill() was called and not awaited, and had no effect"),
+        (forgets_to_await_the_end_of_a_process, "kill() was called and not awaited, and had no effect"),
+    ],
+)
+def test_faults_that_are_not_injected_fail(scenario: Scenario, text: str) -> None:
+    """Such scenarios passed, with at most a warning of Python."""
+    with pytest.raises(SimulationFailed, match=re.escape(text)):
+        simulate(scenario, seeds=1)
 
 
 async def kills_its_producer(world: World) -> None:

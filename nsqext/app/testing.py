@@ -20,7 +20,7 @@ from nsqext.client.consumer.typed.body import decode_body, encode_body
 from nsqext.client.middleware import Middleware, SendNext
 from nsqext.client.producer.delayed_request import delayed
 from nsqext.client.producer.request import check_choice, key_bytes
-from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, InvalidState
+from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import decode_headers, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER, RESERVED_PREFIX, header_text, tag_of
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
@@ -104,16 +104,24 @@ class _Recorder(Middleware):
     async def publish(self, publishing: Publishing, send_next: SendNext) -> Sequence[Receipt]:
         """Record stored messages; direct tests check the messages and send nothing."""
         if self._send:
-            receipts = await send_next(publishing)
+            try:
+                receipts = await send_next(publishing)
+            except BatchFailed as error:
+                self._record(publishing, error.outcomes)
+                raise
         else:
             for message in publishing.messages:
                 self._check(publishing, message)
             receipts = [Receipt(publishing.topic, 0, "test") for _ in publishing.messages]
-        for message in publishing.messages:
-            own = message if message.key is not None else evolve(message, key=publishing.key)
-            self.published.append(Published(publishing.topic, own, publishing.delay, publishing.partition))
-        self.changed.wake()
+        self._record(publishing, receipts)
         return receipts
+
+    def _record(self, publishing: Publishing, outcomes: Sequence[object]) -> None:
+        for message, outcome in zip(publishing.messages, outcomes, strict=True):
+            if isinstance(outcome, Receipt):
+                own = message if message.key is not None else evolve(message, key=publishing.key)
+                self.published.append(Published(publishing.topic, own, publishing.delay, publishing.partition))
+        self.changed.wake()
 
     def _check(self, publishing: Publishing, message: OutgoingMessage) -> None:
         """Raise the error of a producer for a message that no topic accepts, by the app's settings."""

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Reject
+from nsqext import App, ExtFilter, Message, MessageBatch, OutgoingMessage, Receipt, Reject
 from nsqext.broker import Cluster
-from nsqext.errors import InvalidBody, InvalidInput, InvalidName, InvalidSetting, InvalidState
+from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, InvalidName, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
 from nsqext.transactions import Inbox, OutboxStore, Positions, schema_sql
 
@@ -440,3 +440,20 @@ async def test_a_header_that_is_passed_on_is_recorded_as_it_is_stored() -> None:
             "canary",
             "of the route",
         )
+
+
+async def test_the_stored_messages_of_a_batch_that_failed_are_recorded() -> None:
+    """None was, and a test that expects no publish passed."""
+    with Cluster(2) as cluster:
+        cluster.create_topic("orders", 2, channels=["billing"])
+        app = App(NOWHERE, on_unknown="raise")
+        async with app.test(cluster.lookupd) as test:
+            batch = [OutgoingMessage(b"%d" % number, key=f"k{number}") for number in range(20)]
+            await app.producer.publish_many("orders", batch)
+            assert len(test.published) == 20
+            cluster.faults.cut(cluster.leader("orders", 0))
+            with pytest.raises(BatchFailed) as caught:
+                await app.producer.publish_many("orders", batch)
+            stored = [b"%d" % at for at, one in enumerate(caught.value.outcomes) if isinstance(one, Receipt)]
+            assert 0 < len(stored) < 20
+            assert [one.body for one in test.published[20:]] == stored

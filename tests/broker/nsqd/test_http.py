@@ -446,19 +446,6 @@ async def test_an_old_topic_drops_internal_headers_where_that_is_allowed() -> No
     assert entry.record.header == b""
 
 
-async def test_metrics_in_the_format_of_prometheus() -> None:
-    node = make_node()
-    host(node).partition.channel("ch")
-    web = _Web(node)
-    await web.post("/mpub?topic=t", b"a\nb\n")
-    answer = await web.get("/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    lines = answer.text.splitlines()
-    assert "# TYPE nsqd_channel_messages_total counter" in lines
-    described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")} == described
-
-
 def test_label_values_are_escaped() -> None:
     metric = Metric("m", "gauge", "Text.", [({"a": 'q"\\\n'}, 1.5)])
     assert render_metrics([metric]) == '# HELP m Text.\n# TYPE m gauge\nm{a="q\\"\\\\\\n"} 1.5\n'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -95,14 +94,6 @@ def test_mpub_creates_its_topic_before_the_body_is_read(rest: bytes) -> None:
     node = make_original()
     Client(node).send(b"MPUB t\n" + rest)
     assert ("t", 0) in node.hosted
-
-
-def test_the_first_channel_gets_the_stored_messages() -> None:
-    node = make_original()
-    Client(node).ask(sized("MPUB t", multi_body([b"a", b"b"])))
-    messages = _consumer(node, ready=2).messages()
-    assert [message[26:] for message in messages] == [b"a", b"b"]
-    assert all(re.fullmatch(rb"[0-9a-f]{16}", message[10:26]) for message in messages)
 
 
 def test_channels_take_no_more_consumers_than_allowed() -> None:
@@ -293,13 +284,6 @@ async def test_allowed_methods_are_listed_in_order(path: str, allowed: str) -> N
     assert (await web.request("DELETE", path)).headers["allow"] == allowed
     answer = await web.options(path)
     assert (answer.status_code, answer.text, answer.headers["allow"]) == (200, "", allowed)
-
-
-async def test_null_empties_the_list_of_lookup_nodes() -> None:
-    node = make_original()
-    node.switches.lookupd_addresses = ["127.0.0.1:1"]
-    assert (await web_of(node).put("/config/nsqlookupd_tcp_addresses", content=b"null")).json() == []
-    assert node.switches.lookupd_addresses == []
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "PATCH", "FOO"])

@@ -57,17 +57,6 @@ def test_the_redesigned_server_waits_the_timeout_from_the_first_message_on() -> 
     assert round(buffer.due - 1010, 6) == 0.05
 
 
-def test_a_response_is_sent_first_in_its_own_segment() -> None:
-    _, buffer = _buffer(ticking=False)
-    buffer.write(b"OK")
-    buffer.end_segment()
-    buffer.hold(b"message", full=True)
-    writes = []
-    while buffer.urgent:
-        writes.append(buffer.take())
-    assert writes == [b"OK", b"message"]
-
-
 @pytest.mark.parametrize(("ticking", "due"), [(True, 0.25), (False, 0.35)])
 def test_a_message_after_a_response_in_its_own_segment_waits_as_any_other(ticking: bool, due: float) -> None:
     clock, buffer = _buffer(ticking=ticking)

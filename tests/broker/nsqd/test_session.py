@@ -5,23 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from struct import pack
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.broker.engine.options import NodeOptions
-from nsqext.broker.fault_injection import NodeFaults
 from nsqext.broker.nsqd.commands import REDESIGNED
-from nsqext.broker.nsqd.node import Node
 from nsqext.errors import NsqError
 from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.negotiate import ServerLimits
-from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, make_original, sized
 from tests.support.tables import table
+
+if TYPE_CHECKING:
+    from nsqext.broker.nsqd.node import Node
 
 
 def test_a_wrong_magic_is_refused_without_text() -> None:
@@ -189,17 +189,6 @@ async def test_a_client_whose_command_waits_is_not_silent(limits: ServerLimits) 
     assert [data for _, data in client.receive()] == [HEARTBEAT, HEARTBEAT, b"OK"]
     node.tick()
     assert client.open, "its silence begins when its command is done"
-
-
-def test_an_injected_error_is_answered_instead_of_running_the_command() -> None:
-    faults = NodeFaults()
-    node = Node("n1", NodeOptions(), faults)
-    hosted = host(node)
-    client = Client(node)
-    faults.answer(RequestError("E_PUB_FAILED", "broken", fatal=False), 1, "PUB")
-    assert client.ask(sized("PUB t 0", b"x")) == "!E_PUB_FAILED broken"
-    assert client.ask(sized("PUB t 0", b"x")) == "OK"
-    assert hosted.partition.log.end_count == 1
 
 
 def test_a_node_without_cluster_creates_topics_on_command() -> None:

@@ -76,7 +76,11 @@ async def test_each_counter_is_shown_as_itself(generation: str) -> None:
     else:
         assert (topic["depth"], topic["message_count"], topic["message_bytes"]) == (0, 20, 200)
     kept, *counts = _METRICS[generation]
-    lines = (await web(node).get("/metrics")).text.splitlines()
+    answer = await web(node).get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.text.splitlines()
+    described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")} == described
     at = '{topic="t",partition="0"'
     for name, value in {
         "clients": 2,

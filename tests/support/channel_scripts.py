@@ -13,6 +13,7 @@ it is refused with this text::
     wait 1.5           advance the clock
     has depth=1        the channel's statistics; ``acked``, ``cursor``, ``client a`` and ``topic`` likewise
     do empty           a method of the channel, with arguments; ``topic do suspend`` of the partition
+    reopen             open the queue on disk again, after a clean end; ``kill``: without one
 
 A script may begin with ``given extend=True delayed_threshold=10.0``: options of the partition and of its channels.
 """
@@ -59,8 +60,9 @@ def keyed(body: str, key: str, **headers: str) -> NewMessage:
 class ChannelScript:
     """A scene with a partition and its consumers."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._bench = Bench(**options)
         self._consumers: dict[str, tuple[Consumer, str]] = {}
 
     @classmethod
@@ -75,7 +77,9 @@ class ChannelScript:
         """Run all steps, on a partition with these options; return it. A failure names its step."""
         steps = [" ".join(step.split()) for step in script.split(";")]
         given = steps.pop(0).split()[1:] if steps[0].startswith("given ") else []
-        played = cls(Bench(**_options(given), **options))
+        if folder := options.get("data_path"):
+            options["data_path"] = folder / f"{abs(hash(script))}"
+        played = cls({**_options(given), **options})
         for step in steps:
             try:
                 played._run(step)
@@ -161,6 +165,11 @@ class ChannelScript:
         else:
             _check(partition, (verb, *words))
 
+    def _reopen(self, *, save: bool = True) -> None:
+        self._bench.partition.close(save=save)
+        now, self._bench = self._bench.now, Bench(**self._options)
+        self._bench.now = now
+
     def _client(self, name: str, *words: str) -> None:
         _check(self._channel().clients[self._consumers[name][0].id], words)
 
@@ -176,6 +185,8 @@ class ChannelScript:
         "channels": lambda self, *names: _equal(sorted(self._bench.partition.channels), sorted(names)),
         "client": _client,
         "do": _do,
+        "reopen": _reopen,
+        "kill": lambda self: self._reopen(save=False),
         "topic": _topic,
     }
 

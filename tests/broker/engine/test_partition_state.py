@@ -250,18 +250,6 @@ def test_finished_messages_are_kept_for_consumers_that_seek_backwards(tmp_path: 
 # Disk
 
 
-def test_a_new_channel_has_no_delayed_messages_of_a_deleted_one(tmp_path: Path) -> None:
-    bench = Bench(data_path=tmp_path)
-    bench.publish("m0")
-    consumer = bench.consume()
-    bench.publish("m1")
-    bench.channel().requeue(consumer, 3, 1200)
-    bench.partition.delete_channel("ch")
-    bench.channel()
-    again = Bench(data_path=tmp_path)
-    assert again.channel().stats().delayed_queue_count == 0
-
-
 def test_changes_of_a_topic_are_stored_at_once(tmp_path: Path) -> None:
     bench = original(data_path=tmp_path)
     bench.publish("m0")
@@ -309,30 +297,6 @@ def test_positions_are_counted_again_when_the_number_of_lost_messages_is_estimat
     assert (again.channel().acked.count, again.partition.log.end_count) == (6, 7)
     again.publish("new")
     assert again.consume(ready=5).bodies() == ["waits", "new"]
-
-
-def test_channels_receive_what_was_published_after_the_state_was_stored(tmp_path: Path) -> None:
-    bench = original(data_path=tmp_path)
-    bench.channel()
-    bench.publish("m0", "m1")
-    (state,) = stored_partitions(tmp_path)
-    assert state.readable == 0
-    again = original(data_path=tmp_path)
-    assert (again.partition.depth, again.channel().stats().depth) == (0, 2)
-    assert again.consume(ready=5).bodies() == ["m0", "m1"]
-
-
-def test_the_messages_of_a_topic_are_on_disk_after_it_was_opened_again(tmp_path: Path) -> None:
-    bench = original(data_path=tmp_path)
-    bench.publish("m0", "m1")
-    assert (bench.partition.depth, bench.partition.stored_depth) == (2, 0)
-    bench.partition.close()
-    again = original(data_path=tmp_path)
-    again.publish("m2")
-    assert (again.partition.depth, again.partition.stored_depth) == (3, 2)
-    again.partition.add_channels(["one", "two"])
-    assert (again.partition.depth, again.partition.stored_depth) == (0, 0)
-    assert [again.consume(ready=5, channel=name).bodies() for name in ("one", "two")] == [["m0", "m1", "m2"]] * 2
 
 
 def test_a_channel_of_a_replica_is_stored_when_its_position_is_known(tmp_path: Path) -> None:

@@ -13,6 +13,32 @@ from tests.support.channel_scripts import ChannelScript
 from tests.support.engine_partition import Bench, original
 from tests.support.tables import table
 
+ON_DISK = {
+    "numbers after a restart": """
+        a sub 3; pub m0 m1 m2 m3; a fin 3; reopen; has depth=3 backend_depth=3 message_count=0; b sub 10;
+        b gets m0 m2 m3; pub new; has depth=0 backend_depth=0 message_count=1""",
+    "numbers after a kill": """
+        channel; pub m0 m1 m2; kill; has depth=3 backend_depth=3 message_count=0; a sub 10; a gets m0 m1 m2;
+        has backend_depth=0""",
+    "numbers after a kill that follows a tick": """
+        channel; pub m0 m1 m2; wait 10; kill; has depth=3 backend_depth=3 message_count=0; a sub 10;
+        a gets m0 m1 m2; has backend_depth=0""",
+    "a topic keeps its messages across a kill": """
+        topic do set_paused True; pub m0 m1; kill; topic paused=True depth=2; a sub 5; topic do set_paused False;
+        a gets m0 m1""",
+    "channels receive what was published after the state was stored": """
+        channel; pub m0 m1; kill; topic depth=0; has depth=2; a sub 5; a gets m0 m1""",
+    "messages of a topic are on disk after it was opened again": """
+        pub m0 m1; topic depth=2 stored_depth=0; reopen; pub m2; topic depth=3 stored_depth=2; a sub 5;
+        topic depth=0 stored_depth=0; a gets m0 m1 m2""",
+}
+
+
+@table(("scene", "script"), ON_DISK.items())
+def test_scenes_on_disk(scene: str, script: str, tmp_path: Path) -> None:
+    assert ChannelScript.checks(script, limits=ServerLimits.original(), data_path=tmp_path), scene
+
+
 SCENES = {
     "the first channel receives the messages of the topic": """
         pub m0 m1; topic depth=2; a sub 10 on=one; b sub 10 on=two; a gets m0 m1; b gets; pub m2; a gets m2;
@@ -94,35 +120,6 @@ def test_an_ephemeral_channel_discards_messages_beyond_its_bound() -> None:
     assert bench.channel("tmp#ephemeral").acked.count == 4
 
 
-def test_numbers_after_a_restart(tmp_path: Path) -> None:
-    bench = original(data_path=tmp_path)
-    consumer = bench.consume(ready=3)
-    bench.publish("m0", "m1", "m2", "m3")
-    bench.finish(consumer, [3])
-    bench.partition.close()
-    again = original(data_path=tmp_path)
-    stats = again.channel().stats()
-    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 3, 0)
-    assert again.consume(ready=10).bodies() == ["m0", "m2", "m3"]
-    again.publish("new")
-    stats = again.channel().stats()
-    assert (stats.depth, stats.backend_depth, stats.message_count) == (0, 0, 1)
-
-
-@pytest.mark.parametrize("waits", [0, 10])
-def test_numbers_after_a_kill(waits: float, tmp_path: Path) -> None:
-    bench = original(data_path=tmp_path)
-    bench.channel()
-    bench.publish("m0", "m1", "m2")
-    bench.wait(waits)
-    bench.partition.close(save=False)
-    again = original(data_path=tmp_path)
-    stats = again.channel().stats()
-    assert (stats.depth, stats.backend_depth, stats.message_count) == (3, 3, 0)
-    assert again.consume(ready=10).bodies() == ["m0", "m1", "m2"]
-    assert again.channel().stats().backend_depth == 0
-
-
 def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> None:
     bench = original()
     consumer = bench.consume(ready=2)
@@ -147,14 +144,3 @@ def test_a_restarted_server_delivers_what_was_in_flight_after_what_waits() -> No
     bench.channel().requeue(second, 2, 0)
     stats = bench.channel().stats()
     assert (stats.depth, stats.backend_depth) == (1, 0), "it is in memory, though it was stored before the restart"
-
-
-def test_a_topic_keeps_its_messages_across_a_restart(tmp_path: Path) -> None:
-    bench = original(data_path=tmp_path)
-    bench.partition.set_paused(True)
-    bench.publish("m0", "m1")
-    again = original(data_path=tmp_path)
-    assert (again.partition.paused, again.partition.depth) == (True, 2)
-    consumer = again.consume(ready=5)
-    again.partition.set_paused(False)
-    assert consumer.bodies() == ["m0", "m1"]

@@ -11,33 +11,38 @@ import pytest
 from nsqext.broker.engine.storage.log import Refusal
 from nsqext.broker.engine.storage.partition_store import stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
+from tests.support.channel_scripts import ChannelScript
 from tests.support.engine_partition import Bench, tagged
+from tests.support.tables import table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SCENES = {
+    "messages and positions are restored": """
+        a sub 10; pub m0 m1 m2 m3; a fin 2; wait 1; a fin 4; wait 1; kill; acked count=1; b sub 10;
+        b gets m1/1 m3/1; pub m4; b gets m4/1; b fin 6""",
+    "the delayed queue survives": """
+        a sub 10; pub m0 m1 m2; a req 2 1200; a req 3 1200; a req 4 1200; wait 1; do requeue_delayed 1200; a fin 3;
+        kill; has delayed_queue_count=2; b sub 10; b gets; wait 1201; b gets m0/2 m2/2""",
+    "a new channel has no delayed messages of a deleted channel": """
+        pub m0; a sub; pub m1; a req 3 1200; topic do delete_channel ch; channel; kill; has delayed_queue_count=0""",
+    "the end of a replica that was cut off stays cut off": """
+        channel; pub m0 m1 m2 m3 m4; topic do truncate 96; pub other; kill; a sub 10; a gets m0 m1 m2 other""",
+}
+
+
+@table(("scene", "script"), SCENES.items())
+def test_scenes(scene: str, script: str, tmp_path: Path) -> None:
+    assert ChannelScript.checks(script, data_path=tmp_path), scene
+
 
 FIRST_FILE = "orders/orders-0.diskqueue.000000.dat"
 
 
 def on_disk(path: Path, **options: Any) -> Bench:
     return Bench(data_path=path, **options)
-
-
-def test_messages_and_positions_are_restored(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path)
-    consumer = bench.consume(ready=10)
-    bench.publish("m0", "m1", "m2", "m3")
-    bench.finish(consumer, [2])
-    bench.wait(1)
-    bench.finish(consumer, [4])
-    bench.wait(1)
-    again = on_disk(tmp_path)
-    assert again.channel().acked.count == 1
-    consumer = again.consume(ready=10)
-    assert consumer.attempts() == [("m1", 1), ("m3", 1)]
-    again.publish("m4")
-    (message,) = consumer.take()
-    assert (message.internal_id, message.offset) == (6, 32 * 4)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 29, 31])
@@ -88,23 +93,6 @@ def test_the_state_is_written_once_for_each_file(tmp_path: Path, monkeypatch: py
     for _ in range(100):
         bench.publish("x" * 70)
     assert len(written) == 2 * 9
-
-
-def test_the_delayed_queue_survives(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path)
-    consumer = bench.consume(ready=10)
-    bench.publish("m0", "m1", "m2")
-    for counter in (2, 3, 4):
-        bench.channel().requeue(consumer, counter, 1200)
-    bench.wait(1)
-    bench.channel().requeue_delayed(1200)
-    bench.finish(consumer, [3])
-    again = on_disk(tmp_path)
-    assert sorted(again.channel().cursor.delayed.messages) == [2, 4]
-    consumer = again.consume(ready=10)
-    assert consumer.bodies() == []
-    again.wait(1201)
-    assert consumer.attempts() == [("m0", 2), ("m2", 2)]
 
 
 def test_files_before_the_slowest_channel_are_removed(tmp_path: Path) -> None:
@@ -241,17 +229,6 @@ def test_a_topic_can_be_removed(tmp_path: Path, is_missing: bool) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(Refusal, match=r"^exiting$"):
         bench.publish("m1")
-
-
-def test_a_truncated_replica(tmp_path: Path) -> None:
-    bench = on_disk(tmp_path, disk=DiskOptions(max_file_bytes=100))
-    bench.channel()
-    for number in range(10):
-        bench.publish(f"m{number}")
-    bench.partition.truncate(32 * 3)
-    bench.publish("other")
-    again = on_disk(tmp_path)
-    assert again.consume(ready=10).bodies() == ["m0", "m1", "m2", "other"]
 
 
 def test_stored_partitions_are_listed(tmp_path: Path) -> None:

@@ -69,6 +69,9 @@ ALONE = {
 }
 
 ORIGINAL = {
+    "an id that is no number names no message": """
+        a: SUB t ch -> OK; a: RDY 1; p: PUB t | m0 -> OK; a gets m0;
+        a: FIN zzzzzzzzzzzzzzzz -> !E_FIN_FAILED FIN zzzzzzzzzzzzzzzz failed ID not in flight; a: FIN $m0; a hears""",
     "the first channel gets the stored messages": """
         p: MPUB t | [m0, m1] -> OK; a: SUB t ch -> OK; a: RDY 2; a gets m0 m1""",
     "answers name messages by 16 hexadecimal digits": """

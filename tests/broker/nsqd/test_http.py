@@ -204,14 +204,34 @@ async def test_publishes_on_a_follower_and_without_majority() -> None:
     assert (await web.post("/pub?topic=t", b"x", v1=True)).json() == {"message": "E_FAILED_ON_NOT_WRITABLE"}
     hosted.leader = False
     hosted.partition.channel("ch")
-    for path in ("create", "empty"):
-        assert _status(await web.post(f"/channel/{path}?topic=t&partition=0&channel=ch"))[0] == 400
+    led = (
+        "create",
+        "delete",
+        "empty",
+        "fixconfirmed",
+        "finishmemdelayed",
+        "emptydelayed",
+        "requeuedelayed",
+        "setoffset",
+    )
+    for path in led:
+        answer = await web.post(f"/channel/{path}?topic=t&partition=0&channel=ch", b"special:-1")
+        assert _status(answer) == (400, '{"message":"E_FAILED_ON_NOT_LEADER"}'), path
     assert (await web.get("/stats?format=json&leaderOnly=true", v1=True)).json()["topics"] == []
     assert _status(await web.post("/pub?topic=t&partition=0", b"x", v1=True))[0] == 400
     assert _status(await web.post("/pub?topic=t", b"x", v1=True))[0] == 404
     hosted.leader = hosted.writable = True
     node.exiting = True
     assert _status(await web.post("/pub?topic=t", b"x", v1=True)) == (503, '{"message":"exiting"}')
+
+
+async def test_a_publish_over_http_counts_a_byte_more_than_it_has() -> None:
+    """As by the real server."""
+    node = make_node(max_pub_waiting=5)
+    host(node)
+    answers = [await _Web(node).post("/pub?topic=t", b"x" * size, v1=True) for size in (4, 5)]
+    text = '{"message":"E_PUB_TOO_MUCH_WAITING pub too much waiting in the queue: 6"}'
+    assert [_status(answer) for answer in answers] == [(200, "OK"), (429, text)]
 
 
 async def test_a_failed_replica_set_is_an_error_over_http_too() -> None:

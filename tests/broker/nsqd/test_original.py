@@ -103,6 +103,17 @@ def test_channels_take_no_more_consumers_than_allowed() -> None:
     assert client.ask(b"SUB t ch\n") == "!E_SUB_FAILED SUB failed consumers for t:ch exceeds limit of 1"
 
 
+@pytest.mark.parametrize("line", ["PUB t", "DPUB t 1", "MPUB t"])
+def test_a_publish_that_cannot_be_stored_is_refused_by_its_name(line: str) -> None:
+    node = make_original(memory_bound=1)
+    client, verb = Client(node), line.split()[0]
+    node.create_topic("t").partition.channel("ch")
+    assert client.ask(sized("PUB t", b"x")) == "OK"
+    answer = client.ask(sized(line, multi_body([b"x"])))
+    assert answer.startswith(f"!E_{verb}_FAILED {verb} failed topic t ")
+    assert not client.open
+
+
 def test_ephemeral_topics_end_with_their_last_channel() -> None:
     node = make_original()
     expected: list[Any] = []
@@ -192,7 +203,8 @@ async def test_topics_and_channels_over_http() -> None:
     text = (await web.get("/stats?include_mem=false")).text
     assert "   [t              ] depth: 0     be-depth: 0     msgs: 5        e2e%: \n" in text
     assert "   *P [c                        ] depth: 0     " in text
-    assert (await web.post("/pub?topic=t&defer=3600000", content=b"late")).text == "OK"
+    for defer in (0, 3600000):
+        assert (await web.post(f"/pub?topic=t&defer={defer}", content=b"late")).text == "OK"
     assert (await web.post("/channel/delete?topic=t&channel=no")).json() == {"message": "CHANNEL_NOT_FOUND"}
     assert (await web.post("/topic/delete?topic=t")).status_code == 200
     answer = (await web.get("/stats?format=json&topic=t&include_mem=0")).json()

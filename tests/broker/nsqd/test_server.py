@@ -17,6 +17,7 @@ import pytest
 import trustme
 
 from nsqext.broker.engine.options import NodeOptions
+from nsqext.broker.engine.storage.partition_store import NewMessage
 from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.nsqd.auth_server import query_auth
 from nsqext.broker.nsqd.node import Hosted, Node
@@ -480,6 +481,37 @@ async def test_the_original_asks_its_auth_servers_in_a_circle(
     assert await query_auth(options, b"bad", "127.0.0.1:5", tls=True, common_name="billing") is None
     assert auth_server.hosts == ["127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:1", "127.0.0.1:2"]
     assert list(auth_server.asked[0].values()) == ["billing", "127.0.0.1", "bad", "true"]
+
+
+async def test_a_silent_connection_is_closed_and_a_frozen_node_accepts_later() -> None:
+    faults = NodeFaults()
+    async with _running(Node("n1", NodeOptions(client_timeout=0.1), faults)) as running:
+        silent = await running.connect(b"")
+        await silent.wait_closed()
+        faults.freeze()
+        peer = await running.connect()
+        await peer.send(sized("PUB t 0", b"a"))
+        await anyio.wait_all_tasks_blocked()
+        faults.thaw()
+        assert await peer.frame() == (0, b"OK")
+
+
+async def test_what_no_client_caused_is_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _running() as running:
+        consumers = [await running.connect() for _ in range(2)]
+        for consumer in consumers:
+            assert await consumer.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
+        monkeypatch.setattr(running.node, "tick", lambda: None)  # which sends late output, too
+        partition = running.node.hosted["t", 0].partition
+        partition.commit(partition.put([NewMessage(b"m")]))
+        async with anyio.create_task_group() as tasks:
+
+            async def receive(consumer: _Peer) -> None:
+                assert (await consumer.frame())[1].endswith(b"m")
+                tasks.cancel_scope.cancel()
+
+            for consumer in consumers:
+                tasks.start_soon(receive, consumer)
 
 
 async def test_a_connection_waits_while_there_is_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

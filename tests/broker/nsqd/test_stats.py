@@ -150,6 +150,7 @@ async def test_publishers_are_listed_by_topic_until_they_leave(generation: str) 
     async def counts(topic: str) -> list[tuple[str, int]]:
         found = await _stats(node, f"&topic={topic}")
         if generation == "original":
+            assert all(one["state"] == 0 for one in found["producers"] or ())
             return [(each["topic"], each["count"]) for one in found["producers"] or () for each in one["pub_counts"]]
         return [(topic, one["pub_count"]) for one in found["topics"][0]["client_pub_stats"]]
 

@@ -370,7 +370,7 @@ async def test_messages_are_found_and_finished() -> None:
 async def test_stats_list_topics_channels_and_clients() -> None:
     clock = Clock()
     node = make_node(clock)
-    host(node)
+    hosted = host(node)
     web = _Web(node)
     consumer, producer = Client(node, "127.0.0.1:5"), Client(node, "127.0.0.1:6")
     consumer.send(sized("IDENTIFY", b'{"client_id":"me","hostname":"h","user_agent":"u/1"}') + b"SUB t ch 0\nRDY 2\n")
@@ -379,6 +379,12 @@ async def test_stats_list_topics_channels_and_clients() -> None:
     assert topic["client_pub_stats"][0]["last_pub_ts"] == clock.wall() // 10**9
     (client,) = topic["channels"][0]["clients"]
     assert [client[name] for name in ("client_id", "state", "output_buffer_size")] == ["me", 3, 4096]
+    closing = Client(node, "127.0.0.1:7")
+    closing.send(b"SUB t closing 0\nCLS\n")
+    (topic,) = (await web.get("/stats?format=json&topic=t&channel=closing")).json()["data"]["topics"]
+    assert topic["channels"][0]["clients"][0]["state"] == 4
+    closing.session.end()
+    hosted.partition.delete_channel("closing")
     assert (await web.get("/stats?format=json&topic=none", v1=True)).json()["topics"] == []
     clock.seconds += 3725
     text = (await web.get("/stats?topic=t")).text

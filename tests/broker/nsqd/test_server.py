@@ -501,7 +501,10 @@ async def test_what_no_client_caused_is_sent_at_once(monkeypatch: pytest.MonkeyP
         consumers = [await running.connect() for _ in range(2)]
         for consumer in consumers:
             assert await consumer.ask(b"SUB t ch 0\nRDY 1\n") == (0, b"OK")
-        monkeypatch.setattr(running.node, "tick", lambda: None)  # which sends late output, too
+        ticked = anyio.Event()
+        monkeypatch.setattr(running.node, "tick", ticked.set)
+        monkeypatch.setattr(running.node, "seconds_to_tick", lambda: 3600.0)
+        await ticked.wait()  # further ticks, which send late output, too, do not come
         partition = running.node.hosted["t", 0].partition
         partition.commit(partition.put([NewMessage(b"m")]))
         async with anyio.create_task_group() as tasks:

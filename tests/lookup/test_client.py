@@ -16,7 +16,7 @@ from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import read_lookup
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, lookup_json, node_json, not_found, recorded
+from tests.support.fake_lookupd import Held, LookupNodes, lookup_json, node_json, not_found, recorded
 
 pytestmark = pytest.mark.anyio
 
@@ -368,14 +368,8 @@ async def test_lookups_at_the_same_time_share_one_list(nodes: LookupNodes) -> No
 
 
 async def test_another_task_continues_a_cancelled_listing(nodes: LookupNodes) -> None:
-    asked, go_on = anyio.Event(), anyio.Event()
-
-    async def slow(request: httpx.Request) -> httpx.Response:
-        asked.set()
-        await go_on.wait()
-        return not_found()
-
-    nodes.route("a:4161", "/listlookup", slow)
+    held = Held(not_found())
+    nodes.route("a:4161", "/listlookup", held)
     client = client_of(nodes)
     scope = anyio.CancelScope()
     found: list[object] = []
@@ -390,11 +384,11 @@ async def test_another_task_continues_a_cancelled_listing(nodes: LookupNodes) ->
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(give_up)
-            await asked.wait()
+            await held.asked.wait()
             tasks.start_soon(wait_for_list)
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
-            go_on.set()
+            held.open.set()
     assert len(found) == 1
 
 

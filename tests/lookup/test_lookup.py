@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.poller import Poller
 from nsqext.settings import Given
 from nsqext.types import Address
-from tests.support.fake_lookupd import LookupNodes, eventually, lookup_json, not_found
+from tests.support.fake_lookupd import Held, LookupNodes, eventually, lookup_json, not_found
 
 pytestmark = pytest.mark.anyio
 
@@ -38,16 +38,6 @@ async def nodes() -> AsyncIterator[LookupNodes]:
 def leads(name: str) -> dict[str, Any]:
     """Return an answer in which a node leads partition 0."""
     return lookup_json({0: f"{name}:4150"}, num=1)
-
-
-def leads_once(event: anyio.Event) -> Callable[[httpx.Request], Awaitable[httpx.Response]]:
-    """Return a function that answers with leader n1 when the event is set."""
-
-    async def answer(request: httpx.Request) -> httpx.Response:
-        await event.wait()
-        return httpx.Response(200, json=leads("n1"))
-
-    return answer
 
 
 def cache_of(nodes: LookupNodes, **options: Any) -> MetadataCache:
@@ -155,15 +145,15 @@ async def test_an_unwatched_topic_is_forgotten(nodes: LookupNodes) -> None:
 
 
 async def test_a_topic_forgotten_during_a_round_stays_forgotten(nodes: LookupNodes) -> None:
-    go_on = anyio.Event()
-    nodes.finds("a:4161", leads_once(go_on))
+    held = Held(httpx.Response(200, json=leads("n1")))
+    nodes.finds("a:4161", held)
     cache = cache_of(nodes)
     unwatch = cache.watch("t", "r", lambda view: None)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(cache.refresh, "t", "r")
         await anyio.wait_all_tasks_blocked()
         unwatch()
-        go_on.set()
+        held.open.set()
     assert cache.cached("t", "r") is None
 
 
@@ -207,8 +197,8 @@ async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
 
 
 async def test_late_answers_of_former_lookup_nodes_are_discarded(nodes: LookupNodes) -> None:
-    go_on = anyio.Event()
-    nodes.finds("a:4161", leads_once(go_on))
+    held = Held(httpx.Response(200, json=leads("n1")))
+    nodes.finds("a:4161", held)
     nodes.finds("b:4161", leads("n2"))
     cache = cache_of(nodes)
     seen: list[dict[int, Address]] = []
@@ -217,7 +207,7 @@ async def test_late_answers_of_former_lookup_nodes_are_discarded(nodes: LookupNo
         tasks.start_soon(cache.refresh, "t", "r")
         await anyio.wait_all_tasks_blocked()
         cache.switch("b:4161")
-        go_on.set()
+        held.open.set()
     assert seen == [{0: N2}]
 
 

@@ -16,7 +16,7 @@ from nsqext.lookup.options import LookupOptions
 from nsqext.lookup.responses import NodeInfo
 from nsqext.types import Address, TopicMeta
 from tests.support.clock import run_in_virtual_time
-from tests.support.fake_lookupd import LookupNodes, answering, eventually, http, lookup_json, not_found, serving
+from tests.support.fake_lookupd import Held, LookupNodes, answering, eventually, http, lookup_json, not_found, serving
 
 if TYPE_CHECKING:
     from nsqext.lookup.partition_map import PartitionMap
@@ -440,37 +440,9 @@ async def test_closing_fails_pending_lookups() -> None:
                 await cache.aclose()
 
 
-async def test_closing_ends_a_pending_listlookup(nodes: LookupNodes) -> None:
-    asked = anyio.Event()
-
-    async def hang(request: httpx.Request) -> httpx.Response:
-        asked.set()
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    nodes.route("a:4161", "/listlookup", hang)
-    cache = cache_of(nodes)
-
-    async def resolve() -> None:
-        with pytest.raises(InvalidState, match="closed before a response was received"):
-            await cache.resolve("orders")
-
-    with anyio.fail_after(25):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(resolve)
-            await asked.wait()
-            await cache.aclose()
-
-
 async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes) -> None:
-    asked, go_on = anyio.Event(), anyio.Event()
-
-    async def slow(request: httpx.Request) -> httpx.Response:
-        asked.set()
-        await go_on.wait()
-        return not_found()
-
-    nodes.route("a:4161", "/listlookup", slow)
+    held = Held(not_found())
+    nodes.route("a:4161", "/listlookup", held)
     never = nodes.finds("a:4161", leads("n1"))
     cache = cache_of(nodes)
     with anyio.fail_after(25):
@@ -478,9 +450,9 @@ async def test_a_poll_ends_when_the_cache_is_closed_meanwhile(nodes: LookupNodes
             tasks.start_soon(cache.run)
             cache.watch("orders", "r", lambda view: None)
             cache.watch("orders", "r", lambda view: None)()
-            await asked.wait()
+            await held.asked.wait()
             await cache.aclose()
-            go_on.set()
+            held.open.set()
     assert not never.called
 
 

@@ -184,6 +184,20 @@ class LookupNodes:
         return route.mock(side_effect=answer)
 
 
+class Held:
+    """A response that waits until ``open`` is set; ``asked`` is set by the request."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.asked, self.open = anyio.Event(), anyio.Event()
+        self._response = response
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        """Respond when the test says so."""
+        self.asked.set()
+        await self.open.wait()
+        return _again(self._response)
+
+
 def _again(response: httpx.Response) -> httpx.Response:
     return httpx.Response(response.status_code, headers=response.headers, content=response.content)
 

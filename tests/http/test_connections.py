@@ -205,11 +205,10 @@ async def test_the_end_closes_every_connection(when: str) -> None:
         await eventually(lambda: server.accepted == 1 and not server.open)
 
 
-def left_over(*kinds: type[object]) -> dict[str, int]:
+def left_over(*kinds: type[object]) -> Counter[str]:
     """Return how many objects there are of some types."""
     gc.collect()
-    found = Counter(kind.__name__ for each in gc.get_objects() for kind in kinds if issubclass(type(each), kind))
-    return dict(found)
+    return Counter(kind.__name__ for each in gc.get_objects() for kind in kinds if issubclass(type(each), kind))
 
 
 async def test_a_client_keeps_nothing_of_requests_that_ended() -> None:
@@ -230,7 +229,8 @@ async def test_a_client_keeps_nothing_of_requests_that_ended() -> None:
         before = left_over(*kept)
         for _ in range(5):
             await ask_each()
-        assert left_over(*kept) == before
+        more = left_over(*kept) - before
+        assert all(count < 5 for count in more.values()), f"each request leaves something: {more}"
 
 
 async def test_a_cancelled_request_closes_its_connection() -> None:

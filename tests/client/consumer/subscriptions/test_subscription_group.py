@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
@@ -131,25 +130,6 @@ async def test_each_change_of_a_backoff_is_reported_once(now: list[float]) -> No
     assert ended() is None, "the backoff of a connection that ended is not remembered"
 
 
-async def test_a_tick_looks_silent_topics_up_and_ends_pauses(now: list[float]) -> None:
-    bench = Bench()
-    one, two = Connection("t", 1), Connection("u", 2)
-    async with running(now, bench) as timers:
-        bench.add(one, two)
-        two.silent = True
-        one.backoff.failed(now[0] + 1.0)
-        until = one.backoff.until
-        await timers.advance(2.0)
-        assert ready(one, two) == [0, 10]
-        await timers.advance(until - 0.001 - now[0])
-        assert ready(one, two) == [0, 10]
-        await timers.advance(1.0)
-        assert ready(one, two) == [1, 9]
-    assert bench.looked_up[0] == "u"
-    one.live = False
-    assert bench.group.subscriptions == [cast("Subscription", two)]
-
-
 async def test_a_tick_knows_how_late_it_is(now: list[float]) -> None:
     bench, connection = Bench(), Connection()
     async with running(now, bench) as timers:
@@ -192,22 +172,6 @@ def widened(bench: Bench, connection: Connection) -> None:
     """Widen the window of a connection to its RDY limit."""
     while ready(connection) != [connection.max_ready]:
         bench.group.make_room(cast("Subscription", connection))
-
-
-async def test_windows_shrink_when_a_server_holds_messages_back() -> None:
-    bench, connection = Bench(100, initial_ready=1), Connection()
-    bench.add(connection)
-    widened(bench, connection)
-    connection.unrecorded, connection.excess, connection.in_flight = (1, 10), 0.0, 1
-    connection.received_at = time.monotonic()
-    bench.group.received(cast("Subscription", connection))
-    connection.in_flight = 0
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(bench.group.run_narrow)
-        bench.group.flush_before_wait([])
-        assert ready(connection) == [100]
-        await eventually(lambda: ready(connection) == [1])
-        tasks.cancel_scope.cancel()
 
 
 async def test_a_window_keeps_its_room_while_messages_of_any_connection_or_answers_pass(now: list[float]) -> None:

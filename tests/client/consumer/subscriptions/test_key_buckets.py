@@ -1,4 +1,4 @@
-"""Settings of keys over tags, their errors, and what consumers say about a partition that is blocked."""
+"""How consumers share keys, by the server or over tags: what is asked for and refused, and the order that is kept."""
 
 from __future__ import annotations
 

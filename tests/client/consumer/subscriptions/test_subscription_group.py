@@ -130,6 +130,25 @@ async def test_each_change_of_a_backoff_is_reported_once(now: list[float]) -> No
     assert ended() is None, "the backoff of a connection that ended is not remembered"
 
 
+async def test_a_tick_looks_silent_topics_up_and_ends_pauses(now: list[float]) -> None:
+    bench = Bench()
+    one, two = Connection("t", 1), Connection("u", 2)
+    async with running(now, bench) as timers:
+        bench.add(one, two)
+        two.silent = True
+        one.backoff.failed(now[0] + 1.0)
+        until = one.backoff.until
+        await timers.advance(2.0)
+        assert ready(one, two) == [0, 10]
+        await timers.advance(until - 0.001 - now[0])
+        assert ready(one, two) == [0, 10]
+        await timers.advance(1.0)
+        assert ready(one, two) == [1, 9]
+    assert bench.looked_up[0] == "u"
+    one.live = False
+    assert bench.group.subscriptions == [cast("Subscription", two)]
+
+
 async def test_a_tick_knows_how_late_it_is(now: list[float]) -> None:
     bench, connection = Bench(), Connection()
     async with running(now, bench) as timers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,8 +46,8 @@ class Cluster(ProcessBound):
     """An NSQ cluster in its own thread.
 
     Start it with ``with``. Synchronous, asyncio and trio code can use it, from every thread. Methods block until they
-    are done and cannot be cancelled. They raise `InvalidState` while the cluster is not running, and `InvalidInput`
-    for an unknown node.
+    are done and cannot be cancelled. They raise `InvalidState` while the cluster is not running and in a forked
+    process, which has its addresses only, and `InvalidInput` for an unknown node. It stops at the end of the program.
 
     Args:
         nodes: number of nsqd, named n1, n2 and so on.
@@ -79,6 +81,7 @@ class Cluster(ProcessBound):
         self._portal: BlockingPortal | None = None
         self._thread: AbstractContextManager[BlockingPortal] | None = None
         self._ended: Any = None
+        self._process = 0  # that has its thread
         self.faults: ClusterFaults = ClusterFaults(self._run)
 
     def __repr__(self) -> str:
@@ -101,6 +104,8 @@ class Cluster(ProcessBound):
 
         self._thread = start_blocking_portal("asyncio")
         self._portal = self._thread.__enter__()
+        self._process = os.getpid()
+        _open_clusters.add(self)
         try:
             self._runtime = self._portal.call(self._create_runtime)
             self._ended, _ = self._portal.start_task(self._runtime.run)
@@ -123,8 +128,12 @@ class Cluster(ProcessBound):
             ) from error
 
     def stop(self) -> None:
-        """Stop thread, tasks and sockets; without effect while the cluster is not running."""
+        """Stop thread, tasks and sockets; without effect while the cluster is not running, and in a forked process."""
         if self._portal is None or self._runtime is None:
+            return
+        if self._process != os.getpid():
+            vars(self._portal)["start_task_soon"] = _refuse  # the end of this process would wait for it forever
+            self._close_portal()
             return
         try:
             self._portal.call(self._runtime.stop)
@@ -133,6 +142,7 @@ class Cluster(ProcessBound):
             self._close_portal()
 
     def _close_portal(self) -> None:
+        _open_clusters.discard(self)
         thread, self._thread, self._portal, self._runtime = self._thread, None, None, None
         if thread is not None:
             thread.__exit__(None, None, None)
@@ -146,6 +156,8 @@ class Cluster(ProcessBound):
     def _run(self, function: Callable[[Runtime], Any]) -> Any:
         if self._portal is None or self._runtime is None:
             raise _not_running()
+        if self._process != os.getpid():
+            raise InvalidState("the cluster runs in the process that forked this one", hint="call it there")
         return self._portal.call(function, self._runtime)
 
     # Addresses
@@ -340,6 +352,20 @@ def new_topic(
         extend=extend,
         disable_channel_auto_create=register_channels,
     )
+
+
+# kept, and stopped at the end of the program, which would wait forever for the thread of a deleted cluster
+_open_clusters: set[Cluster] = set()
+
+
+@atexit.register
+def _stop_running() -> None:
+    for cluster in tuple(_open_clusters):
+        cluster.stop()
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("the event loop stayed in the parent when this process was forked")
 
 
 def _not_running() -> InvalidState:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +68,35 @@ def test_stop_ends_requests_that_wait_without_a_traceback(
         with client, suppress(ConnectionError):
             assert client.recv(1) == b""
     assert (caplog.text, capfd.readouterr().err) == ("", "")
+
+
+@pytest.mark.parametrize("end", ["", "del cluster", "raise SystemExit", "if os.fork(): os.wait()"])
+def test_a_cluster_that_is_not_stopped_does_not_keep_the_program(end: str) -> None:
+    """The program waited for ever for the cluster's thread, a forked child for a thread that it does not have."""
+    code = (
+        f"import os\nfrom nsqext.broker import Cluster\ncluster = Cluster(1).start()\nprint('run', flush=True)\n{end}"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"run\n"), ended.stderr
+
+
+def test_a_forked_process_has_the_addresses_of_its_parents_cluster_only() -> None:
+    code = """if True:
+        import os
+        from nsqext.broker import Cluster
+        with Cluster(1) as cluster:
+            child = os.fork()
+            if not child:
+                try:
+                    cluster.create_topic("orders")
+                except Exception as error:
+                    print(len(cluster.lookupd), error, flush=True)
+                raise SystemExit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+            cluster.create_topic("orders")
+        """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.stdout == "1 the cluster runs in the process that forked this one: call it there\n7\n", ended.stderr
 
 
 def test_it_can_be_stopped_and_started_again() -> None:

@@ -562,7 +562,7 @@ def handlers_of(delayed: DelayRelay) -> dict[str, Any]:
     def batch_handler(_: str, channel: str, **settings: object) -> Any:
         return partial(handlers.__setitem__, channel)
 
-    delayed.attach(cast("Any", SimpleNamespace(lifespan=bool, batch_handler=batch_handler)))
+    delayed.attach(cast("Any", SimpleNamespace(lifespan=bool, batch_handler=batch_handler, readiness_check=bool)))
     return handlers
 
 

@@ -16,6 +16,10 @@ from tests.support.command_line import lines, run, started
 from tests.support.numbered_keys import KEYS, Publisher, disordered, lost
 from tests.support.programs import ROOT
 
+_PAUSE = 0.02
+"""Seconds between numbers."""
+_MORE = 30
+"""Numbers that are handled after each step."""
 _PAGE = (ROOT / "docs" / "howto" / "move-a-cluster.md").read_text(encoding="utf-8")
 
 
@@ -62,28 +66,28 @@ def test_a_service_moves_without_loss_and_keeps_the_order_of_keys(generation: st
         if not redesigned:
             lines(*words("topic create orders --partitions 2 --extend --channel billing --lookupd new:4161", old, new))
             mirror += " --key-member customer.id"
-        first, publisher = Worker(old, handled), Publisher(old, "orders", keyed=redesigned)
+        first, publisher = Worker(old, handled), Publisher(old, "orders", keyed=redesigned, pause=_PAUSE)
         second = None
         try:
             with started(*words(mirror, old, new)) as relay:
                 eventually(lambda: "relay" in old.topics["orders"] and new.topics.get("orders"), seconds=30.0)
                 before = count(handled)
-                eventually(lambda: count(handled) > before + 100, seconds=30.0)
+                eventually(lambda: count(handled) > before + _MORE, seconds=30.0)
                 since = time.time() - 1.0
                 first.stop()
                 seek = words("channel seek orders billing timestamp:SECONDS --yes --lookupd new:4161", old, new)
                 lines(*(word.replace("SECONDS", f"{since:.0f}") for word in seek))
                 second = Worker(new, handled)
                 before = count(handled)
-                eventually(lambda: count(handled) > before + 100, seconds=30.0)
+                eventually(lambda: count(handled) > before + _MORE, seconds=30.0)
                 publisher.stop()
                 lag = words("lag orders relay --max 0 --lookupd old:4161", old, new)
                 eventually(lambda: run(*lag).returncode == 0, seconds=30.0)
-                publisher = Publisher(new, "orders", keyed=True, first=publisher.published)
+                publisher = Publisher(new, "orders", keyed=True, first=publisher.published, pause=_PAUSE)
                 relay.send_signal(signal.SIGTERM)
                 assert relay.wait(20.0) == 0
                 before = count(handled)
-                eventually(lambda: count(handled) > before + 100, seconds=30.0)
+                eventually(lambda: count(handled) > before + _MORE, seconds=30.0)
                 publisher.stop()
                 eventually(lambda: count(handled) >= publisher.published, seconds=20.0)
         finally:

@@ -208,7 +208,9 @@ def not_found(text: str = "NOT_FOUND") -> httpx.Response:
 
 
 async def eventually(condition: Callable[[], bool], within: float = 20.0) -> None:
-    """Wait until a condition holds; fail after ``within`` seconds."""
+    """Wait until a condition holds; fail after ``within`` seconds. It is tested less often the longer that takes."""
+    pause = 0.001
     with anyio.fail_after(within):
-        while not condition():  # noqa: ASYNC110 - conditions here have no event
-            await anyio.sleep(0.001)
+        while not condition():
+            await anyio.sleep(pause)
+            pause = min(1.2 * pause, 0.02)

@@ -22,10 +22,19 @@ def body(key: int, number: int) -> bytes:
 
 
 class Publisher:
-    """Publishes numbered messages of some keys until it is stopped."""
+    """Publishes numbered messages of some keys until it is stopped.
 
-    def __init__(self, cluster: Cluster, topic: str, *, keyed: bool, first: int = 0) -> None:
+    Args:
+        cluster: has the topic.
+        topic: its name.
+        keyed: whether messages have their keys outside of their bodies, too.
+        first: first number.
+        pause: seconds between numbers, in which a mirror keeps up on a busy machine.
+    """
+
+    def __init__(self, cluster: Cluster, topic: str, *, keyed: bool, first: int = 0, pause: float = 0.005) -> None:
         self.published = first
+        self._pause = pause
         self._stopped = False
         self._thread = Thread(target=self._run, args=(cluster.lookupd, topic, keyed))
         self._thread.start()
@@ -36,7 +45,7 @@ class Publisher:
                 for key in range(KEYS):
                     producer.publish(topic, body(key, self.published), key=f"c{key}" if keyed else None)
                 self.published += 1
-                time.sleep(0.001)  # the mirror keeps up on a busy machine
+                time.sleep(self._pause)
 
     def stop(self) -> None:
         self._stopped = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -27,9 +28,11 @@ import nsqext.integrations.celery  # noqa: F401 - registers nsq://
 from nsqext import Consumer, Message, NsqError, sync
 from nsqext.delays import DelayRelay, DelayStore
 from nsqext.transactions import Outbox, OutboxStore
+from tests.campaigns.soak import recorded_relay
 from tests.campaigns.soak.client_process import _WAIT_FOR_ORDER
 from tests.campaigns.soak.recorded_relay import RelayNotes, explain, numbers_in_log
 from tests.support.child_processes import kill_children
+from tests.support.command_line import Process
 from tests.support.numbered_keys import KEYS, body
 from tests.support.programs import ROOT
 
@@ -137,23 +140,20 @@ class Site:
 
 @define(eq=False)
 class Program:
-    """A program that is killed by kill -9 and started again."""
+    """A program that is killed by kill -9 and started again: a command of ``nsqext``, or a file of Python."""
 
     words: list[str]
     log: Path
     variables: dict[str, str] = field(factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
 
     def start(self) -> None:
         """Start it."""
+        program, *arguments = self.words
+        words = arguments if program == "nsqext" else self.words
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *self.words],
-                cwd=ROOT,
-                env={**os.environ, **self.variables},
-                stdout=log,
-                stderr=log,
-            )
+            output = log.fileno(), log.fileno()
+            self.process = Process(tuple(words), {**os.environ, **self.variables}, ROOT, output=output)
 
     def kill(self) -> None:
         """Kill it with the processes that it has started, and start it again."""
@@ -172,7 +172,7 @@ class Program:
     def stop(self) -> None:
         """End it."""
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(40)
             except subprocess.TimeoutExpired:
@@ -331,7 +331,7 @@ class MirrorPart(Part):
         self.topic = self.site.create("mirrored", ["relay"], extend=keyed)
         self.target = self.other.create("mirror", ["ch"])
         self.notes = self.folder / "notes"
-        words = ["tests.campaigns.soak.recorded_relay", str(self.notes), "relay", self.topic, "--to", self.target]
+        words = [recorded_relay.__file__, str(self.notes), "relay", self.topic, "--to", self.target]
         words += ["--lookupd", ",".join(self.site.lookupd)]
         words += ["--to-lookupd", ",".join(self.other.lookupd), "--report", "60"]
         if self.other.redesigned and not keyed:
@@ -436,7 +436,7 @@ class KeysPart(Part):
         self.topic = self.site.create("keys", ["ch"])
         self._notes = self.folder / "keys"
         self._notes.touch()
-        words = ["tests.campaigns.soak.service_parts", ",".join(self.site.lookupd), self.topic, str(self._notes)]
+        words = [__file__, ",".join(self.site.lookupd), self.topic, str(self._notes)]
         for name in ("key consumer 1", "key consumer 2"):
             self.programs[name] = Program(words, self.folder / f"{name}.log")
 
@@ -462,7 +462,8 @@ class CeleryPart(Part):
         self._address = f"nsq://{self.site.lookupd[0]}"
         own = {"NSQ_QUEUE": self._queue, "NSQ_BROKER": self._address, "NSQ_NOTES": str(self._notes)}
         own["NSQ_OPTIONS"] = orjson.dumps(options).decode()
-        words = ["celery", "-A", "tests.integrations.celery.tasks", "worker", "--concurrency", "1"]
+        program = str(ROOT / "tests" / "integrations" / "celery" / "worker.py")
+        words = [program, "-A", "tests.integrations.celery.tasks", "worker", "--concurrency", "1"]
         words += ["--loglevel", "WARNING", "--hostname"]
         for name in ("Celery 1", "Celery 2"):
             host = f"{name.replace(' ', '')}{self.site.token}@soak"

@@ -176,11 +176,17 @@ def _statements(body: list[ast.stmt], at_top: bool = True) -> Iterator[tuple[ast
 _NAME = re.compile(rf"""["']{ROOT}\.([\w.]+)""")
 
 
-@cache  # at the first test, not at collection, which every worker does
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """Parse a source file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache  # at the first test, not at collection
 def source_of(file: Path) -> Source:
     """Read a source file."""
     text = file.read_text(encoding="utf-8")
-    statements = [*_statements(ast.parse(text).body)]
+    statements = [*_statements(tree_of(file).body)]
     imports = [(node, at_top) for node, at_top in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
     groups = [node.lineno for node, _ in statements if isinstance(node, ast.TryStar)]
     return Source(imports, groups, set(_NAME.findall(text)))
@@ -522,7 +528,7 @@ def test_circles_are_found() -> None:
 @cache
 def _nodes_of(file: Path) -> list[ast.AST]:
     """Return every node of a file's tree."""
-    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    return list(ast.walk(tree_of(file)))
 
 
 def _is_private(name: str) -> bool:

@@ -60,13 +60,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from nsqext.spark import register
+    from tests.support.spark_home import link_spark
 
     folder = tmp_path_factory.mktemp("spark")
+    link_spark(folder / "home")
     with pytest.MonkeyPatch.context() as patch, forked_python() as python:
         # workers import the modules of the tests, whose functions are sent to them
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
         patch.setenv("PYSPARK_PYTHON", python)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.setenv("SPARK_HOME", str(folder / "home"))
         session = (
             SparkSession.builder.master("local[2, 2]")
             .appName("nsqext tests")
@@ -88,6 +91,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.log.level", "ERROR")
             .getOrCreate()
         )
+        patch.delenv("SPARK_HOME")  # programs of tests start sessions of their own
         session.sparkContext.setLogLevel("ERROR")
         register(session)
         try:

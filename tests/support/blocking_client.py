@@ -99,7 +99,7 @@ def partitions(address: str, topic: str, access: str = "w") -> dict[str, int]:
 
 
 def eventually(ask: Callable[[], T], wanted: Callable[[T], bool] = bool, seconds: float = 20.0) -> T:
-    """Call ``ask`` until its result satisfies ``wanted``; return the result. Its calls take a fifth of the time at most."""
+    """Call ``ask``, for a fifth of the time at most, until its result satisfies ``wanted``; return the result."""
     end = time.monotonic() + seconds
     while True:
         begun = time.monotonic()

@@ -172,6 +172,11 @@ class MessageIteration:
                     await budget.wait()
         return []
 
+    def look_again(self) -> None:
+        """Let a waiting batch decide again: fewer messages may be in flight than when it began to wait."""
+        if self._queue.messages and self._turn.locked():
+            self._queue.wake()
+
     async def _wait(self, queue: MessageQueue, limits: BatchLimits, deadline: float) -> bool:
         """Wait for further messages; return False if the batch should not wait longer."""
         patience, now, messages = self.request_more(), _clock(), queue.messages

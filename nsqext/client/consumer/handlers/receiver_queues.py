@@ -139,6 +139,8 @@ class ReceiverQueues:
             touch_due((*running, *self._held(), *kept, *queued), now)
             self._touch_at = now + self._shortest / TOUCHES
         self._stall.tick(late, running)
+        if self._iteration is not None:
+            self._iteration.look_again()
 
     def start_workers(self, handler: AnyHandler, dead_letters: DeadLetterHook | None) -> None:
         options, function = self._options, handler.function

@@ -241,6 +241,30 @@ async def test_fetch_returns_what_is_received_until_the_timeout(cluster: Cluster
     await eventually(lambda: depth(cluster, topic) == 0)
 
 
+@pytest.mark.parametrize("paused", [True, False])
+async def test_fetch_returns_when_a_lower_bound_leaves_nothing_to_wait_for(
+    cluster: Cluster, topic: str, paused: bool
+) -> None:
+    batches: list[MessageBatch] = []
+    async with in_batches(cluster, topic, max_in_flight=10) as consumer:
+
+        async def fetch() -> None:
+            batches.append(await consumer.fetch(5))
+
+        with anyio.fail_after(25):
+            async with create_task_group() as tasks:
+                tasks.start_soon(fetch)
+                publish(cluster, topic, b"1", partition=0)
+                await eventually(lambda: consumer.statistics().in_flight == 1)
+                assert not batches
+                if paused:
+                    consumer.pause()
+                else:
+                    consumer.max_in_flight = 1
+        await batches[0].finish()
+    assert len(batches[0]) == 1
+
+
 async def test_a_fetch_with_a_timeout_does_not_wait_for_another_fetch(cluster: Cluster, topic: str) -> None:
     async with in_batches(cluster, topic) as consumer, create_task_group() as tasks:
         tasks.start_soon(consumer.fetch, 5)

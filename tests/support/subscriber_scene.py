@@ -57,7 +57,8 @@ class Connection:
         self.request, self.backoff = request, backoff
         self.topic, self.partition, self.node = request.topic, request.partition, str(request.address)
         self.number = self.in_flight = 0
-        self.live, self.stopped = True, False
+        self.live, self.stopped, self.moved = True, False, False
+        self.received, self.start = 0, cast("Position | None", None)
         self.key_sharing = KeySharing.NONE
         self.over = anyio.Event()
         self.error: NsqError | None = ConnectionLost("closed")

@@ -142,6 +142,8 @@ class KeyLanes:
             found = self._owners[order] = KeyLaneOwner(owner, order, self.delay)
             if order.subscribe(found, self.clock()):
                 self._forget_lost(order)
+                if owner.moved:
+                    order.forget_answered(self._handed_out)
             else:
                 due = order.redelivery_due(self.clock())
                 for wait in order.lost.values():

@@ -25,7 +25,7 @@ from attrs import define, field
 from nsqext.client.consumer.message import KeySharing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from nsqext.client.consumer.handlers.workers import MessageQueue
     from nsqext.client.consumer.message import Message, Owner
@@ -141,6 +141,12 @@ class PartitionOrder:
         if stored == message.timestamp:
             return True
         return message.attempts > 1 and self._finished.get(message.id) == message.timestamp
+
+    def forget_answered(self, handed_out: Container[Message]) -> None:
+        """Forget the messages whose FIN was lost, except for those of a batch: the channel was moved."""
+        self.unfinished = {
+            known: one for known, one in self.unfinished.items() if not one.answered or one in handed_out
+        }
 
     def forget_behind(self, offset: int) -> None:
         """Forget unseen messages behind an offset: the server has lost them and stores other messages."""

@@ -327,6 +327,8 @@ class Subscriber:
             )
             assignment.opened += 1
             subscription.number = assignment.opened
+            if (last := assignment.last) is not None and last.moved and (last.start is not None or not last.received):
+                subscription.moved = True  # no message was delivered since
             if assignment.pending is not None:
                 await self.seeker.move(assignment, subscription, view)
             if self.closing:

@@ -483,3 +483,14 @@ async def test_messages_that_handlers_left_unanswered_keep_their_order_however_t
     bench.wait(2.0)
     assert bench.rows() == {"a": ["a1", "a2", "a4"]}
     assert [(message.attempts, message.answered) for message in messages[:2]] == [(2, False)] * 2
+
+
+def test_a_move_of_the_channel_repeats_a_message_whose_fin_was_lost() -> None:
+    bench = Bench()
+    (handled,) = bench.put("a1")
+    bench.take(handled)
+    again = cut(bench)
+    handled.finish_now()
+    again.moved = True
+    bench.put("a1")
+    assert bench.rows() == {"a": ["a1"]}

@@ -313,6 +313,16 @@ async def test_a_seek_subscribes_again_without_a_pause(monkeypatch: pytest.Monke
         assert (moves, scene.refreshed) == ([str(Position.latest())], [])
 
 
+async def test_a_move_is_known_until_a_message_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_subscriber(monkeypatch, view_of(NODE), reconnect_wait=0.001) as scene:
+        scene.opened[0].moved = True
+        for received, start, moved in ((0, None, True), (1, Position.latest(), True), (1, None, False)):
+            last = scene.opened[-1]
+            last.received, last.start = received, start
+            last.fail(ConnectionLost("x"))
+            assert (await scene.connections(len(scene.opened) + 1))[-1].moved is moved
+
+
 @pytest.mark.parametrize("end", ["partition", "error", "topic"])
 async def test_a_seek_ends_with_its_partition(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     async with running_subscriber(monkeypatch, view_of(NODE)) as scene:

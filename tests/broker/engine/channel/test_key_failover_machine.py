@@ -211,4 +211,4 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = Schedule.TestCase
-TestSchedule.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, phases=PHASES)
+TestSchedule.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, phases=PHASES)

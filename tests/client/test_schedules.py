@@ -337,7 +337,7 @@ def test_all_seeks_end_and_the_last_one_decides_the_position(
             raise PartitionUnavailable("not now")
         moved.append(position)
 
-    metadata = SimpleNamespace(channels=SimpleNamespace(move=move_channel))
+    metadata = SimpleNamespace(channels=SimpleNamespace(move=move_channel), cached=lambda topic, access: view)
     context: Any = SimpleNamespace(channel="ch", options=ConsumerOptions(), metadata=metadata)
     seeker = seeking.ChannelSeeker("t", context, {0: place}, live)
 

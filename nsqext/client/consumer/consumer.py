@@ -62,8 +62,8 @@ class Consumer(Runnable):
     With a handler: `run`, `serve` in an event loop, or `start` and later `aclose`. Without a handler: open it with
     ``async with`` (or `start`) and iterate over it.
 
-    Topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed within
-    ``lookup_poll_interval`` after the lookup service lists them, and left when they are deleted.
+    Topics share ``max_in_flight``, the handlers and the backoff. Topics that match a pattern are consumed with
+    the next poll (``lookup_poll_interval``) after the lookup service lists them, and left when they are deleted.
 
     Args:
         topics: a topic, a pattern (``orders.*``: ``*`` stands for any characters, ``?`` for a single character), or a

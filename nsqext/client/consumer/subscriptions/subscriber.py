@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from socket import gethostname
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -32,6 +32,7 @@ from nsqext.waits import Wakeup, pause_after
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.consumer.subscriptions.channel_seeker import ChannelSeeker
     from nsqext.client.consumer.subscriptions.key_buckets import BucketWatch, KeyBuckets
     from nsqext.lookup.partition_map import PartitionMap
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("nsqext.consumer")
 
 _WARNING_INTERVAL = 60.0  # seconds between two warnings about failures of a partition
-
 _LEAVE_POLL = 0.02  # seconds between two checks for answers of a topic that is left
-
-LONGEST_POLL: Final = 1.0
-"""Longest pause in seconds while lookup lists no topic or no partition."""
+_LONGEST_POLL = 1.0  # longest pause in seconds while lookup lists no topic or no partition
 _clock = time.monotonic
+
+
+def pause_before_lookup(options: ConsumerOptions, failures: int) -> float:
+    """Return the seconds until lookup is asked again for what it did not list."""
+    return pause_after(options.reconnect_wait, min(_LONGEST_POLL, options.max_reconnect_wait), failures)
 
 
 class Subscriber:
@@ -71,8 +74,7 @@ class Subscriber:
         self._changed = Wakeup()
         self._unwatch: Callable[[], None] | None = None
         self._expected: int | None = None
-        self._ordered_warned = self._all_warned = False
-        self._shared_checked = False
+        self._ordered_warned = self._all_warned = self._shared_checked = False
         self._key_tags = self._options.bucket_count if self._options.key_tags else 0  # chosen, whatever servers support
         self._tag = self._options.tag
         if self._key_tags:
@@ -171,8 +173,7 @@ class Subscriber:
                 self._warn_of_wait(reason)
                 warned = True
             failures += 1
-            longest = min(LONGEST_POLL, options.max_reconnect_wait)
-            await anyio.sleep(pause_after(options.reconnect_wait, longest, failures))
+            await anyio.sleep(pause_before_lookup(options, failures))
         return None
 
     def _warn_of_wait(self, reason: object) -> None:
@@ -267,8 +268,7 @@ class Subscriber:
         if not waits:
             text = "waiting until lookup lists the node and the node has the topic, which may have been deleted"
             self._log(logging.INFO, assignment, text, str(address))
-        longest = min(LONGEST_POLL, self._options.max_reconnect_wait)
-        await anyio.sleep(pause_after(self._options.reconnect_wait, longest, waits + 1))
+        await anyio.sleep(pause_before_lookup(self._options, waits + 1))
         return False
 
     def _warn(self, assignment: Assignment, error: NsqError, node: str) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from nsqext.client.consumer.subscriptions.subscriber import LONGEST_POLL, Subscriber
+from nsqext.client.consumer.subscriptions.subscriber import Subscriber, pause_before_lookup
 from nsqext.client.tasks import first_error
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, LookupUnreachable, NsqError
 from nsqext.protocol.names import check_topic, check_topic_pattern, is_topic_pattern
-from nsqext.waits import Wakeup, chance, pause_after
+from nsqext.waits import Wakeup, chance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,7 +126,7 @@ class TopicSubscriptions:
                 pause = float("inf")
             elif listed is None and not self._listed:
                 failures += 1
-                pause = pause_after(self._options.reconnect_wait, LONGEST_POLL, failures)
+                pause = pause_before_lookup(self._options, failures)
             else:
                 lookup = self._metadata.options
                 pause = lookup.poll_interval * (1 + lookup.poll_jitter * chance.uniform(-1, 1))

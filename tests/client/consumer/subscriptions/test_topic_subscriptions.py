@@ -246,7 +246,7 @@ async def test_the_list_is_read_again_after_the_poll_interval_or_sooner_while_th
         monkeypatch.setattr(module, "Subscriber", Subscriber)
         monkeypatch.setattr(anyio, "move_on_after", record)
         monkeypatch.setattr(chance, "uniform", draw)
-        monkeypatch.setattr(module, "pause_after", lambda least, most, failures: 100.0 * failures)
+        monkeypatch.setattr(module, "pause_before_lookup", lambda options, failures: 100.0 * failures)
         tasks.start_soon(scene.subject.run)
         while len(pauses) < 5:
             await anyio.lowlevel.checkpoint()

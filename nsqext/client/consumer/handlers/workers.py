@@ -245,9 +245,8 @@ class Workers:
 
     stall: StallWatch
     source: MessageSource
-    _all_cancelled: Callable[[], bool] = lambda: (
-        False
-    )  # whether the program, or the event loop's end, cancels all tasks
+    # whether the program, or the event loop's end, cancels all tasks
+    _all_cancelled: Callable[[], bool] = lambda: False
     _slots: list[Slot] = field(factory=list, init=False)
     _busy: int = field(default=0, init=False)
     _ended: Waiters = field(factory=Waiters, init=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from attrs import evolve, frozen
 
+from nsqext.app.health import unready
 from nsqext.arguments import check_flags, check_number, suggest
 from nsqext.client.consumer.handlers.forgotten_await import check_awaited, requeue_not_awaited
 from nsqext.client.consumer.message import KeySharing, Message, Owner
@@ -23,13 +24,14 @@ from nsqext.client.producer.request import check_choice, key_bytes
 from nsqext.errors import BatchFailed, InvalidBody, InvalidInput, InvalidSetting, InvalidState
 from nsqext.protocol.headers import decode_headers, encode_headers
 from nsqext.protocol.messages import EXT_JSON, EXT_NONE, KEY_HEADER, RESERVED_PREFIX, header_text, tag_of
-from nsqext.protocol.names import check_partition, check_topic, check_trace_id
+from nsqext.protocol.names import check_partition, check_topic, check_trace_id, is_topic_pattern
 from nsqext.protocol.record import Record
 from nsqext.types import Receipt
 from nsqext.waits import Waiters
 
 if TYPE_CHECKING:
     from nsqext.app.router import HandlerSpec, LifespanManager
+    from nsqext.client.consumer.consumer import Consumer
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.options import ConsumerOptions
     from nsqext.client.producer.options import ProducerOptions
@@ -171,6 +173,10 @@ class TestedApp(Protocol):
     async def start_middleware(self) -> None:
         """See `App.start_middleware`."""
 
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """See `App.consumers`."""
+
     async def start(self) -> object:
         """See `App.start`."""
 
@@ -218,7 +224,7 @@ class AppTest:
         try:
             self._entered, self._app_ended = True, False
             if self._lookupd:
-                await self._app.start()
+                await self._start()
             else:
                 self._app.check_publishers()
                 for lifespan in self._app.lifespans:
@@ -230,6 +236,18 @@ class AppTest:
             self._app.use_test(None)
             raise
         return self
+
+    async def _start(self) -> None:
+        """Run the app; raises InvalidState if a handler would receive nothing."""
+        await self._app.start()
+        named = (one for one in self._app.consumers if not any(map(is_topic_pattern, one.topics)))
+        reasons = [reason for consumer in named if (reason := unready(consumer))]
+        if reasons:
+            await self._app.aclose()
+            raise InvalidState(
+                f"handlers of the app would receive nothing: {'; '.join(reasons)}",
+                hint="create their topics in the test cluster before: cluster.create_topic(TOPIC, channels=[CHANNEL])",
+            )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

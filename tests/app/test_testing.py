@@ -372,6 +372,31 @@ async def test_wait_published_ends_with_the_test() -> None:
     assert len(await test.wait_published("invoices")) == 1
 
 
+async def test_a_test_on_a_cluster_that_lacks_the_topic_of_a_handler_does_not_begin() -> None:
+    """It began, and passed although the handler could not be called."""
+    app, patterns, called = App(NOWHERE, start_timeout=0.3), App(NOWHERE, start_timeout=0.3), anyio.Event()
+
+    @app.handler("orders", "ch")
+    async def take(message: Message) -> None:
+        called.set()
+
+    patterns.handler("orders.*", "ch")(take)
+    with Cluster(1) as cluster, anyio.fail_after(25):
+        for _ in range(2):
+            with pytest.raises(InvalidState, match="would receive nothing: orders/ch: no partition is connected"):
+                async with app.test(cluster.lookupd):
+                    raise NotImplementedError
+        async with patterns.test(cluster.lookupd):
+            pass  # its topics may be created later
+        cluster.create_topic("orders", channels=["ch"])
+        app = App(NOWHERE)
+        app.handler("orders", "ch")(take)
+        async with app.test(cluster.lookupd) as test:
+            await app.publish("orders", b"one")
+            await called.wait()
+        assert len(test.published) == 1
+
+
 async def test_wait_published_ends_with_the_app() -> None:
     """It waited for ever, although nothing could be published any more."""
     with Cluster(1) as cluster:

@@ -589,6 +589,7 @@ def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: s
     assert found[-1] is sync.Message
 
 
+@pytest.mark.usefixtures("own_loop")
 def test_a_message_of_a_closed_consumer_says_so(cluster: Cluster, topic: str) -> None:
     """The error spoke of a portal that is not running, and of event loops."""
     with sync.Producer(cluster.lookupd) as producer:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 from attrs import asdict, frozen
 
-from nsqext.admin.options import refuse_without_effect
 from nsqext.cli.command import Topic, changes, command, examples
 from nsqext.cli.connection import ServerAccess, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
@@ -120,6 +119,8 @@ async def create(
     created. A real cluster takes about 10 s until all partitions accept publishes. The original NSQ has neither
     partitions nor options, which are refused there.
     """
+    from nsqext.admin.options import refuse_without_effect
+
     async with connection.admin() as admin:
         await refuse_without_effect(admin, topic, asdict(options))
         existed = if_not_exists and await _exists(admin, topic)

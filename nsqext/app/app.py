@@ -12,9 +12,10 @@ import anyio
 from anyio.lowlevel import current_token
 from attrs import evolve
 
-from nsqext.app.health import Health, HealthEndpoint, ReadinessCheck, check_readiness, name_of, obstacles, unready
+from nsqext.app.health import Health, HealthEndpoint, ReadinessCheck, name_of, obstacles, unready
 from nsqext.app.router import HandlerSpec, Router
 from nsqext.app.start_checks import refuse_loops, refuse_shared, warn_of_unwritable
+from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
@@ -530,7 +531,8 @@ class App(Router, Runnable):
             InvalidState: the app is running already.
         """
         self._check_changeable()
-        self._readiness_checks.append(check_readiness(check))
+        check_plain_function("readiness_check", check)
+        self._readiness_checks.append(check)
         return check
 
     def asgi(self) -> HealthEndpoint:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 from attrs import frozen
 
-from nsqext.errors import InvalidSetting, InvalidState
+from nsqext.errors import InvalidState
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.consumer import Consumer
@@ -53,16 +52,6 @@ def unready(consumer: Consumer) -> str | None:
     state = "not all partitions are subscribed yet" if statistics.connections else "no partition is connected"
     failures = statistics.lookup_failures
     return f"{name}: {state}" + (f", {failures} failed lookups" if failures else "")
-
-
-def check_readiness(check: ReadinessCheck) -> ReadinessCheck:
-    """Return a readiness check; raises InvalidSetting."""
-    if not callable(check) or inspect.iscoroutinefunction(check):
-        raise InvalidSetting(
-            f"the readiness check {check!r} is not a function that returns text or None",
-            hint="declare it with 'def'; a task of a lifespan can keep what it returns",
-        )
-    return check
 
 
 def obstacles(checks: Iterable[ReadinessCheck]) -> list[str]:

@@ -146,8 +146,11 @@ async def test_what_is_no_readiness_check_is_refused() -> None:
     async def ask() -> str | None:
         raise NotImplementedError
 
-    for wrong in (ask, "cold"):
-        with pytest.raises(InvalidSetting, match="is not a function that returns text or None"):
+    for wrong, reason in (
+        (ask, "is a coroutine function, which would not be awaited"),
+        ("cold", "readiness_check='cold' is not a function"),
+    ):
+        with pytest.raises(InvalidSetting, match=reason):
             App("127.0.0.1:1").readiness_check(wrong)  # type: ignore[arg-type]
 
 

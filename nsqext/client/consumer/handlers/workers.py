@@ -123,7 +123,7 @@ class Slot:
     task: object = None
     message: Message | None = None
     batch: Sequence[Message] = ()
-    scope: anyio.CancelScope = field(factory=lambda: anyio.CancelScope())
+    scope: anyio.CancelScope = field(factory=anyio.CancelScope)
 
 
 @frozen

@@ -42,7 +42,7 @@ _PAUSE = 0.25  # seconds between two attempts
 _LONGEST_PAUSE = 2.0  # seconds; the pause doubles until then
 # seconds between repeats of the request for partitions while they lack leaders. A real cluster assigns these in its
 # check of all topics: once a minute, and after such a request if the last check is 6 s old
-_AGAIN = 7.0
+_AGAIN = 6.0
 _NOT_LEADER = "E_FAILED_ON_NOT_LEADER"
 _PASSING = ("cluster is unstable", "another balance is running", "has no leader")  # temporary refusals of lookup
 
@@ -173,7 +173,7 @@ class ClusterRequests:
 
         Args:
             passing: error that leads to a repeat.
-            again: called every 7 s, to make the cluster check its topics.
+            again: called every 6 s, to make the cluster check its topics.
             bounded: raise PartitionUnavailable after the time for a change; otherwise the caller bounds it.
         """
         pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
@@ -185,10 +185,14 @@ class ClusterRequests:
                     return await attempt()
                 except (PartitionUnavailable, ConnectionFailed, passing) as error:
                     last = error
-                if again is not None and anyio.current_time() >= again_at:
-                    again_at = anyio.current_time() + _AGAIN
+                if again is None:
+                    await anyio.sleep(pauses.next())
+                    continue
+                if anyio.current_time() >= again_at:
                     await again()
-                await anyio.sleep(pauses.next())
+                    again_at = anyio.current_time() + _AGAIN
+                    pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
+                await anyio.sleep(min(pauses.next(), max(again_at - anyio.current_time(), 0.0)))
         raise PartitionUnavailable(
             f"the change was not completed within {self._timeout:g} s"
             + (f", last error: {last}" if last is not None else ""),

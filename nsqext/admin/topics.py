@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
@@ -115,7 +116,7 @@ class TopicAdmin(ChannelAdmin):
         for channel in channels:
             await self.create_channel(topic, channel)
         if channels:
-            await _wait_offered(requests, topic)
+            await _wait_offered(requests, topic, path, params)
 
     async def delete_topic(self, topic: str, *, missing_ok: bool = False) -> None:
         """Delete a topic with all its messages and channels.
@@ -429,15 +430,15 @@ async def _wait_writable(requests: ClusterRequests, topic: str, path: str, param
             with suppress(InvalidInput):
                 await requests.post(http_of(where, node), "/pubtrace", params, b"x")
 
-    async def request_again() -> None:
-        with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
-            await requests.change_lookup(path, params)
-
-    await requests.settled(check, topic, passing=TopicNotFound, again=request_again, bounded=False)
+    again = partial(_request_again, requests, path, params)
+    await requests.settled(check, topic, passing=TopicNotFound, again=again, bounded=False)
 
 
-async def _wait_offered(requests: ClusterRequests, topic: str) -> None:
-    """Wait until lookup offers every partition of a topic with channels to producers."""
+async def _wait_offered(requests: ClusterRequests, topic: str, path: str, params: Mapping[str, str | int]) -> None:
+    """Wait until lookup offers every partition of a topic with channels to producers.
+
+    A leader accepts messages before the cluster has enabled its partition: lookup does not offer the partition then.
+    """
 
     async def check() -> None:
         where = merged(topic, "w", await requests.client.lookup(topic, "w"))
@@ -446,4 +447,10 @@ async def _wait_offered(requests: ClusterRequests, topic: str) -> None:
                 f"lookup offers {len(where.leaders)} of {where.partition_num} partitions to producers", topic=topic
             )
 
-    await requests.settled(check, topic, passing=TopicNotReady, bounded=False)
+    again = partial(_request_again, requests, path, params)
+    await requests.settled(check, topic, passing=TopicNotReady, again=again, bounded=False)
+
+
+async def _request_again(requests: ClusterRequests, path: str, params: Mapping[str, str | int]) -> None:
+    with suppress(LookupFailed, TopicNotFound):  # it exists with other flags, or the cluster is unstable
+        await requests.change_lookup(path, params)

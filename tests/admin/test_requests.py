@@ -155,6 +155,27 @@ async def test_the_creation_is_requested_again_until_partitions_have_leaders(
     assert asked == [{"topic": "orders", "partition_num": "1", "replicator": "1"}] * 3
 
 
+async def test_the_creation_is_requested_again_until_lookup_offers_the_partitions_to_producers(
+    nodes: LookupNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real cluster, a leader may accept messages for a minute before the check that enables its partition."""
+    monkeypatch.setattr("nsqext.admin.requests._AGAIN", 0.0)
+    created = nodes.route("b:4161", "/topic/create", OK, "POST")
+
+    def lookup(request: httpx.Request) -> httpx.Response:
+        enabled = request.url.params["access"] == "r" or created.call_count > 1
+        leaders = {0: "n1:4150"} if created.called and enabled else {}
+        return httpx.Response(200, json=lookup_json(leaders, num=int(created.called)))
+
+    for name in ("a:4161", "b:4161"):
+        nodes.finds(name, lookup)
+        nodes.route(name, "/nodes", {"producers": []})
+    nodes.route("n1:4151", "/pubtrace", httpx.Response(400, json={"message": "INVALID_TRACE_ID"}), "POST")
+    nodes.route("n1:4151", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_topic("orders", channels=["billing"], exist_ok=True)
+    assert created.call_count == 2
+
+
 @pytest.mark.parametrize("wrong", [{"partitions": 0}, {"partitions": 255}, {"replicas": 6}, {"partitions": True}])
 async def test_numbers_are_checked(nodes: LookupNodes, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match="is not within 1"):

@@ -91,10 +91,16 @@ async def test_one_failure_pauses_a_consumer_of_many_idle_topics_as_long_as_docu
 async def _longest_gap_after_a_failure(topics: Topics, channel: str) -> float:
     names = await topics.create(10, channel)
     began: list[float] = []
+    requeued: list[bytes] = []
     consumer = Consumer(f"{topics.prefix}.*", channel, lookupd=topics.lookupd, **_PATTERN)
 
     @consumer.handler
     async def handle(message: Message) -> None:
+        if (
+            message.attempts > 1
+        ):  # a real node looks for requeued messages in a few channels at a time: it may send it late
+            requeued.append(message.body)
+            return
         began.append(time.monotonic())
         if len(began) == 3:
             raise ValueError
@@ -102,5 +108,5 @@ async def _longest_gap_after_a_failure(topics: Topics, channel: str) -> float:
     async with consumer, Producer(topics.lookupd) as producer:
         await eventually(lambda: {one.topic for one in consumer.statistics().connections} == set(names))
         await producer.publish_many(names[-1], [b"x"] * 10)
-        await eventually(lambda: len(began) == 11)
+        await eventually(lambda: len(began) == 10 and len(requeued) == 1)
     return max(later - earlier for earlier, later in pairwise(began))

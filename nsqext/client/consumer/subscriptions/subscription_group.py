@@ -102,7 +102,8 @@ class SubscriptionGroup:
         self.flow.add(subscription, subscription.max_ready, subscription.backoff, _clock(), sole=sole)
         self.flow.pause(subscription, paused=subscription.topic in self.paused_topics)
         self._distribute_soon()
-        self._all_due = 0.0  # its message timeout may be shorter than the current pause
+        # its message timeout may be shorter than the current pause; hundreds that are added share a tick
+        self._all_due = min(self._all_due, _clock() + _TICK)
         self.wake_timer()
         if subscription.upgradable:
             self._pulse.watch_silence(_clock())

@@ -13,11 +13,7 @@ import anyio
 
 from nsqext.arguments import check_number, check_time
 from nsqext.client.consumer.handlers.receiver_queues import ReceiverQueues
-from nsqext.client.consumer.handlers.workers import (
-    BatchLimits,
-    ConsumerState,
-    MessageHandler,
-)
+from nsqext.client.consumer.handlers.workers import BatchLimits, ConsumerState, MessageHandler
 from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.subscriptions.assignment import SubscriberContext
 from nsqext.client.consumer.subscriptions.subscription_group import SubscriptionGroup
@@ -33,7 +29,6 @@ from nsqext.transport.event_loop import call_in_loop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
-    from types import TracebackType
 
     from nsqext.client.consumer.handlers.batches import BatchFunction, BatchHandler, MessageBatch, MessageBatches
     from nsqext.client.consumer.handlers.dead_letter import DeadLetterTopic
@@ -265,17 +260,6 @@ class Consumer(Runnable):
         check_unopened(self._tasks.loop, self._name)
         return call
 
-    def _batches(self, max_count: int, max_wait: float) -> MessageBatches:
-        if self._options.lanes is not None:
-            raise InvalidSetting(
-                "a loop over batches does not keep the order of keys",
-                topic=self._name,
-                hint="use batch_handler, or leave out key and dispatch='key_failover'",
-            )
-        from nsqext.client.consumer.handlers.batches import MessageBatches
-
-        return MessageBatches(self._receiver.iteration, BatchLimits(max_count, max_wait))
-
     # Opening and closing
 
     async def serve(self, *, signals: bool | None = None) -> None:
@@ -407,9 +391,7 @@ class Consumer(Runnable):
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
@@ -634,7 +616,15 @@ class Consumer(Runnable):
         Raises:
             InvalidSetting: a limit is invalid, or the options require the order of keys.
         """
-        return self._batches(max_count, max_wait)
+        if self._options.lanes is not None:
+            raise InvalidSetting(
+                "a loop over batches does not keep the order of keys",
+                topic=self._name,
+                hint="use batch_handler, or leave out key and dispatch='key_failover'",
+            )
+        from nsqext.client.consumer.handlers.batches import MessageBatches
+
+        return MessageBatches(self._receiver.iteration, BatchLimits(max_count, max_wait))
 
     async def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
         """Return the next messages; an empty batch if the timeout passes without any.
@@ -651,7 +641,7 @@ class Consumer(Runnable):
             InvalidState: the consumer is not open, or was stopped.
             NsqError: the consumer cannot continue.
         """
-        batches = self._batches(n, float("inf"))
+        batches = self.batches(max_count=n, max_wait=float("inf"))
         if timeout is not None:
             check_time("timeout", timeout)
         try:

@@ -228,12 +228,11 @@ class ConnectionPool:
     def _quiet(self) -> bool:
         """Return whether no connection is in use."""
         now = _clock()
-        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
-        return not any(connection.busy or now - connection.received_at < _QUIET for connection in connections)
+        return not any(one.busy or now - one.received_at < _QUIET for one in self._connections())
 
     async def _rest(self, longest: float) -> None:
         """Wait for a request, a new connection, or some seconds."""
-        resting = [node.connection for node in self._nodes.values() if node.connection is not None]
+        resting = self._connections()
         for connection in resting:
             connection.on_request = self._used.wake
         try:
@@ -261,15 +260,21 @@ class ConnectionPool:
 
     def _close_half_closed(self, now: float = inf) -> None:
         """Close connections that the server has ended, or that it has not ended in time."""
-        waiting = [(due, each) for due, each in self._half_closed if due > now and not each.finished]
-        for pair in self._half_closed:
-            if pair not in waiting:
-                pair[1].close()
+        waiting: list[tuple[float, PooledConnection]] = []
+        for due, connection in self._half_closed:
+            if due > now and not connection.finished:
+                waiting.append((due, connection))
+            else:
+                connection.close()
         self._half_closed = waiting
+
+    def _connections(self) -> list[PooledConnection]:
+        """Return the connections of all nodes, broken ones too."""
+        return [node.connection for node in self._nodes.values() if node.connection is not None]
 
     @property
     def connections(self) -> int:
-        return sum(node.connection is not None and node.connection.usable for node in self._nodes.values())
+        return sum(connection.usable for connection in self._connections())
 
     @property
     def in_flight(self) -> int:
@@ -278,10 +283,9 @@ class ConnectionPool:
     async def aclose(self) -> None:
         """Send written bytes, for at most a second, then close all connections."""
         self._closed = True
-        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         try:
             with anyio.move_on_after(_LAST):
-                for connection in connections:
+                for connection in self._connections():
                     await connection.drain()
         finally:
             for node in self._nodes.values():

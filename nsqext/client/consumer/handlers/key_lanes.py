@@ -47,6 +47,11 @@ MOST_RETURNED_BYTES: int = 64 << 20
 _FAILOVER_WAIT = 2.0
 
 
+def _finish_again(message: Message) -> None:
+    logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
+    message.finish_now()
+
+
 class KeyLanes:
     """Queues of messages, one per worker; each key has one queue."""
 
@@ -116,8 +121,7 @@ class KeyLanes:
         if known is not None:
             self._redelivered(order, known, message, woken)
         elif order.was_finished(message):
-            logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
-            message.finish_now()
+            _finish_again(message)
         else:
             self._accept_all(order, order.receive(message), woken)
 
@@ -185,8 +189,7 @@ class KeyLanes:
             return
         message.renew(delivery)
         if message.answered and not requeued:
-            logger.info("finished again, its first FIN was lost: %r", message, extra={"topic": message.topic})
-            message.finish_now()
+            _finish_again(message)
         elif lost is not None and lost.message is message:
             self._end(key, order.lost)
 
@@ -417,20 +420,10 @@ class KeyLanes:
     # Batches
 
     def take(self, lane: MessageQueue, count: int) -> list[Message]:
-        """Remove up to a number of messages from a lane; return those in flight, with unpacked bodies, in order.
-
-        Messages beyond the budget for unpacked bytes stay. Call `end_batch` afterwards.
-        """
-        messages, keys, now = lane.messages, self._batches.setdefault(lane, {}), self.clock()
-        while messages and len(keys) < count:
-            message = messages.popleft()
-            if not message.may_begin(now):
-                self.expired(message)  # takes later messages of its key out of the lane
-            elif message.budget is not None and not message.try_unpack():
-                messages.appendleft(message)
-                break
-            else:
-                keys[message] = self.key(message)
+        """Take a batch from a lane as `MessageQueue.take`, in order; call `end_batch` afterwards."""
+        keys = self._batches.setdefault(lane, {})
+        for message in lane.take(count - len(keys), self.expired, self.clock()):
+            keys[message] = self.key(message)
         self._handed_out |= dict.fromkeys(keys)
         return list(keys)
 

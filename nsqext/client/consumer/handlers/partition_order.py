@@ -63,17 +63,14 @@ class PartitionOrder:
     #: received and unfinished messages by id, also lost messages
     unfinished: dict[bytes, Message] = field(factory=dict, init=False)
     early: dict[int, Message] = field(factory=dict, init=False)  #: received ahead of unseen messages, by offset
-    gap_due: float | None = field(
-        default=None, init=False
-    )  #: when the wait for unseen messages ends; None without early messages
+    #: when the wait for unseen messages ends; None without early messages
+    gap_due: float | None = field(default=None, init=False)
     full_since: float | None = field(default=None, init=False)  #: since when waiting messages use up RDY
     most_ready: int = field(default=1, init=False)  #: most messages that the server could have in flight
-    held_from: float = field(
-        default=0.0, init=False
-    )  #: when the server can redeliver all lost messages of earlier connections
-    returned: dict[bytes, int] = field(
-        factory=dict, init=False
-    )  #: how often messages were requeued without being handled, by id
+    #: when the server can redeliver all lost messages of earlier connections
+    held_from: float = field(default=0.0, init=False)
+    #: how often messages were requeued without being handled, by id
+    returned: dict[bytes, int] = field(factory=dict, init=False)
     #: the first messages are collected and sorted, as an earlier consumer's may be redelivered in any order
     settling: bool = field(default=False, init=False)
     # ids on this subscription, oldest first, with the timestamps

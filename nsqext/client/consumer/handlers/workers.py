@@ -73,23 +73,36 @@ class MessageQueue:
             return None
         return message
 
-    def take_all(self, count: int | None = None) -> list[Message]:
-        """Remove and return up to a number of messages, while threads may take some."""
+    def take_all(self) -> list[Message]:
+        """Remove and return all messages, while threads may take some."""
         messages = self.messages
         taken: list[Message] = []
-        most = len(messages) if count is None else min(count, len(messages))
         with suppress(IndexError):  # the list keeps messages taken before
-            taken.extend(messages.popleft() for _ in range(most))
+            taken.extend(messages.popleft() for _ in range(len(messages)))
         return taken
 
-    def take(self, count: int) -> list[Message]:
-        """Remove up to a number of messages; return those in flight, with unpacked bodies, within their budget."""
-        messages, now = self.messages, _clock()
-        taken = [message for message in self.take_all(count) if message.may_begin(now)]
-        for number, message in enumerate(taken):
-            if message.budget is not None and not message.try_unpack():
-                messages.extendleft(reversed(taken[number:]))
-                return taken[:number]
+    def take(
+        self, count: int, expired: Callable[[Message], object] | None = None, now: float | None = None
+    ) -> list[Message]:
+        """Remove and return up to a number of messages in flight, with unpacked bodies, within the budget for these.
+
+        Threads may take some meanwhile. ``expired`` is called with each message that is not in flight any more.
+        """
+        messages, now = self.messages, _clock() if now is None else now
+        taken: list[Message] = []
+        while len(taken) < count:
+            try:
+                message = messages.popleft()
+            except IndexError:
+                break
+            if not message.may_begin(now):
+                if expired is not None:
+                    expired(message)
+            elif message.budget is not None and not message.try_unpack():
+                messages.appendleft(message)
+                break
+            else:
+                taken.append(message)
         return taken
 
     def stop(self) -> None:

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 
 _UNBUFFERED = -1
-_SHORTEST = 0.01
-# shortest output buffer timeouts of the redesigned and the original server, in seconds
-_SHORTEST_ORIGINAL = 0.025
+_SHORTEST = 0.01  # seconds, the shortest output buffer timeout of the redesigned server
+_SHORTEST_ORIGINAL = 0.025  # of the original server
 
 
 @frozen

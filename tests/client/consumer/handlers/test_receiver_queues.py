@@ -341,9 +341,9 @@ async def test_with_lanes_what_a_handler_left_unanswered_is_handled_again_when_i
 class _Stopped(MessageQueue):
     """A queue whose messages are taken after the stop only, because threads may take some meanwhile."""
 
-    def take_all(self, count: int | None = None) -> list[Message]:
+    def take_all(self) -> list[Message]:
         assert self.stopped
-        return super().take_all(count)
+        return super().take_all()
 
 
 @pytest.mark.anyio

@@ -103,10 +103,11 @@ def test_threads_take_messages_that_need_no_decision_of_the_event_loop() -> None
     for message in (again, packed, make_message(ended, 5)):
         queue.put([message, one])
         assert queue.take_ready() is None
-        assert queue.take_all(1) == [message], "it stays the first"
+        assert queue.take_all() == [message, one], "it stays the first"
+        queue.put([one])
         assert queue.take_ready() is one
     queue.put([one, two, again])
-    assert (queue.take_all(2), queue.take_all()) == ([one, two], [again])
+    assert (queue.take(2), queue.take_all()) == ([one, two], [again])
     queue.put([one])
     queue.stop()
     queue.put([two])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nsqext.admin.nodes import NodeAdmin
-from nsqext.admin.requests import ask_each, http_of, unsupported
+from nsqext.admin.requests import ask_each, http_of, no_partition, unsupported
 from nsqext.admin.results import StoredMessage
 from nsqext.admin.stats import cluster_stats, in_sync_replicas, topic_stats
 from nsqext.admin.topics import TopicAdmin
@@ -108,14 +108,15 @@ class Admin(TopicAdmin, NodeAdmin):
         if not where.leaders:
             raise PartitionUnavailable("no node leads a partition of the topic", topic=topic)
         if partition is not None and partition not in range(where.meta.partition_num):
-            raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
+            raise no_partition(topic, partition)
         parts = {part.partition: part for part in (await self.stats(topic)).partitions}
         chosen = range(where.meta.partition_num) if partition is None else (partition,)
         for number in chosen:
-            if number not in where.leaders or number not in parts:
-                node = str(where.leaders[number]) if number in where.leaders else None
-                reason = "the partition has no leader" if node is None else "the partition's leader does not report it"
-                raise PartitionUnavailable(reason, topic=topic, partition=number, node=node)
+            if number not in where.leaders:
+                raise PartitionUnavailable.without_leader(topic, number)
+            if number not in parts:
+                text, node = "the partition's leader does not report it", str(where.leaders[number])
+                raise PartitionUnavailable(text, topic=topic, partition=number, node=node)
         return await _newest_messages(requests, where, [parts[number] for number in chosen], wanted)
 
 

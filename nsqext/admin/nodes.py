@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from nsqext.admin.requests import AdminBase, ClusterRequests, ask_each, cluster_generation, http_address
+from nsqext.admin.requests import AdminBase, ClusterRequests, ask_each, cluster_generation, http_address, no_partition
 from nsqext.admin.stats import in_sync_replicas, node_statuses
 from nsqext.errors import (
     ConnectionFailed,
@@ -202,7 +202,7 @@ async def move_partition(requests: ClusterRequests, topic: str, partition: int, 
     """Move a replica or leader; see `nsqext.Admin.move_partition`."""
     where = await requests.led(topic)
     if partition not in where.leaders:
-        raise InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
+        raise no_partition(topic, partition)
     leads = str(where.leaders[partition]) == source
     if not leads and source not in (await in_sync_replicas(requests, where))[partition]:
         raise InvalidInput(f"{source} has no replica of the partition", topic=topic, partition=partition)

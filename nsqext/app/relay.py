@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from nsqext.errors import InvalidInput, InvalidSetting, NsqError, OperationNotSupported
-from nsqext.errors.server import (
-    BadBody,
-    BadMessage,
-    BadTag,
-    BadTopic,
-    ExtendRefused,
-    InvalidJsonHeader,
-    RecordTooLarge,
-)
+from nsqext.errors.server import BadBody, BadMessage, BadTag, BadTopic, ExtendRefused, InvalidJsonHeader, RecordTooLarge
 
 if TYPE_CHECKING:
     import sqlite3

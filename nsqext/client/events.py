@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import define, frozen
 
-from nsqext.arguments import is_coroutine_function
-from nsqext.errors import InvalidSetting
+from nsqext.arguments import check_plain_function
 
 if TYPE_CHECKING:
     from nsqext.client.consumer.message import Message
@@ -41,8 +40,7 @@ class ClientEvents:
 
     def add(self, callback: Callable[[ClientEvent], object]) -> None:
         """Call a function on each event; raises InvalidSetting."""
-        if not callable(callback) or is_coroutine_function(callback):
-            raise InvalidSetting(f"the callback {callback!r} is not a function", hint="declare it with 'def'")
+        check_plain_function("callback", callback)
         self.callbacks.append(callback)
 
     def emit(self, kind: EventKind, topic: str | None, partition: int | None, node: str, detail: str = "") -> None:

@@ -283,6 +283,11 @@ class PartitionUnavailable(NsqError):
     retryable = True
     refresh_lookup = True
 
+    @classmethod
+    def without_leader(cls, topic: str, partition: int) -> PartitionUnavailable:
+        """Return the error of a partition for which lookup returns no leader."""
+        return cls("lookup returned no leader of the partition", topic=topic, partition=partition)
+
 
 class PublishFailed(NsqError):
     """A publish was not stored before its timeout or its attempts were used up; see ``attempts`` and ``__cause__``."""

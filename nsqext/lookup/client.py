@@ -10,23 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 from attrs import evolve
 
-from nsqext.errors import (
-    InvalidInput,
-    InvalidSetting,
-    InvalidState,
-    LookupFailed,
-    NsqError,
-    TopicNotReady,
-)
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, LookupFailed, NsqError, TopicNotReady
 from nsqext.lookup.options import LookupOptions, LookupUrl, parse_lookup_addresses
-from nsqext.lookup.responses import (
-    LookupAnswer,
-    LookupHttp,
-    LookupNode,
-    read_lookup,
-    read_lookup_nodes,
-    unwrap,
-)
+from nsqext.lookup.responses import LookupAnswer, LookupHttp, LookupNode, read_lookup, read_lookup_nodes, unwrap
 from nsqext.protocol.names import check_topic
 from nsqext.waits import gather
 

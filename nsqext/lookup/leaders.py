@@ -24,11 +24,10 @@ class Leader:
 def leader_of(view: PartitionMap, partition: int) -> Leader:
     """Return the leader of a partition; raises PartitionUnavailable."""
     tcp = view.leaders.get(partition)
-    http = None if tcp is None else view.http.get(tcp)
-    if tcp is None or http is None:
-        raise PartitionUnavailable(
-            "lookup returned no leader" if tcp is None else "lookup did not return the leader's HTTP address",
-            topic=view.topic,
-            partition=partition,
-        )
+    if tcp is None:
+        raise PartitionUnavailable.without_leader(view.topic, partition)
+    http = view.http.get(tcp)
+    if http is None:
+        text = "lookup did not return the leader's HTTP address"
+        raise PartitionUnavailable(text, topic=view.topic, partition=partition)
     return Leader(tcp, http)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import anyio
 from attrs import evolve
 
-from nsqext.client.producer.attempt_errors import outcome_unknown
+from nsqext.client.producer.attempt_errors import delivery_unknown, outcome_unknown
 from nsqext.client.producer.publish_port import PublishPort
-from nsqext.errors import DeliveryUnknown, InvalidState, NsqError
+from nsqext.errors import InvalidState, NsqError
 from nsqext.protocol.identify import IdentifyRequest
 from nsqext.sync.loop import call, call_now, shared_loop
 from nsqext.transport.handshake import open_connection
@@ -144,11 +144,8 @@ class DirectPublisher:
         except InvalidState as error:
             if not outcome_unknown(failure):
                 raise
-            raise DeliveryUnknown(
-                f"the message may have been stored: {failure.message}",
-                topic=publish.request.topic,
-                node=publish.node.node,
-            ) from error
+            where = {"topic": publish.request.topic, "node": publish.node.node}
+            raise delivery_unknown(failure.message, **where) from error
 
     # Connections
 

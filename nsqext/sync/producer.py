@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self, Unpack
 from nsqext.arguments import refuse_unknown
 from nsqext.client.producer.batcher import Batcher as AsyncBatcher
 from nsqext.client.producer.producer import Producer as AsyncProducer
-from nsqext.client.producer.producer import as_sequence, check_trace_ids
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.errors import InvalidState
 from nsqext.sync.direct import DirectPublisher
@@ -153,10 +152,11 @@ class Producer(BlockingClient[AsyncProducer]):
         if unknown:
             refuse_unknown(Producer.publish_many, unknown)
         # the caller's iterable may block, which the event loop's thread must not
-        listed = list(as_sequence(messages, topic))
+        from nsqext.client.producer.batch import check_arguments  # few programs publish batches
+
+        listed = list(check_arguments(messages, topic, trace_ids, headers or {}))
         direct = self._direct
         if direct is not None and key is None and not headers:
-            check_trace_ids(trace_ids, len(listed), topic)  # as the asynchronous producer
             receipts = direct.publish_many(topic, listed, partition, trace_ids)
             if receipts is not None:
                 return receipts

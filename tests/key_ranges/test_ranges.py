@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.key_ranges import CELL_BITS, SPACE, KeyLoad, KeyRanges, position_of
+from tests.support.clock import Clock
 
 C = TypeVar("C")
-
-
-class Clock:
-    """A clock that tests advance."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def record(ranges: KeyRanges[C], consumer: C, count: int) -> None:

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from attrs import define
 
 from nsqext.errors import LookupFailed, TopicNotFound
 from nsqext.lookup.options import LookupOptions
 from nsqext.partitions import LeaderLocator
-from tests.support.clock import replace_clock
+from tests.support.clock import Clock, replace_clock
 from tests.support.fake_nsqd import ScriptedLookup, scripted_lookup
 
 pytestmark = pytest.mark.anyio
@@ -19,16 +18,6 @@ pytestmark = pytest.mark.anyio
 SOME = 8.0
 """Seconds; three times as many are more than a topic may be absent."""
 MANY = 21.0
-
-
-@define
-class Clock:
-    """Seconds that tests set."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

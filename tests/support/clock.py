@@ -16,10 +16,19 @@ if TYPE_CHECKING:
 
     import pytest
 
-__all__ = ("replace_clock", "run_in_virtual_time")
+__all__ = ("Clock", "replace_clock", "run_in_virtual_time")
 
 _monotonic = time.monotonic
 _readers: dict[int, list[tuple[ModuleType, str]]] = {}
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def replace_clock(patch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:

@@ -7,8 +7,9 @@ from nsqext.client.consumer.handlers.message_keys import key_reader
 from nsqext.client.consumer.message import KeySharing, Message
 from nsqext.client.consumer.options import DeliveryOptions
 from nsqext.errors import MessageNotInFlight
+from tests.support.clock import Clock
 
-__all__ = ("Bench", "Clock", "Owner", "at_place", "cut")
+__all__ = ("Bench", "Owner", "at_place", "cut")
 
 
 class Owner:
@@ -62,15 +63,6 @@ class Owner:
     def reset(self, reason: str) -> None:
         """Record a request to close the connection."""
         self.commands.append(("reset", b""))
-
-
-class Clock:
-    """A clock that tests advance."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

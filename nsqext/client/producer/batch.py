@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import add
 from typing import TYPE_CHECKING
 
 from attrs import define, field
 
 from nsqext.client.producer.publishing import OutgoingMessage, with_columns
-from nsqext.client.producer.request import PublishRequest, check_supported, default_trace_id, encode_message, key_bytes
-from nsqext.errors import ExtendNotSupported, InvalidInput, ProtocolError
+from nsqext.client.producer.request import (
+    PublishRequest,
+    check_supported,
+    default_trace_id,
+    encode_message,
+    key_bytes,
+    no_extend_support,
+)
+from nsqext.errors import InvalidBody, InvalidInput, ProtocolError
 from nsqext.protocol.client.batch_commands import multi, multi_ext, multi_packed, multi_trace
 from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE
 from nsqext.protocol.frames import decode_trace_reply
@@ -193,6 +200,31 @@ class PackedBatch(Batch):
         return [target.receipt] * self.count
 
 
+def check_arguments(
+    messages: Iterable[bytes | OutgoingMessage],
+    topic: str,
+    trace_ids: Sequence[int] = (),
+    headers: Mapping[str, Sequence[str]] = NO_HEADERS,
+) -> Messages:
+    """Return the messages of a call of `nsqext.Producer.publish_many`, whose arguments have to fit together.
+
+    Raises InvalidBody or InvalidInput.
+    """
+    if isinstance(messages, (bytes, bytearray, str)):
+        raise InvalidBody("publish_many needs a list of bodies, not one body", hint="use publish", topic=topic)
+    if not isinstance(messages, Iterable):
+        raise InvalidBody(f"publish_many needs a list of bodies, not {type(messages).__name__}", topic=topic)
+    listed = messages if isinstance(messages, Sequence) else list(messages)
+    count = len(listed)
+    if trace_ids and len(trace_ids) != count:
+        raise InvalidInput(f"{len(trace_ids)} trace ids were given for {count} messages", topic=topic)
+    for name, values in headers.items():
+        if isinstance(values, str) or len(values) != count:
+            found = "one text was" if isinstance(values, str) else f"{len(values)} values were"
+            raise InvalidInput(f"{found} given as header {name!r} of {count} messages", topic=topic)
+    return listed
+
+
 def _most_bytes(options: ProducerOptions, meta: TopicMeta, overhead: int) -> int:
     """Return the size of body and header up to which a message of a batch needs no check and no compression."""
     largest = options.max_message_size - (overhead or meta.extend_support) - (overhead == HEADER_LENGTH)
@@ -339,9 +371,7 @@ class BatchPlanner:
         default = default_trace_id(self._options, self.route.topic, meta)
         body, header, trace_id = encode_message(self._options, meta, message, key, default_trace=default)
         if header and meta.partition_num and not meta.extend_support:
-            raise ExtendNotSupported(
-                "the topic does not accept headers or a tag", hint="create the topic with extend support, or upgrade it"
-            )
+            raise no_extend_support(self.route.topic)
         if self.marked is None and not meta.partition_num and (header or trace_id is not None):
             self.marked = index, bool(header)
         bare = given == b"" and trace_id is not None

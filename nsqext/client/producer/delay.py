@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from nsqext.client.producer.delayed_request import check_delay, due_after
-from nsqext.client.producer.request import check_choice, encode_message, key_bytes
-from nsqext.errors import ExtendNotSupported, InvalidInput, InvalidPartition
+from nsqext.client.producer.request import check_choice, encode_message, key_bytes, no_extend_support
+from nsqext.errors import InvalidInput, InvalidPartition
 from nsqext.protocol.names import check_identity, check_topic
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_for_topic(options: ProducerOptions, meta: TopicMeta, publishing: Publi
     message = publishing.messages[0]
     encode_message(options, meta, message)
     if (message.headers or message.tag is not None or message.header) and not meta.extend_support:
-        raise ExtendNotSupported("the topic does not accept headers or a tag", topic=publishing.topic)
+        raise no_extend_support(publishing.topic)
     if meta.ordered and message.key is None and publishing.partition is None:
         raise InvalidPartition("an ordered topic needs a key or a partition", topic=publishing.topic)
 

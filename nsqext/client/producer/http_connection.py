@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import anyio
 import orjson
 
+from nsqext.client.producer.attempt_errors import delivery_unknown
 from nsqext.errors import (
     ConnectionFailed,
     ConnectionLost,
-    DeliveryUnknown,
     InvalidState,
     NegotiationFailed,
     NotSent,
@@ -204,7 +204,7 @@ def _error(failure: HttpRequestFailed, node: str) -> NsqError:
     if failure.reason in _HINTS:
         return NegotiationFailed(failure.text, node=node, hint=_HINTS[failure.reason])
     if failure.reason in ("compressed", "too long"):
-        return DeliveryUnknown(f"the message may have been stored: {failure.text}", node=node)
+        return delivery_unknown(failure.text, node=node)
     if not failure.sent:
         return ConnectionFailed(failure.text, node=node)
     kind = RequestTimeout if isinstance(failure.__cause__, TimeoutError) else ConnectionLost

@@ -18,11 +18,11 @@ from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publisher import Publisher
 from nsqext.client.producer.publishing import OutgoingMessage, Publishing
 from nsqext.client.producer.request import MessageRequest, encode_parts, key_bytes, message_command, read_receipt
-from nsqext.client.producer.route import RouteTable
+from nsqext.client.producer.route import RouteTable, no_node
 from nsqext.client.producer.sender import Sender, out_of_step
 from nsqext.client.settings import HelpText, producer_schema, producer_settings
 from nsqext.client.tasks import BackgroundTasks
-from nsqext.errors import InvalidBody, InvalidInput, InvalidSetting, NsqError, PartitionUnavailable, ProtocolError
+from nsqext.errors import InvalidSetting, NsqError, ProtocolError
 from nsqext.lookup.metadata import metadata_cache, values_of
 from nsqext.settings import build
 from nsqext.types import Address, ProcessBound
@@ -238,9 +238,7 @@ class Producer(ProcessBound):
             listed = await self._sender.wait_for_lookup(self._metadata.nodes, retry=not every)
             nodes = [self._pool.node(node.tcp, node.http).address for node in listed]
             if not nodes:
-                raise PartitionUnavailable(
-                    "the lookup service knows no node", hint="start an nsqd that registers with it"
-                )
+                raise no_node()
         errors = await self._pool.connect_all(nodes)
         if errors and (every or len(errors) == len(nodes)):
             raise errors[0]
@@ -490,13 +488,18 @@ class Producer(ProcessBound):
         """
         if unknown:
             refuse_unknown(Producer.publish_many, unknown)
-        listed = messages if type(messages) is list else as_sequence(messages, topic)
-        check_trace_ids(trace_ids, len(listed), topic)
+        listed: Sequence[bytes | OutgoingMessage]
+        if type(messages) is list and not (trace_ids or headers):
+            listed = messages
+        else:
+            from nsqext.client.producer.batch import check_arguments
+
+            listed = check_arguments(messages, topic, trace_ids, headers or {})
         publishing = Publishing(
             topic=topic, messages=listed, batch=True, key=key, partition=partition, trace_ids=trace_ids
         )
         if headers:
-            publishing.header_columns = _checked_columns(headers, len(listed), topic)
+            publishing.header_columns = headers
         return list(await self._publisher.publish(publishing))
 
     def batcher(
@@ -530,29 +533,6 @@ class Producer(ProcessBound):
         batcher = Batcher(publisher, self._options, self._tasks, topic, limits)
         self._batchers.add(batcher)
         return batcher
-
-
-def _checked_columns(headers: Mapping[str, Sequence[str]], count: int, topic: str) -> Mapping[str, Sequence[str]]:
-    for name, values in headers.items():
-        if isinstance(values, str) or len(values) != count:
-            found = "one text was" if isinstance(values, str) else f"{len(values)} values were"
-            raise InvalidInput(f"{found} given as header {name!r} of {count} messages", topic=topic)
-    return headers
-
-
-def as_sequence(messages: Iterable[bytes | OutgoingMessage], topic: str) -> Sequence[bytes | OutgoingMessage]:
-    """Return the messages of a batch call; raises InvalidBody."""
-    if isinstance(messages, (bytes, bytearray, str)):
-        raise InvalidBody("publish_many needs a list of bodies, not one body", hint="use publish", topic=topic)
-    if not isinstance(messages, Iterable):
-        raise InvalidBody(f"publish_many needs a list of bodies, not {type(messages).__name__}", topic=topic)
-    return messages if isinstance(messages, Sequence) else list(messages)
-
-
-def check_trace_ids(trace_ids: Sequence[int], count: int, topic: str) -> None:
-    """Raise InvalidInput unless a batch call has a trace id for each of its ``count`` messages, or none at all."""
-    if trace_ids and len(trace_ids) != count:
-        raise InvalidInput(f"{len(trace_ids)} trace ids were given for {count} messages", topic=topic)
 
 
 Producer.__doc__ = HelpText(Producer.__doc__, producer_settings)  # type: ignore[assignment] # text when it is read

@@ -23,13 +23,7 @@ from nsqext.errors import (
     ProtocolError,
 )
 from nsqext.errors.server import LeaderLost, NotLeader, PubRefused, RecordTooLarge
-from nsqext.protocol.client.commands import (
-    HEADER_LENGTH,
-    TRACE_SIZE,
-    check_body,
-    publish_ext,
-    publish_trace,
-)
+from nsqext.protocol.client.commands import HEADER_LENGTH, TRACE_SIZE, check_body, publish_ext, publish_trace
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.names import check_partition, check_topic, check_trace_id
 from nsqext.types import Receipt, TopicMeta
@@ -86,17 +80,22 @@ def check_supported(target: Target, *, header: bool) -> None:
     """
     if target.meta.partition_num:
         if header and not target.meta.extend_support:
-            raise ExtendNotSupported(
-                "the topic does not accept headers or a tag",
-                topic=target.topic,
-                hint="create it with extend: Admin.create_topic(..., extend=True), nsqext broker --topic NAME:extend, "
-                "in tests @pytest.mark.nsq_topic(extend=True); or upgrade it: Admin.upgrade_topic",
-            )
+            raise no_extend_support(target.topic)
     elif not target.node.redesigned:
         what = "headers and tags" if header else "trace ids"
         raise ExtendNotSupported(
             f"the original NSQ does not support {what}", topic=target.topic, hint="publish without them"
         )
+
+
+def no_extend_support(topic: str) -> ExtendNotSupported:
+    """Return the error of a message with headers or a tag for a topic that accepts none."""
+    return ExtendNotSupported(
+        "the topic does not accept headers or a tag",
+        topic=topic,
+        hint="create it with extend: Admin.create_topic(..., extend=True), nsqext broker --topic NAME:extend, in tests "
+        "@pytest.mark.nsq_topic(extend=True); or upgrade it: Admin.upgrade_topic",
+    )
 
 
 def logs_traces(topic: str, meta: TopicMeta) -> bool:

@@ -194,7 +194,7 @@ class Route:
                 target.rest_until = 0.0  # the fast path checks only for 0
             return target
         self.check(partition)
-        raise PartitionUnavailable("the partition has no leader at the moment", topic=self.topic, partition=partition)
+        raise PartitionUnavailable.without_leader(self.topic, partition)
 
     def check(self, partition: int) -> None:
         """Raise InvalidPartition or InvalidSetting for a partition that the topic or this producer lacks."""
@@ -236,6 +236,12 @@ logger: logging.Logger = logging.getLogger("nsqext.producer")
 
 _PROVISIONAL = 0.5  # seconds for which any nodes serve a topic unknown to lookup
 _CHANGE_CHECK = 1.0  # seconds after lookup reported no change of a topic, in which it is not asked again
+
+
+def no_node(topic: str | None = None) -> PartitionUnavailable:
+    """Return the error of a lookup service without nodes."""
+    hint = "start an nsqd that registers with it"
+    return PartitionUnavailable("the lookup service knows no node", topic=topic, hint=hint)
 
 
 class RouteTable:
@@ -339,11 +345,7 @@ class RouteTable:
                 self._nodes_until = _clock() + _PROVISIONAL if self._nodes else 0.0
             nodes = self._nodes
         if not nodes:
-            raise PartitionUnavailable(
-                "the lookup service knows no node at all",
-                topic=topic,
-                hint="start an nsqd that registers with this lookup service",
-            )
+            raise no_node(topic)
         if any(node.redesigned for node in nodes):
             return None
         return self._metadata.of_nodes(topic, nodes)

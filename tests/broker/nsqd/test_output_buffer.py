@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 
 from nsqext.broker.nsqd.output_buffer import OutputBuffer
 from nsqext.protocol.server.negotiate import ClientSettings
+from tests.support.clock import Clock
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def _buffer(*, ticking: bool, timeout: float = 0.25) -> tuple[_Clock, OutputBuffer]:
-    clock = _Clock()
+def _buffer(*, ticking: bool, timeout: float = 0.25) -> tuple[Clock, OutputBuffer]:
+    clock = Clock()
     settings = ClientSettings(output_buffer_size=16384, output_buffer_timeout=timeout)
     return clock, OutputBuffer(settings, clock, ticking=ticking)
 

@@ -17,15 +17,7 @@ from nsqext.broker.nsqd.http.common import RequestArgs
 from nsqext.broker.nsqd.http.publish import read_batch
 from nsqext.broker.nsqd.http.stats import client_members
 from nsqext.broker.nsqd.publish_commands import store_in_parts
-from nsqext.golang.texts import (
-    MEMORY,
-    NO_LATENCY,
-    channel_line,
-    connected_text,
-    consumer_text,
-    heading,
-    topic_line,
-)
+from nsqext.golang.texts import MEMORY, NO_LATENCY, channel_line, connected_text, consumer_text, heading, topic_line
 from nsqext.http.api import Call, Form, HttpFault, route, valid_channel, valid_topic
 from nsqext.protocol.server.command_parser import PublishItem
 from nsqext.protocol.server.go_format import NANOSECONDS, wrap

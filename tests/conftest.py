@@ -139,6 +139,20 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def redesigned() -> Iterator[Cluster]:
+    """A redesigned cluster of three nodes, for the tests of a module."""
+    with Cluster(nodes=3) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def original() -> Iterator[Cluster]:
+    """An original cluster of two nodes, for the tests of a module."""
+    with Cluster(nodes=2, generation="original") as running:
+        yield running
+
+
 @pytest.fixture
 def topic(cluster: Cluster) -> str:
     """A new topic with two partitions, extend support and the channel ``ch``."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from attrs import field, frozen
 
@@ -18,13 +18,6 @@ from nsqext.settings import Schema, Setting, settings_of, unknown_setting
 
 if TYPE_CHECKING:
     from nsqext.admin.results import NodeStatus
-
-
-class NodeLists(Protocol):
-    """What `refuse_without_effect` needs of `nsqext.Admin`."""
-
-    async def nodes(self) -> tuple[NodeStatus, ...]:
-        """See `Admin.nodes`."""
 
 
 class AdminSettings(LookupSettings, total=False):
@@ -73,18 +66,19 @@ _TOPIC_ARGUMENTS = {
 }
 
 
-async def refuse_without_effect(admin: NodeLists, topic: str, settings: Mapping[str, object]) -> None:
-    """Refuse settings of a new topic that a cluster of the original NSQ would ignore; raises InvalidInput.
+def redesigned_settings(settings: Mapping[str, object]) -> list[str]:
+    """Return the names of the settings of a new topic that the original NSQ lacks."""
+    return [name for name, value in settings.items() if value is True or value not in (None, False, 1)]
+
+
+def refuse_redesigned(names: Sequence[str], topic: str, nodes: Iterable[NodeStatus]) -> None:
+    """Refuse `redesigned_settings` on a cluster of the original NSQ; raises InvalidInput.
 
     `Admin.create_topic` ignores them, so that a program can create the topics of both generations.
     """
-    given = [name for name, value in settings.items() if value is True or value not in (None, False, 1)]
-    if not given:
-        return
-    nodes = await admin.nodes()
-    if nodes and all(node.generation == "original" for node in nodes):
+    if names and {node.generation for node in nodes} == {"original"}:
         raise InvalidInput(
-            f"the original NSQ has no {', '.join(given)} of topics", topic=topic, hint="create the topic without them"
+            f"the original NSQ has no {', '.join(names)} of topics", topic=topic, hint="create the topic without them"
         )
 
 

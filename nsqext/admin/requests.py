@@ -79,11 +79,15 @@ class ClusterRequests:
 
     async def change_lookup(self, path: str, params: Mapping[str, str | int]) -> None:
         """Send a change to the leader of the lookup nodes, or to all original lookup nodes."""
+
+        async def change(address: Address) -> None:
+            await self.client.http.ask(address, path, params, method="POST")
+
         nodes = await self.client.lookup_nodes()
         leader = _leader_of(nodes)
         if leader is not None:
             try:
-                await self.client.http.ask(leader, path, params, method="POST")
+                await change(leader)
             except LookupFailed as error:
                 if not (isinstance(error, LookupUnreachable) or _NOT_LEADER in error.message):
                     raise
@@ -91,12 +95,8 @@ class ClusterRequests:
                 other = _leader_of(await self.client.lookup_nodes())
                 if other in (None, leader):
                     raise
-                await self.client.http.ask(other, path, params, method="POST")
+                await change(other)
             return
-
-        async def change(address: Address) -> None:
-            await self.client.http.ask(address, path, params, method="POST")
-
         _, failed = await ask_all([node.address for node in nodes], change)
         errors = [failed[node.address] for node in nodes if node.address in failed]
         for one in errors:
@@ -223,11 +223,11 @@ class ClusterRequests:
                 raise unsupported(operation, "the original NSQ cannot do this", topic)
             created = {*range(where.meta.partition_num), *where.leaders}
             if not created and not where.nodes:
-                raise PartitionUnavailable("no node holds the topic", topic=topic)
+                raise _no_holder(topic)
             chosen = sorted(created) if partitions is None else partitions
             for number in chosen:
                 if number not in created:
-                    raise InvalidInput(f"the topic has no partition {number}", topic=topic, partition=number)
+                    raise no_partition(topic, number)
 
             async def ask(holder: int | Address) -> None:
                 if isinstance(holder, Address):
@@ -235,7 +235,7 @@ class ClusterRequests:
                 elif holder in where.leaders:
                     await change(where, holder, where.leaders[holder])
                 else:
-                    raise PartitionUnavailable("the partition has no leader", topic=topic, partition=holder)
+                    raise PartitionUnavailable.without_leader(topic, holder)
                 done.add(holder)
 
             _, failed = await ask_all([one for one in (*chosen, *where.nodes) if one not in done], ask)
@@ -285,9 +285,9 @@ class ClusterRequests:
         where = await self.find(topic)
         missing = [number for number in range(where.meta.partition_num) if number not in where.leaders]
         if missing:
-            raise PartitionUnavailable("the partition has no leader", topic=topic, partition=missing[0])
+            raise PartitionUnavailable.without_leader(topic, missing[0])
         if not where.leaders and not where.nodes:
-            raise PartitionUnavailable("no node holds the topic", topic=topic)
+            raise _no_holder(topic)
         return where
 
 
@@ -317,6 +317,10 @@ async def ask_each(items: Iterable[K], ask: Callable[[K], Awaitable[T]]) -> dict
 def _leader_of(nodes: Iterable[LookupNode]) -> Address | None:
     """Return the address of the leader of the lookup nodes; None for the original generation."""
     return next((node.address for node in nodes if node.leader), None)
+
+
+def _no_holder(topic: str) -> PartitionUnavailable:
+    return PartitionUnavailable("no node holds the topic", topic=topic)
 
 
 def _may_pass(error: NsqError) -> bool:
@@ -357,6 +361,11 @@ def http_address(info: NodeInfo) -> Address:
 def cluster_generation(infos: Iterable[NodeInfo]) -> Generation:
     """Return the generation of a cluster by its nodes."""
     return "redesigned" if any(info.redesigned for info in infos) else "original"
+
+
+def no_partition(topic: str, partition: int) -> InvalidInput:
+    """Return the error of a partition that a topic lacks."""
+    return InvalidInput(f"the topic has no partition {partition}", topic=topic, partition=partition)
 
 
 def unsupported(operation: str, reason: str, topic: str) -> NsqError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -134,11 +134,9 @@ class TopicAdmin(ChannelAdmin):
             if missing_ok:
                 return
             raise
-        try:
+        with _changing(topic):
             await requests.change_lookup("/topic/delete", {"topic": topic, "partition": "**"})
             await requests.post_to_nodes(where, "/topic/delete")
-        finally:  # a part of it may be done
-            topic_changed(topic)
 
     async def upgrade_topic(self, topic: str) -> None:
         """Add extend support (headers, tags and keys) to a topic of the redesigned NSQ. It cannot be undone.
@@ -162,11 +160,7 @@ class TopicAdmin(ChannelAdmin):
             if not (await requests.find(topic)).meta.extend_support:
                 raise PartitionUnavailable("lookup does not report extend support yet", topic=topic)
 
-        try:
-            await requests.change_lookup("/topic/meta/update", {"topic": topic, "upgradeext": "true"})
-            await requests.settled(check, topic)
-        finally:  # it may be reported late
-            topic_changed(topic)
+        await _update_meta(requests, topic, {"upgradeext": "true"}, check)
         for channel in channels:
             await self._end_connections(topic, channel, ordered=where.meta.ordered)
 
@@ -212,11 +206,7 @@ class TopicAdmin(ChannelAdmin):
             if any(value is not None and value != now for value, now in zip(wanted, shown, strict=True)):
                 raise PartitionUnavailable("lookup does not report the change yet", topic=topic)
 
-        try:
-            await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
-            await requests.settled(check, topic)
-        finally:  # it may be reported late
-            topic_changed(topic)
+        await _update_meta(requests, topic, params, check)
 
     async def expand_topic(self, topic: str, partitions: int, *, wait: float = 300.0) -> None:
         """Raise the number of partitions of a topic of the redesigned NSQ.
@@ -239,12 +229,11 @@ class TopicAdmin(ChannelAdmin):
         requests = self._open()
         _, channels = await requests.find_ha(topic, "expand_topic", "the original NSQ has no partitions")
         sent = False
-        with anyio.move_on_after(wait) as scope:
+        with _changing(topic), anyio.move_on_after(wait) as scope:
             params: dict[str, str | int] = {"topic": topic, "partition_num": number}
             await requests.change_settled(EXPAND, params, topic, bounded=False)
             sent = True
             await self._complete(topic, EXPAND, params, channels)
-        topic_changed(topic)
         if scope.cancelled_caught:
             if not sent:
                 raise PartitionUnavailable(f"not expanded: the cluster is unstable for {wait:g} s", topic=topic)
@@ -276,9 +265,8 @@ class TopicAdmin(ChannelAdmin):
         check_time("wait", wait)
         requests = self._open()
         await requests.find_ha(topic, "move_partition", "the original NSQ has no partitions")
-        with anyio.move_on_after(wait) as scope:
+        with _changing(topic), anyio.move_on_after(wait) as scope:
             await move_partition(requests, topic, partition, source, target)
-        topic_changed(topic)
         if scope.cancelled_caught:
             raise PartitionUnavailable(
                 f"the partition has not moved after {wait:g} s", topic=topic, partition=partition, node=target
@@ -362,8 +350,26 @@ class TopicAdmin(ChannelAdmin):
         if node not in known:  # servers ignore an unknown node
             raise InvalidInput(f"no node has the HTTP address {node!r}", topic=topic, hint=f"known: {', '.join(known)}")
         params: dict[str, str | int] = {"topic": topic, "node": node}
-        await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
+        with _changing(topic):
+            await requests.change_lookup("/topic/tombstone", params | {"restore": "true"} if restore else params)
+
+
+@contextmanager
+def _changing(topic: str) -> Iterator[None]:
+    """Make the clients of this process look a topic up again at the end, also after an error: it may be changed."""
+    try:
+        yield
+    finally:
         topic_changed(topic)
+
+
+async def _update_meta(
+    requests: ClusterRequests, topic: str, params: Mapping[str, str | int], check: Callable[[], Awaitable[None]]
+) -> None:
+    """Change a topic's meta; repeat ``check`` until lookup reports the change."""
+    with _changing(topic):
+        await requests.change_lookup("/topic/meta/update", {"topic": topic, **params})
+        await requests.settled(check, topic)
 
 
 async def _create(requests: ClusterRequests, topic: str, params: Mapping[str, str | int], *, exist_ok: bool) -> None:

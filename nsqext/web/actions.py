@@ -12,7 +12,7 @@ import anyio
 from attrs import frozen
 
 from nsqext.admin import Admin
-from nsqext.admin.options import refuse_without_effect
+from nsqext.admin.options import redesigned_settings, refuse_redesigned
 from nsqext.client.consumer.position import Position
 from nsqext.errors import InvalidInput, InvalidState
 
@@ -105,8 +105,9 @@ async def _create_topic(target: ActionTarget, form: ActionForm) -> str:
     partitions, replicas = form.number("partitions", 1), form.number("replicas", 1)
     extend, ordered = bool(form.given("extend")), bool(form.given("ordered"))
     chosen = {"partitions": partitions, "replicas": replicas, "extend": extend, "ordered": ordered}
-    await refuse_without_effect(target.admin, topic, chosen)
-    crowded = partitions * replicas > len(await target.admin.nodes())
+    nodes = await target.admin.nodes()
+    refuse_redesigned(redesigned_settings(chosen), topic, nodes)
+    crowded = partitions * replicas > len(nodes)
     await target.admin.create_topic(
         topic,
         partitions=partitions,

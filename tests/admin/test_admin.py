@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -27,20 +26,6 @@ from nsqext.errors import (
 from tests.support import plain_http
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def redesigned() -> Iterator[Cluster]:
-    """A redesigned cluster of three nodes."""
-    with Cluster(nodes=3) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def original() -> Iterator[Cluster]:
-    """An original cluster of two nodes."""
-    with Cluster(nodes=2, generation="original") as cluster:
-        yield cluster
 
 
 def fresh(word: str = "admin") -> str:

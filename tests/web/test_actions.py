@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from secrets import token_hex
 
 import anyio
@@ -15,18 +14,6 @@ from nsqext.web.actions import ACTIONS, ActionForm, _position
 from tests.support.web_pages import browsing, page_with, press, submit, token_of
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def redesigned() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def original() -> Iterator[Cluster]:
-    with Cluster(nodes=2, generation="original") as cluster:
-        yield cluster
 
 
 def fresh() -> str:

@@ -25,23 +25,9 @@ from tests.support.tables import table
 from tests.support.web_pages import browsing, page_with
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nsqext.types import Address
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def redesigned() -> Iterator[Cluster]:
-    with Cluster(nodes=3) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def original() -> Iterator[Cluster]:
-    with Cluster(nodes=2, generation="original") as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -119,10 +119,11 @@ async def create(
     created. A real cluster takes about 10 s until all partitions accept publishes. The original NSQ has neither
     partitions nor options, which are refused there.
     """
-    from nsqext.admin.options import refuse_without_effect
+    from nsqext.admin.options import redesigned_settings, refuse_redesigned
 
     async with connection.admin() as admin:
-        await refuse_without_effect(admin, topic, asdict(options))
+        if names := redesigned_settings(asdict(options)):
+            refuse_redesigned(names, topic, await admin.nodes())
         existed = if_not_exists and await _exists(admin, topic)
         with waits.waiting(f"all partitions of {topic} to accept publishes"):
             await admin.create_topic(topic, **asdict(options), exist_ok=if_not_exists, wait=wait)

@@ -1,0 +1,110 @@
+"""Requests that create, change and delete channels, to mocked lookup nodes and nodes of both generations."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from nsqext.errors import InvalidInput, OperationNotSupported, TopicNotFound
+from nsqext.protocol.messages import message_id
+from nsqext.protocol.record import COUNTER_BITS
+from tests.support.admin_requests import OK, ORIGINAL, admin_of, find_by_all, params, stats_json
+from tests.support.fake_lookupd import LookupNodes, lookup_json
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_channel_is_created_at_every_leader(nodes: LookupNodes) -> None:
+    find_by_all(nodes, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    first = nodes.route("n1:4151", "/channel/create", OK, "POST")
+    second = nodes.route("n2:4153", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_channel("orders", "billing")
+    assert params(first) == [{"topic": "orders", "channel": "billing", "partition": "0"}]
+    assert params(second) == [{"topic": "orders", "channel": "billing", "partition": "1"}]
+
+
+async def test_a_channel_is_created_once_its_topic_has_a_leader_again(nodes: LookupNodes) -> None:
+    answers = [{}, {}, {0: "n1:4150"}]
+
+    def lookup(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=lookup_json(answers.pop(0) if len(answers) > 1 else answers[0], num=1))
+
+    nodes.lists("a:4161", "a:4161", leader="a:4161")
+    nodes.finds("a:4161", lookup)
+    created = nodes.route("n1:4151", "/channel/create", OK, "POST")
+    await admin_of(nodes).create_channel("orders", "billing")
+    assert params(created) == [{"topic": "orders", "channel": "billing", "partition": "0"}]
+
+
+async def test_a_channel_of_an_unknown_topic(nodes: LookupNodes) -> None:
+    find_by_all(nodes, lookup_json())
+    with pytest.raises(TopicNotFound):
+        await admin_of(nodes).create_channel("orders", "billing")
+
+
+async def test_channels_that_have_to_be_registered_are_registered_at_lookup(nodes: LookupNodes) -> None:
+    answer = lookup_json({0: "n1:4150"}, num=1)
+    answer["meta"]["disable_channel_auto_create"] = True
+    find_by_all(nodes, answer)
+    for answer_to_change in (OK, httpx.Response(400, json={"message": "channel already registered"})):
+        registered = nodes.route("b:4161", "/channel/create", answer_to_change, "POST")
+        await admin_of(nodes).create_channel("orders", "billing")
+        assert params(registered)[-1:] == [{"topic": "orders", "channel": "billing"}]
+
+
+async def test_changes_of_the_original_nsq_are_sent_to_every_lookup_node_and_nsqd() -> None:
+    nodes = LookupNodes()
+    for name in ("x:4161", "y:4161"):
+        nodes.lists(name)
+        nodes.finds(name, {**ORIGINAL, "channels": ["billing"]})
+    routes = {
+        (name, path): nodes.route(name, path, OK, "POST")
+        for name in ("x:4161", "y:4161", "o1:4151")
+        for path in ("/channel/create", "/channel/delete", "/topic/delete", "/channel/pause")
+    }
+    admin = admin_of(nodes, "x:4161,y:4161")
+    await admin.create_channel("orders", "billing")
+    await admin.delete_channel("orders", "billing")  # lookup lists it: nodes are not asked
+    await admin.delete_topic("orders")
+    await admin.pause_channel("orders", "billing")
+    assert params(routes["o1:4151", "/channel/pause"]) == [{"topic": "orders", "channel": "billing"}]
+    assert [key for key, route in routes.items() if not route.called and key[1] != "/channel/pause"] == []
+
+
+async def test_changes_of_a_channel_carry_their_settings(nodes: LookupNodes) -> None:
+    find_by_all(nodes, lookup_json({0: "n1:4150", 1: "n2:4152"}, num=2))
+    actions = ("setorder", "ratelimit", "setclientlimit", "finishmemdelayed", "emptydelayed")
+    routes = [nodes.route("n2:4153", f"/channel/{action}", OK, "POST") for action in actions]
+    finished = nodes.route("n2:4153", "/message/finish", OK, "POST")
+    for action in actions:
+        nodes.route("n1:4151", f"/channel/{action}", OK, "POST")
+    admin = admin_of(nodes)
+    await admin.set_channel("orders", "ch", ordered=False, rate_limit_kib=5)
+    await admin.limit_consumers("orders", "ch", 3, address_prefix="10.")
+    await admin.empty_delayed("orders", "ch")
+    await admin.finish_message("orders", "ch", message_id((1 << COUNTER_BITS) + 7, 9))
+    with pytest.raises(InvalidInput, match="no message id"):
+        await admin.finish_message("orders", "ch", bytes(17))
+    at = {"topic": "orders", "channel": "ch", "partition": "1"}
+    settings: tuple[dict[str, str], ...] = (
+        {"order": "false"},
+        {"ratekilobytes": "5"},
+        {"ready": "3", "client_prefix": "10."},
+        {},
+        {},
+    )
+    assert [params(route) for route in routes] == [[at | one] for one in settings]
+    assert params(finished) == [at | {"msgid": str((1 << COUNTER_BITS) + 7)}]
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_dispatch_that_servers_ignore_is_refused(nodes: LookupNodes, known: bool) -> None:
+    stats = {"topics": [stats_json([{"channel_name": "ch", "dispatch": "shared"}])]}
+    find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))
+    nodes.route("n1:4151", "/stats", stats)
+    answer = httpx.Response(400, json={"message": "channel already registered"}) if known else OK
+    nodes.route("b:4161", "/channel/create", answer, "POST")
+    deleted = nodes.route("b:4161", "/channel/delete", OK, "POST")
+    with pytest.raises(OperationNotSupported, match="do not know dispatch='key_failover'"):
+        await admin_of(nodes).create_channel("orders", "ch", dispatch="key_failover")
+    assert len(deleted.calls) == (not known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -13,14 +13,20 @@ from anyio.lowlevel import current_token
 from attrs import evolve
 
 from nsqext.app.health import Health, HealthEndpoint, ReadinessCheck, name_of, obstacles, unready
+from nsqext.app.results import publish_results
 from nsqext.app.router import HandlerSpec, Router
-from nsqext.app.start_checks import refuse_loops, refuse_shared, warn_of_unwritable
+from nsqext.app.start_checks import (
+    check_dead_letters_once,
+    refuse_loops,
+    refuse_shared,
+    warn_of_drops_once,
+    warn_of_unwritable,
+)
 from nsqext.arguments import check_plain_function
 from nsqext.client.consumer.consumer import Consumer
 from nsqext.client.consumer.handler_functions import stand_in
 from nsqext.client.consumer.handlers.batches import MessageBatch
-from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
-from nsqext.client.consumer.options import ConsumerOptions, FailureOptions
+from nsqext.client.consumer.options import ConsumerOptions
 from nsqext.client.consumer.typed.body import encode_body
 from nsqext.client.middleware import (
     Middleware,
@@ -31,7 +37,6 @@ from nsqext.client.middleware import (
 )
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.producer import Producer
-from nsqext.client.producer.publishing import OutgoingMessage, PublishOptions
 from nsqext.client.settings import app_schema, consumer_schema, consumer_settings, producer_settings, settings_for
 from nsqext.client.signals import stop_on_signals, takes_signals
 from nsqext.client.tasks import BackgroundTasks, Runnable, first_error
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from nsqext.client.consumer.handlers.batches import BatchFunction
     from nsqext.client.consumer.handlers.workers import Handler
     from nsqext.client.consumer.message import Message
+    from nsqext.client.producer.publishing import PublishOptions
     from nsqext.types import Receipt
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
@@ -82,8 +88,6 @@ class App(Router, Runnable):
         self._middleware = check_middleware(middleware)
         self._test: AppTest | None = None
         self._used = False
-        self._ran = False
-        self._stops_early = False  # `stop` was called before the first run
         self._unstarted = 0
         self._readiness_checks: list[ReadinessCheck] = []
         self._error: BaseException | None = None
@@ -146,14 +150,16 @@ class App(Router, Runnable):
         self._consumers = [self._consumer_of(spec) for spec in self.specs]
         self._used = False
 
-    def _around(self) -> tuple[Middleware, ...]:
-        return self._middleware if self._test is None else (*self._middleware, self._test.recorder)
+    def _around(self, *specs: HandlerSpec) -> tuple[Middleware, ...]:
+        """Return the middleware of the app, and of handlers inside it, the first outermost."""
+        recorder = () if self._test is None else (self._test.recorder,)
+        return (*self._middleware, *recorder, *(one for spec in specs for one in spec.middleware))
 
     def _consumer_of(self, spec: HandlerSpec) -> Consumer:
         shared = self._shared
         own = self._consumer_values(shared.values, spec.settings)
         consumer = Consumer(spec.topics.given, spec.channel, shared.lookupd, nsqd=shared.nsqd, **own)
-        for one in (*self._around(), *spec.middleware):
+        for one in self._around(spec):
             one.attach(consumer)
         return consumer
 
@@ -196,7 +202,7 @@ class App(Router, Runnable):
 
     def tested_handler_of(self, spec: HandlerSpec, called: Callable[[], object]) -> Handler:
         """Return a handler of single messages, which calls ``called`` inside its middleware."""
-        around = (*self._around(), *spec.middleware)
+        around = self._around(spec)
         if spec.batch is not None:
 
             async def handle_batch(batch: MessageBatch) -> object:
@@ -220,8 +226,8 @@ class App(Router, Runnable):
 
     def handler_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler of messages: middleware, decoding, the function, publishing of the result."""
-        around = (*self._around(), *spec.middleware)
-        handler = surround_handler(around, self._call_of(spec), spec.channel, auto_finish=spec.auto_finish)
+        call = self._call_of(spec)
+        handler = surround_handler(self._around(spec), call, spec.channel, auto_finish=spec.auto_finish)
         if self.publishers.get(spec.function):
             stand_in(handler, spec.call, published=True)
         return handler
@@ -229,36 +235,12 @@ class App(Router, Runnable):
     def _call_of(self, spec: HandlerSpec) -> Handler:
         """Return a handler without its middleware."""
         plan = spec.plan
-        call: Handler = spec.call if plan is None else plan.handler(self._consumer_options(spec.settings).failure)
+        call: Handler = spec.call if plan is None else plan.handler(self.options_of(spec).failure)
         topics = self.publishers.get(spec.function)
-        return self._with_publishers(call, tuple(topics)) if topics else call
+        return publish_results(call, self._producer, tuple(topics)) if topics else call
 
     def _batch_handler_of(self, spec: HandlerSpec) -> BatchFunction:
-        return surround_batch_handler((*self._around(), *spec.middleware), spec.call, spec.channel)
-
-    def _with_publishers(self, call: Handler, topics: tuple[str, ...]) -> Handler:
-        async def handle(message: Message) -> object:
-            result = await call(message)
-            if result is not None:
-                for topic in topics:
-                    await self._result_published(topic, result)
-            return result
-
-        return handle
-
-    def _result_published(self, topic: str, result: object) -> Awaitable[Receipt]:
-        """Return the publish of a result, to be awaited: a coroutine of its own would take part in each wait."""
-        if not isinstance(result, OutgoingMessage):
-            return self._producer.publish(topic, encode_body(result))
-        return self._producer.publish(
-            topic,
-            result.body,
-            headers=result.headers,
-            tag=result.tag,
-            trace_id=result.trace_id,
-            key=result.key,
-            header=result.header,
-        )
+        return surround_batch_handler(self._around(spec), spec.call, spec.channel)
 
     def _add(self, spec: HandlerSpec) -> None:
         around = (*self._middleware, *spec.middleware)
@@ -352,7 +334,8 @@ class App(Router, Runnable):
         """
         if self._tasks is not None and not self._ended.is_set():
             self._tasks.check_event_loop()
-        call_in_loop(self._loop, self._stop)
+        if self._running:
+            call_in_loop(self._loop, self._stop)
         if self._tasks is not None:
             await self._tasks.aclose()
 
@@ -367,7 +350,6 @@ class App(Router, Runnable):
 
         An app that has never run ends once it has started, without consuming; after a run it has no effect.
         """
-        self._stops_early = not self._ran
         call_in_loop(self._loop, self._stop)
 
     def _stop(self) -> None:
@@ -399,10 +381,9 @@ class App(Router, Runnable):
         self._error = None
         self._unstarted = len(self._consumers)
         self._tasks = None
+        stops_early = self._stopping.is_set() and not self._ended.is_set()  # stopped before the first run
         self._stopping, self._started, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
-        self._ran = True
-        if self._stops_early:
-            self._stops_early = False
+        if stops_early:
             self._stopping.set()
 
     async def _main(self) -> None:
@@ -421,8 +402,9 @@ class App(Router, Runnable):
                     await stack.enter_async_context(lifespan(self))
                 stack.push(note)
                 await self.start_middleware()
-                self._warn_of_drops()
-                self._check_dead_letters_once()
+                failures = [self.options_of(spec).failure for spec in self.specs]
+                warn_of_drops_once(self._consumers, failures)
+                check_dead_letters_once(self._consumers, failures)
                 if not self._stopping.is_set():
                     published = {topic for spec in self.specs for topic in self.publishers.get(spec.function, ())}
                     await warn_of_unwritable(self._producer, published | {one.topic for one in self.published})
@@ -447,27 +429,9 @@ class App(Router, Runnable):
 
     async def start_middleware(self) -> None:
         """Start each middleware of the app and its handlers once."""
-        around = [*self._around(), *(one for spec in self.specs for one in spec.middleware)]
+        around = self._around(*self.specs)
         for one in dict.fromkeys(around):
             await one.start()
-
-    def _warn_of_drops(self) -> None:
-        """Warn once of ``max_attempts`` without ``dead_letter``."""
-        by_options: dict[FailureOptions, list[str]] = {}
-        for consumer, spec in zip(self._consumers, self.specs, strict=True):
-            if consumer.warns_of_drops:
-                consumer.warns_of_drops = False
-                by_options.setdefault(self._consumer_options(spec.settings).failure, []).append(name_of(consumer))
-        for options, places in by_options.items():
-            warn_of_drops(places, options)
-
-    def _check_dead_letters_once(self) -> None:
-        """Make one consumer for each topic of dead letters check that it can be published to."""
-        checked: set[object] = set()
-        for consumer, spec in zip(self._consumers, self.specs, strict=True):
-            topic = self._consumer_options(spec.settings).failure.dead_letter
-            consumer.warns_of_dead_letters = topic not in checked
-            checked.add(topic)
 
     async def _consume(self) -> None:
         try:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from nsqext.app.health import name_of
+from nsqext.client.consumer.handlers.failure_policy import warn_of_drops
 from nsqext.errors import InvalidSetting, NsqError, TopicNotFound, TopicNotReady
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from nsqext.app.router import HandlerSpec
+    from nsqext.client.consumer.consumer import Consumer
+    from nsqext.client.consumer.options import FailureOptions
     from nsqext.client.producer.producer import Producer
 
 logger: logging.Logger = logging.getLogger("nsqext.app")
@@ -41,6 +45,25 @@ def refuse_loops(specs: Iterable[HandlerSpec], publishers: Mapping[Callable[...,
                     f"the handler of {spec.topics} publishes to {topic}, which it consumes too",
                     hint="use a topic that the pattern does not match",
                 )
+
+
+def warn_of_drops_once(consumers: Iterable[Consumer], failures: Iterable[FailureOptions]) -> None:
+    """Warn once of ``max_attempts`` without ``dead_letter``, in place of each consumer."""
+    by_options: dict[FailureOptions, list[str]] = {}
+    for consumer, options in zip(consumers, failures, strict=True):
+        if consumer.warns_of_drops:
+            consumer.warns_of_drops = False
+            by_options.setdefault(options, []).append(name_of(consumer))
+    for options, places in by_options.items():
+        warn_of_drops(places, options)
+
+
+def check_dead_letters_once(consumers: Iterable[Consumer], failures: Iterable[FailureOptions]) -> None:
+    """Make one consumer for each topic of dead letters check that it can be published to."""
+    checked: set[object] = set()
+    for consumer, options in zip(consumers, failures, strict=True):
+        consumer.warns_of_dead_letters = options.dead_letter not in checked
+        checked.add(options.dead_letter)
 
 
 async def warn_of_unwritable(producer: Producer, topics: Iterable[str]) -> None:

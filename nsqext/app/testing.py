@@ -133,7 +133,7 @@ class _Recorder(Middleware):
         choice = "key=" if key is not None else "partition=" if publishing.partition is not None else None
         if choice and not self._app.knows_partitions:
             raise InvalidSetting(
-                f"{choice} needs the partitions of a topic, which the app's nsqd= does not tell",
+                f"{choice} needs the partitions of a topic, and the app has no lookup service",
                 topic=publishing.topic,
                 hint=f"give the app lookupd=..., or publish without {choice}",
             )

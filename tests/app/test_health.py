@@ -16,16 +16,13 @@ from nsqext import App, Message
 from nsqext.app import Health
 from nsqext.errors import InvalidSetting, InvalidState
 from nsqext.transactions import Outbox, OutboxRelay, OutboxStore
+from tests.support.apps import nothing
 from tests.support.consumers import eventually
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
 
 pytestmark = pytest.mark.anyio
-
-
-async def nothing(message: Message) -> None:
-    """Finish a message."""
 
 
 async def test_an_app_whose_lifespan_has_failed_is_not_live(cluster: Cluster) -> None:
@@ -177,3 +174,21 @@ async def test_an_app_is_ready_while_its_relay_stores_what_it_publishes(
                 assert app.health().reasons[0].startswith("the database of the outbox cannot be used: ")
                 connection.execute("ALTER TABLE away RENAME TO nsqext_outbox")
                 await eventually(lambda: app.health().ready)
+
+
+async def test_an_app_that_drains_is_live_but_not_ready(cluster: Cluster, topics: tuple[str, str]) -> None:
+    app = App(cluster.lookupd)
+    begun, release = anyio.Event(), anyio.Event()
+
+    @app.handler(topics[0], "ch")
+    async def handle(message: Message) -> None:
+        begun.set()
+        await release.wait()
+
+    with anyio.fail_after(25):
+        async with app:
+            await app.publish(topics[0], b"one")
+            await begun.wait()
+            app.stop()
+            assert app.health() == Health(live=True, ready=False, reasons=("the app is stopping",))
+            release.set()

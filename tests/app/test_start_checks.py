@@ -14,6 +14,7 @@ from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
 from nsqext.app import Router
 from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, InvalidState
 from nsqext.middleware import CallNext, Handling, Middleware
+from tests.support.apps import nothing
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -29,10 +30,6 @@ def topic(cluster: Cluster) -> str:
     name = f"t_{token_hex(4)}"
     cluster.create_topic(name, channels=["ch"])
     return name
-
-
-async def nothing(message: Message) -> None:
-    """Handle nothing."""
 
 
 def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:

@@ -182,16 +182,16 @@ _KINDS = (
 
 
 class _ClientCollector:
-    """Reads the statistics of clients at each scrape, and when a connection ends: messages cost nothing.
+    """Reads the statistics of clients at each scrape, and when a connection ends; a message costs nothing.
 
-    Counters include clients that were deleted: of a smaller sum, Prometheus would count the rest once more.
+    Counters include deleted clients. Otherwise their sum would decrease, which Prometheus takes for a restart.
     """
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._clients: dict[_Kind, WeakKeyDictionary[Any, _Counted]] = {kind: WeakKeyDictionary() for kind in _KINDS}
-        self._deleted: deque[_Counted] = deque()  # what deleted clients had counted, from any thread
-        self._gone: dict[str, dict[_Labels, float]] = {}  # their sums, by series and labels
+        self._deleted: deque[_Counted] = deque()  # counters of deleted clients, added by any thread
+        self._gone: dict[str, dict[_Labels, float]] = {}  # sums of earlier ones, by series and labels
         self._reporting = Lock()
 
     def add(self, kind: _Kind, client: object) -> bool:
@@ -205,7 +205,7 @@ class _ClientCollector:
         return True
 
     def read(self, kind: _Kind, client: Any) -> tuple[_Labels, Any] | None:
-        """Return labels and statistics of a client, None if it is not open; keep its counters for after its end."""
+        """Return labels and statistics of a client, None before it is opened; note its counters for its deletion."""
         try:
             statistics = client.statistics()
         except InvalidState:
@@ -227,7 +227,8 @@ class _ClientCollector:
             yield from self._families(table, (), list(_summaries(self._of_kind(kind))))
 
     def _of_clients(self) -> Iterator[Metric]:
-        clients = {kind: self._of_kind(kind) for kind in _KINDS}  # before what others had counted: no sum decreases
+        # first: these are not deleted meanwhile, and the counters of others are below, so that no sum decreases
+        clients = {kind: self._of_kind(kind) for kind in _KINDS}
         while self._deleted:
             for (series, name), value in self._deleted.popleft().items():
                 sums = self._gone.setdefault(series, {})
@@ -278,25 +279,27 @@ def _summaries(relays: Iterable[OutboxRelay | DelayRelay]) -> Iterator[tuple[_La
 class Prometheus(Observer):
     """Counts messages, measures durations, and reports the statistics of clients. Names begin with the namespace:
 
-    ``published_messages_total``, ``published_bytes_total``, ``publish_seconds`` by topic; ``publish_failures_total`` by
-    topic and error (calls, not messages); ``handled_messages_total``, ``redelivered_messages_total``,
-    ``running_handlers``, ``handler_seconds`` by topic and channel; ``handler_failures_total`` by topic, channel and
-    error (calls, not messages).
+    - by topic: ``published_messages_total``, ``published_bytes_total``, ``publish_seconds``;
+    - by topic and error: ``publish_failures_total``, which counts calls, not messages;
+    - by topic and channel: ``handled_messages_total``, ``redelivered_messages_total``, ``running_handlers``,
+      ``handler_seconds``;
+    - by topic, channel and error: ``handler_failures_total``, which counts calls, not messages.
 
     ``producer_…`` and ``consumer_…`` are the values of `nsqext.Producer.statistics` and `nsqext.Consumer.statistics`,
-    the latter by topic (as given: a pattern, or several with commas) and channel; clients with the same labels are
-    combined. ``producer_events_total`` and ``consumer_events_total`` count connections, disconnections, moved leaders
-    and changes of the backoff, by ``kind``. They cover clients with this middleware, and clients passed to `attach`.
+    of clients with this middleware and of clients passed to `attach`. Consumers are labelled by topic (as given: a
+    pattern, or several with commas) and channel; clients with the same labels are combined.
+    ``producer_events_total`` and ``consumer_events_total`` count their connections, disconnections, moved leaders and
+    changes of the backoff, by ``kind``.
 
     Args:
         registry: by default the global registry.
         namespace: prefix of every name.
-        buckets: upper bounds of the histograms, in seconds; None for those of the first object, or 0.005 to 10.
+        buckets: upper bounds of the histograms, in seconds; by default 0.005 to 10, or the bounds of an earlier object.
 
-    A second object with the same registry and namespace counts into the metrics of the first.
+    Objects with the same registry and namespace share their metrics.
 
     Raises:
-        InvalidSetting: the first object with this registry and namespace has other buckets.
+        InvalidSetting: an earlier object with this registry and namespace has other buckets.
         ValueError: from prometheus_client, if the registry has other metrics with these names.
     """
 
@@ -346,12 +349,12 @@ class Prometheus(Observer):
     def attach(self, client: Client | OutboxRelay | DelayRelay | TopicRelay) -> None:
         """Report the statistics and events of a client; clients attach their own middleware.
 
-        For a relay, ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`, and ``delay_…``
-        those of `nsqext.delays.DelayRelay`; the summaries read the database at each scrape. The client or relay is
+        ``outbox_…`` are the values of `OutboxRelay.statistics` and `OutboxRelay.summary`, and ``delay_…`` the same
+        values of `nsqext.delays.DelayRelay`; each scrape reads the database for the summaries. Clients and relays are
         referenced weakly.
 
         Raises:
-            InvalidSetting: another object, such as a client of `nsqext.sync`, which has to be given the middleware.
+            InvalidSetting: another object, such as a client of `nsqext.sync`: create it with this middleware.
         """
         kind = next((kind for kind in _KINDS if isinstance(client, kind.client)), None)
         if kind is None:
@@ -361,13 +364,13 @@ class Prometheus(Observer):
             )
         if not self._clients.add(kind, client):
             return
-        known = ref(client)  # the callback must not keep it
+        known = ref(client)  # the client has the callback, which must not keep it alive
 
         def count(event: ClientEvent) -> None:
             found = known()
             if found is None:
                 return
-            if isinstance(found, Consumer):  # its topics may change
+            if isinstance(found, Consumer):  # labels are read each time, because its topics may change
                 self._consumer_events.labels(*_labels(found), event.kind).inc()
             else:
                 self._producer_events.labels(event.kind).inc()

@@ -11,8 +11,8 @@ _READ_SIZE = 16384
 class HalfClosed:
     """The rest of a connection whose last commands have no response.
 
-    nsqd executes the commands of a connection one after another, and closes it at the end of what it received: once it
-    has ended the connection, it executes no further command of it.
+    nsqd executes the commands of a connection one after another, and closes the connection after the last one that it
+    received. After that, it executes no further command.
     """
 
     def __init__(self, sock: socket.socket) -> None:

@@ -162,7 +162,7 @@ async def examine_lookup(client: LookupClient) -> Finding:
     if leaders:
         return Finding("ok", "lookup", f"{counted(len(nodes), 'node')}, {leaders[0]} leads")
     if any(isinstance(node.address, LookupUrl) and node.address.path for node in nodes):
-        return Finding("ok", "lookup", "behind a gateway, which does not tell which lookup node leads")
+        return Finding("ok", "lookup", "behind a gateway, which hides the leader of the lookup nodes")
     known = await client.lists.nodes()
     if any(node.redesigned for node in known):
         return Finding(

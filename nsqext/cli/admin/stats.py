@@ -52,7 +52,7 @@ def stats_records(found: Mapping[str, TopicStats], rates: Rates) -> list[dict[st
 
 
 def lacking(topic: TopicStats) -> dict[str, list[Any]]:
-    """Return the members of a record that name the nodes and partitions without a report, which its sums exclude."""
+    """Return the nodes and partitions that reported nothing, as members of a record; its sums exclude them."""
     lacks: dict[str, list[Any]] = {
         "unreachable": [str(node) for node in topic.unreachable],
         "missing": list(topic.missing or ()),
@@ -61,13 +61,13 @@ def lacking(topic: TopicStats) -> dict[str, list[Any]]:
 
 
 def table_columns(columns: tuple[str, ...], records: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of a table, with those of `lacking` if a record has them."""
+    """Return the columns of a table; members of `lacking` are added if a record has them."""
     present = {name for record in records for name in record}
     return (*columns, *(name for name in _LACKS if name in present))
 
 
 def stats_table(columns: tuple[str, ...], records: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
-    """Return a table with `table_columns`."""
+    """Return a table of records with the columns of `table_columns`."""
     found: RenderableType = make_table(table_columns(columns, records), records, title)
     return found
 
@@ -80,7 +80,7 @@ class Rates:
         self._at = 0.0
 
     def add(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add ``per_second`` to the records, from the second sample on."""
+        """Add the rate since the last sample to the records, as ``per_second``; return them."""
         now = time.monotonic()
         elapsed, self._at = now - self._at, now
         last, self._last = self._last, {}
@@ -97,7 +97,7 @@ async def look(admin: Admin, topic: str | None, channel: str | None = None) -> d
     if topic is None:
         infos, every = await admin.topics(), await admin.all_stats()
         return {
-            name: evolve(stats, missing=infos[name].leaderless) if name in infos else stats  # deleted meanwhile
+            name: evolve(stats, missing=infos[name].leaderless) if name in infos else stats  # created meanwhile
             for name, stats in every.items()
         }
     found = await admin.stats(topic, channel)
@@ -148,8 +148,8 @@ KEYS = {
     "r": "per_second",
     "n": "consumers",
 }
-_SEQUENCE = re.compile(r"\x1b[O\[][0-9;]*[ -~]|\x1b[^O\[\x1b]")  # an arrow, Home, F1 or Alt+X; Escape comes alone
-_MOST_TYPED = 64  # bytes read at once: a terminal sends those of a key together
+_SEQUENCE = re.compile(r"\x1b[O\[][0-9;]*[ -~]|\x1b[^O\[\x1b]")  # keys such as arrows, Home, F1 or Alt+X, not Escape
+_MOST_TYPED = 64  # bytes of a read; a terminal sends all bytes of a key at once
 
 
 @define
@@ -228,7 +228,7 @@ async def _refresh(view: View, live: Live, admin: Admin, topic: str | None, inte
     rates = Rates()
     while True:
         try:
-            # without the partitions that lack a leader: lookup would be asked for each topic at every refresh
+            # `look` would ask lookup for each topic at every refresh, to name the partitions without a leader
             found = await admin.all_stats() if topic is None else await look(admin, topic)
             view.records = stats_records(found, rates)
             view.error = ""

@@ -75,4 +75,4 @@ async def test_peek_asks_for_no_message_more_and_returns_the_first_of_a_batch_on
     asked = nodes.route("n1:4151", "/message/get", stored)
     (message,) = await admin_of(nodes).peek("orders", count=2)
     assert (message.body, message.tag, message.headers) == ("x", "blue", {})
-    assert [one["search_pos"] for one in params(asked)] == ["3", "2"]
+    assert sorted(one["search_pos"] for one in params(asked)) == ["2", "3"]

@@ -274,9 +274,20 @@ def _execute_or_driver(connection: Any, sql: str, values: Mapping[str, object]) 
 
 
 async def fetched(result: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of what `execute` returned."""
+    """Return the rows of what `execute` returned, whatever rows the program's connection makes."""
+    if hasattr(result, "row_factory"):  # not of SQLAlchemy
+        result.row_factory = _tuple_rows(is_psycopg(result))
     rows: Any = result.fetchall()
     return [tuple(row) for row in (await rows if inspect.isawaitable(rows) else rows)]
+
+
+def _tuple_rows(of_psycopg: bool) -> Any:
+    """Return what makes a cursor return tuples."""
+    if not of_psycopg:
+        return None
+    from psycopg.rows import tuple_row
+
+    return tuple_row
 
 
 def is_postgresql(connection: SqlConnection) -> bool:

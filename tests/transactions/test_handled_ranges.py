@@ -25,7 +25,7 @@ from nsqext.transactions.handled_ranges import HandledRange, HandledRanges, merg
 from nsqext.transactions.schema import ChannelPartition, execute
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
-from tests.transactions.databases import url_of
+from tests.transactions.databases import rows_as_dicts, url_of
 
 if TYPE_CHECKING:
     from nsqext.broker import Cluster
@@ -222,6 +222,23 @@ async def test_messages_are_handled_once_while_ranges_are_merged(
             tasks.start_soon(work, Inbox(sessions.begin), numbers[start:] + numbers[:start])
     assert calls == dict.fromkeys(range(count), 1)
     assert await rows(sessions) < 40
+
+
+@pytest.mark.anyio
+async def test_connections_that_return_rows_as_dicts_are_used(
+    database: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL no ranges were merged, and on SQLite no message was handled."""
+    monkeypatch.setattr(inbox, "MERGE_EVERY", 3)
+    calls: list[int] = []
+
+    async def handle(handling: Handling) -> None:
+        calls.append(handling.message.offset // _SIZE)
+
+    one: Inbox[Any] = Inbox(lambda: rows_as_dicts(database))
+    for number in (0, 1, 2, 1, 1, 1):
+        await one.handle(Handling([message_of(number)], "ch"), handle)
+    assert (calls, one.skipped, await rows(sessions)) == ([0, 1, 2], 3, 1)
 
 
 @pytest.mark.anyio

@@ -20,6 +20,7 @@ from nsqext.lookup.node_channels import LogBounds
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
 from tests.support.messages import RecordingOwner, make_message
+from tests.transactions.databases import rows_as_dicts
 
 pytestmark = pytest.mark.anyio
 _SECONDS = 25
@@ -257,6 +258,15 @@ async def test_a_partition_is_read_from_the_last_message_or_the_next(
     else:
         assert await positions.start_of("t", "ch", 3, log) == start
     assert owner.commands == []
+
+
+async def test_connections_that_return_rows_as_dicts_are_used(database: str) -> None:
+    """Positions were read as the names of their columns."""
+    positions: Positions[Any] = Positions(lambda: rows_as_dicts(database))
+    await handled(positions, 1)
+    assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, 200)) == Position.offset(100)
+    await handled(positions, 1)
+    assert positions.skipped == 1
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

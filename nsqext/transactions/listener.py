@@ -20,20 +20,20 @@ class OutboxListener:
         self._store = store
         self._connection: Any = None
 
-    async def wait(self, timeout: float) -> None:
-        """Wait for a time in seconds, or until PostgreSQL reports that a message was added.
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a time in seconds; return whether PostgreSQL has reported that a message was added.
 
-        The first call returns at once: messages may have been added before it listens.
+        The first call returns at once: messages may have been added before it listens. Cancellation does not end it.
 
         Raises:
             Exception: an error of the driver; the next call connects again.
         """
         if self._store.dialect == "sqlite":
             await anyio.sleep(timeout)
-        else:
-            await to_thread.run_sync(self._wait, timeout)
+            return False
+        return await to_thread.run_sync(self._wait, timeout)
 
-    def _wait(self, timeout: float) -> None:
+    def _wait(self, timeout: float) -> bool:
         if self._connection is None:
             self._connection = self._store.connect()
             try:
@@ -41,10 +41,9 @@ class OutboxListener:
             except Exception:
                 self.close()
                 raise
-            return
+            return True
         try:
-            for _ in self._connection.notifies(timeout=timeout, stop_after=1):
-                pass
+            return bool([*self._connection.notifies(timeout=timeout, stop_after=1)])
         except Exception:
             self.close()
             raise

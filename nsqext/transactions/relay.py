@@ -37,6 +37,7 @@ MARGIN: float = 1.0
 RETRY: float = 5.0
 """Seconds until another publish to a topic that failed."""
 _RECONNECT = 1.0  # seconds until another attempt to reach the database
+_SLICE = 0.5  # seconds of a wait for PostgreSQL, whose thread neither `stop` nor a cancellation ends
 
 
 class Pace:
@@ -148,7 +149,7 @@ class OutboxRelay(Relay):
                 more = await self._publish_next(producer, timeout)
                 self.outage = None
                 if not more:
-                    await listener.wait(self._poll)
+                    await self._wait(listener)
             except Exception as error:
                 if outage_of(error) is None:
                     raise
@@ -156,6 +157,13 @@ class OutboxRelay(Relay):
                 self.outage = f"the database of the outbox cannot be used: {shown}"
                 logger.warning("the database of the outbox cannot be used: %s", shown)
                 await anyio.sleep(_RECONNECT)
+
+    async def _wait(self, listener: OutboxListener) -> None:
+        """Wait for a message, the next try of a topic that failed, or `stop`."""
+        until = min([anyio.current_time() + self._poll, *self._resting.values()])
+        while not self._stopping and (left := until - anyio.current_time()) > 0:
+            if await listener.wait(min(left, _SLICE)):
+                return
 
     def _leave(self, listener: OutboxListener) -> None:
         """Return the leases; they end by themselves while the database cannot be used."""
@@ -174,6 +182,8 @@ class OutboxRelay(Relay):
         self._resting = {topic: again for topic, again in self._resting.items() if again > began}
         rows = await to_thread.run_sync(self._store.rows, shards, self._resting, self._batch, MOST_BYTES, self._owner)
         if not rows:
+            if not self._resting:  # what failed was cancelled, or published by another relay
+                self.failure = None
             return False
         by_topic: dict[str, list[OutboxRow]] = {}
         for row in rows:

@@ -548,6 +548,25 @@ async def test_a_listener_that_lost_its_connection_listens_again(database: str) 
         await listener.wait(0.0)
 
 
+async def test_a_relay_that_seldom_looks_is_stopped_at_once(database: str) -> None:
+    """An app waited for its relay, as long as the relay waited for PostgreSQL."""
+    with OutboxStore(database) as store:
+        relay, leased, lease = OutboxRelay(store, poll=3600.0), 0, store.lease
+
+        def counted(owner: str, seconds: float) -> list[int]:
+            nonlocal leased
+            leased += 1
+            return lease(owner, seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "lease", counted)
+            with anyio.fail_after(_SECONDS):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(relay.run, cast("Any", Scripted(accept)))
+                    await eventually(lambda: leased > (not database.startswith("sqlite")), _SECONDS)
+                    relay.stop()
+
+
 # Outages
 
 
@@ -913,6 +932,24 @@ async def test_a_relay_says_that_nothing_is_stored(database: str, monkeypatch: p
         async with publishing(store, Scripted(publish)) as relay:
             await eventually(lambda: "no node" in str(relay.failure), _SECONDS)
             down = False
+            await eventually(lambda: relay.failure is None, _SECONDS)
+
+
+@one_database
+async def test_a_failure_ends_with_the_message_that_is_not_published_any_more(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app was not ready although its outbox was empty."""
+    monkeypatch.setattr("nsqext.transactions.relay.RETRY", 0.01)
+
+    async def publish(topic: str, messages: list[OutgoingMessage]) -> None:
+        raise PublishFailed("no node", topic=topic)
+
+    fill(database, "t", 1, 4)
+    with OutboxStore(database) as store:
+        async with publishing(store, Scripted(publish)) as relay:
+            await eventually(lambda: "no node" in str(relay.failure), _SECONDS)
+            store.cancel(store.waiting()[0].identity)
             await eventually(lambda: relay.failure is None, _SECONDS)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from anyio import to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
 from attrs import frozen
 
 from nsqext.app.relay import Relay, lease_time, publish_timeout, refuses_message
@@ -52,6 +53,8 @@ POLL: float = 1.0
 """Seconds between two checks of a store to which another process adds messages."""
 REOPEN: float = 1.0
 """Seconds until another attempt to use a store that failed."""
+FULL: float = 60.0
+"""Seconds for which a store that could not take a message counts as unusable, unless it takes another."""
 FORGET: float = 600.0
 """Seconds between two removals of old identities."""
 
@@ -98,6 +101,8 @@ class DelayRelay(Relay):
         self._keep = keep
         self._changed = Wakeup()
         self._publishing = 0
+        # until when a failed publish or store counts, by the clock of the event loop
+        self._failing = self._full = 0.0
         self._published: list[str] = []  # identities of published messages that are not recorded in the store yet
         self._stored = self._failed = self._refused = 0
 
@@ -152,12 +157,26 @@ class DelayRelay(Relay):
             try:
                 result = await to_thread.run_sync(partial(call, *arguments))
             except sqlite3.OperationalError as error:
-                self.outage = f"the store of delayed messages cannot be used: {error}"
-                logger.warning("the store of delayed messages cannot be used: %s", error)
+                self._note_outage(error)
                 await anyio.sleep(REOPEN)
             else:
-                self.outage = None
+                if anyio.current_time() >= self._full:  # a full disk is no obstacle to a look at the store
+                    self.outage = None
                 return result
+
+    def _note_outage(self, error: sqlite3.OperationalError) -> None:
+        self.outage = f"the store of delayed messages cannot be used: {error}"
+        logger.warning("the store of delayed messages cannot be used: %s", error)
+
+    async def _store_received(self, call: Callable[..., object], received: object) -> None:
+        """Store what was received; while that fails, it is requeued, and the relay is not ready."""
+        try:
+            await to_thread.run_sync(call, received)
+        except sqlite3.OperationalError as error:
+            self._full = anyio.current_time() + FULL
+            self._note_outage(error)
+            raise
+        self._full = 0.0
 
     async def _add(self, batch: MessageBatch, kind: type[DelayRecord]) -> None:
         records = []
@@ -171,13 +190,13 @@ class DelayRelay(Relay):
             if isinstance(record[0], kind):
                 records.append(record)
         if refused and kind is DelayedMessage:  # both channels receive each record
-            await to_thread.run_sync(self._store.refuse, refused)
+            await self._store_received(self._store.refuse, refused)
             self._refused += len(refused)
             logger.error(
                 "%d records of the topic are set aside: %s", len(refused), refused[-1][1], extra={"topic": self.topic}
             )
         if records:
-            await to_thread.run_sync(self._store.add, records)
+            await self._store_received(self._store.add, records)
             self._changed.wake()
 
     async def _publish_due(self, producer: Producer) -> None:
@@ -187,12 +206,15 @@ class DelayRelay(Relay):
             while not self._stopping:
                 count = len(published)
                 free = AT_ONCE - self._publishing
+                until = anyio.current_time() + lease
                 taken = await self._in_store(store.take, published[:count], free, time.time(), lease)
                 del published[:count]
                 self._publishing += len(taken)
                 for identity, data in taken:
-                    tasks.start_soon(self._publish, producer, identity, data)
+                    tasks.start_soon(self._publish, producer, identity, data, until)
                 if not taken:
+                    if not self._publishing and anyio.current_time() > self._failing:
+                        self.failure = None  # what failed was cancelled, or another relay tries it
                     await self._wait(await self._in_store(store.next_due, time.time()))
 
     async def _wait(self, due: float | None) -> None:
@@ -203,18 +225,22 @@ class DelayRelay(Relay):
         with anyio.move_on_after(pause):
             await self._changed.wait()
 
-    async def _publish(self, producer: Producer, identity: str, data: bytes) -> None:
+    async def _publish(self, producer: Producer, identity: str, data: bytes, until: float) -> None:
+        """Publish a message until its lease ends: then another relay publishes it."""
         try:
-            await publish_record(producer, data)
-            self._published.append(identity)
-            self._stored += 1
-            self.failure = None
+            with anyio.CancelScope(deadline=until):
+                await checkpoint_if_cancelled()  # this process may have stood still
+                await publish_record(producer, data)
+                self._published.append(identity)
+                self._stored += 1
+                self.failure = None
         except NsqError as error:
             logger.warning("a delayed message cannot be published, next attempt in %g s: %s", RETRY, error)
             self._failed += 1
             alone = refuses_message(error)
             if not alone:
                 self.failure = f"no message is stored: {error}"
+                self._failing = anyio.current_time() + 2 * RETRY
             failed = partial(self._store.failed, alone=alone)
             await self._in_store(failed, identity, str(error), time.time(), RETRY)
         finally:

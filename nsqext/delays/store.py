@@ -134,6 +134,7 @@ class DelayStore:
                 path, timeout=_BUSY, isolation_level=None, check_same_thread=False, cached_statements=32
             )
             check_on_disk(self._database, str(path))
+            self._check_tables(path, create=create)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_SCHEMA)
@@ -148,6 +149,13 @@ class DelayStore:
                 self.name: str = run.execute("SELECT name FROM store").fetchone()[0]
         except sqlite3.Error as error:
             raise InvalidSetting(f"{path} cannot be used as a store of delayed messages: {error}") from error
+
+    def _check_tables(self, path: str | Path, *, create: bool) -> None:
+        """Raise InvalidSetting for the database of another program; another process may be creating the tables."""
+        tables = {name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+        if not tables & {"store", "delayed"} if tables else not create:
+            self._database.close()
+            raise InvalidSetting(f"{path} is no store of delayed messages", hint="name the file of a relay")
 
     def close(self) -> None:
         """Close the file; later calls raise `InvalidState`."""

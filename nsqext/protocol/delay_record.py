@@ -52,7 +52,7 @@ def decode_delay(data: bytes) -> tuple[DelayRecord, bytes]:
     try:
         record = _decoder.decode(line)
         _check(record, body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidInput) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidInput, RecursionError) as error:
         raise ProtocolError(f"not a delayed message: {error}") from error
     return record, body
 

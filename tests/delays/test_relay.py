@@ -727,3 +727,72 @@ async def test_outages_and_failures_are_reported_as_long_as_they_last(
             await eventually(lambda: "no leader" in str(delayed.failure) and delayed.outage is None, DEADLINE)
             broken.discard("leader")
             await eventually(lambda: producer.published == [b"a"] and delayed.failure is None, DEADLINE)
+
+
+async def test_a_failure_ends_with_the_message_that_is_not_published_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app was not ready although its store was empty."""
+    monkeypatch.setattr(relay, "RETRY", 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.01)
+    producer = Scripted()
+
+    async def fail(_: Producer, __: bytes) -> None:
+        raise PublishFailed("no leader")
+
+    monkeypatch.setattr(relay, "publish_record", fail)
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        async with scripted(store, producer) as delayed:
+            await eventually(lambda: "no leader" in str(delayed.failure), DEADLINE)
+            await eventually(lambda: store.cancel("a") is Cancellation.CANCELLED or not store.count(), DEADLINE)
+            await eventually(lambda: delayed.failure is None, DEADLINE)
+
+
+async def test_a_store_that_takes_no_message_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk can be read: the app was ready, and requeued what it received."""
+    monkeypatch.setattr(relay, "POLL", 0.01)
+    looks, next_due = 0, DelayStore.next_due
+
+    def counted(store: DelayStore, now: float) -> float | None:
+        nonlocal looks
+        looks += 1
+        return next_due(store, now)
+
+    monkeypatch.setattr(DelayStore, "next_due", counted)
+    later = round(time.time() * 1000) + 3_600_000
+    with kept_connections() as opened, DelayStore(tmp_path / "store") as store:
+        async with scripted(store, Scripted()) as delayed:
+            handle = handlers_of(delayed)[delayed.channels[0]]
+            record = encode_delay(DelayedMessage(identity="a", topic="t", due=later), bytes(30_000))
+            fill_disk(opened[0])
+            with pytest.raises(sqlite3.OperationalError):
+                await handle([SimpleNamespace(body=record)])
+            before = looks
+            await eventually(lambda: looks > before + 2, DEADLINE)
+            assert "disk is full" in str(delayed.outage)
+            free_disk(opened[0])
+            await handle([SimpleNamespace(body=record)])
+            await eventually(lambda: delayed.outage is None, DEADLINE)
+
+
+async def test_nothing_is_published_when_the_lease_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stood still published what was cancelled meanwhile."""
+    monkeypatch.setattr(relay, "lease_time", lambda _: 0.05)
+    monkeypatch.setattr(relay, "POLL", 0.01)
+    producer = Scripted()
+    take = DelayStore.take
+
+    def slow(store: DelayStore, *arguments: Any) -> Any:
+        taken = take(store, *arguments)
+        if taken:
+            time.sleep(0.1)
+            assert store.cancel("a") is Cancellation.TOO_LATE
+        return taken
+
+    monkeypatch.setattr(DelayStore, "take", slow)
+    with DelayStore(tmp_path / "store") as store:
+        store.add([(DelayedMessage(identity="a", topic="t", due=1), b"a")])
+        async with scripted(store, producer):
+            await eventually(lambda: store.count() == 0, DEADLINE)
+        assert producer.parts == []

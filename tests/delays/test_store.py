@@ -320,6 +320,18 @@ def test_a_store_that_has_to_exist_is_not_created(tmp_path: Path) -> None:
             DelayRelay(store, keep=-1.0)
 
 
+@pytest.mark.parametrize("create", [True, False])
+def test_the_database_of_another_program_stays_as_it_is(create: bool, tmp_path: Path) -> None:
+    """A mistyped path got the tables of a store, without messages."""
+    with closing(sqlite3.connect(tmp_path / "shop")) as shop:
+        shop.execute("CREATE TABLE orders (number INTEGER)")
+        shop.commit()
+    before = (tmp_path / "shop").read_bytes()
+    with pytest.raises(InvalidSetting, match="is no store of delayed messages"):
+        DelayStore(tmp_path / "shop", create=create)
+    assert (tmp_path / "shop").read_bytes() == before
+
+
 @pytest.mark.parametrize("name", ["", ":memory:"])
 def test_a_store_that_would_be_lost_with_its_process_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting, match="is not a file"):

@@ -43,7 +43,12 @@ def test_the_format_is_that_of_earlier_versions() -> None:
     assert decode_delay(b'{"nsqext":"cancel","identity":"a","time":7}\n') == (DelayCancel(identity="a", time=7), b"")
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"{}\nx", b'{"nsqext":"delay","identity":"a"}\n', b"\xff\n"])
+_DEEP = b'{"nsqext":"delay","identity":"a","topic":"t","due":1,"x":' + 100_000 * b"[" + 100_000 * b"]" + b"}\nx"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"hello", b"{}\nx", b'{"nsqext":"delay","identity":"a"}\n', b"\xff\n", pytest.param(_DEEP, id="deep")]
+)
 def test_other_bodies_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="not a delayed message"):
         decode_delay(data)

@@ -29,6 +29,7 @@ from nsqext.http.api import Call, HttpFault, first_values
 from nsqext.http.uvicorn_server import HttpServer, listen
 from nsqext.protocol.headers import header_json
 from nsqext.settings import unknown_setting
+from nsqext.settings_text import redact_url
 from nsqext.types import Address
 from nsqext.web.actions import ACTIONS, Action, ActionForm, ActionTarget, path_of, topic_page
 from nsqext.web.monitor import Monitor, Snapshot
@@ -120,6 +121,7 @@ class WebPage:
             if name not in known:
                 raise unknown_setting("settings of the page", name, known)
         self._lookupd = lookupd if isinstance(lookupd, str) else ", ".join(lookupd)
+        self._shown = redact_url(self._lookupd)  # a URL may have a secret
         self._security = Security(self._options)
         settings = {**self._options.settings, "lookup_request_timeout": _ADMIN_TIMEOUT}
         self._monitor = Monitor(lookupd, self._options.interval, self._options.settings)
@@ -194,7 +196,7 @@ class WebPage:
         user = request.scope.get("user_name", "")
         return {
             "snapshot": snapshot,
-            "lookupd": self._lookupd,
+            "lookupd": self._shown,
             "write": self._options.write,
             "user": user,
             "token": self._security.token(user) if self._options.write else "",

@@ -145,6 +145,14 @@ def test_the_password_is_not_shown() -> None:
     assert "secret" not in repr(WebOptions(basic_auth="ann:secret"))
 
 
+async def test_the_secret_of_a_url_is_not_shown() -> None:
+    """Each page named the lookup nodes as they were given."""
+    page = httpx.ASGITransport(app=WebPage("nsq://:hidden@127.0.0.1:1"))
+    async with httpx.AsyncClient(transport=page, base_url="http://localhost") as browser:
+        answer = await browser.get("/nothing")
+    assert "nsq://***@127.0.0.1:1" in answer.text
+
+
 async def test_changes_from_other_sites_are_refused(cluster: Cluster) -> None:
     async with browsing(cluster, write=True) as browser:
         form = {"token": await token_of(browser), "topic": "evil"}

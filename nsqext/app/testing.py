@@ -11,6 +11,7 @@ from struct import pack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from anyio.lowlevel import current_token
 from attrs import evolve, frozen
 
 from nsqext.app.health import unready
@@ -202,6 +203,7 @@ class AppTest:
         self._stack = AsyncExitStack()
         self._entered = False
         self._app_ended = False
+        self._loop: object = None
 
     @property
     def lookupd(self) -> str | Sequence[str]:
@@ -221,6 +223,7 @@ class AppTest:
     async def __aenter__(self) -> Self:
         self._app.use_test(self)
         self.recorder.published = []
+        self._loop = current_token().native_token
         try:
             self._entered, self._app_ended = True, False
             if self._lookupd:
@@ -411,10 +414,12 @@ class AppTest:
 
         Raises:
             InvalidInput: an invalid topic or count.
-            InvalidState: the app or the test has ended with fewer.
+            InvalidState: the app or the test has ended with fewer, or another event loop runs the test.
         """
         check_topic(topic)
         check_number("count", count, 1)
+        if self._entered and current_token().native_token is not self._loop:
+            raise InvalidState("another event loop runs the test", topic=topic, hint="wait in the loop that entered it")
         while True:
             found = [one for one in self.published if one.topic == topic]
             if len(found) >= count:

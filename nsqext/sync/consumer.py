@@ -317,6 +317,25 @@ class Consumer(BlockingClient[AsyncConsumer]):
                     self._run(batches.aclose)
 
     def fetch(self, n: int, timeout: float | None = None) -> MessageBatch:
-        """Return at most ``n`` messages; see `nsqext.Consumer.fetch`."""
-        self._fetched.batch = batch = self._run(self._original.fetch, n, timeout)
+        """Return at most ``n`` messages; see `nsqext.Consumer.fetch`.
+
+        An exception in the waiting thread, such as KeyboardInterrupt, requeues the messages that arrive at this moment.
+        """
+        arrived: list[AsyncMessageBatch] = []
+        interrupted = False
+
+        async def fetch() -> AsyncMessageBatch:
+            batch = await self._original.fetch(n, timeout)
+            arrived.append(batch)
+            if interrupted:
+                requeue_unanswered(batch)
+            return batch
+
+        try:
+            self._fetched.batch = batch = self._run(fetch)
+        except BaseException:
+            interrupted = True
+            for lost in arrived:
+                self._run_now(functools.partial(requeue_unanswered, lost))
+            raise
         return MessageBatch(batch, self._opened())

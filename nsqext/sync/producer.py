@@ -76,7 +76,7 @@ class Producer(BlockingClient[AsyncProducer]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        direct, self._direct = self._direct, None
+        direct = self._direct  # its counters stay
         if direct is not None and self._portal in shared_loop.orphaned:
             direct.close()
         super().__exit__(kind, error, trace)

@@ -355,6 +355,17 @@ async def test_wait_published_waits_for_a_publish(wrong: Any) -> None:
             await test.wait_published("the invoices")
 
 
+async def test_wait_published_in_another_event_loop_is_refused() -> None:
+    """It waited forever: nothing woke that event loop."""
+
+    def wait_in_a_thread() -> None:
+        with pytest.raises(InvalidState, match="another event loop runs the test"):
+            anyio.run(test.wait_published, "invoices")
+
+    async with App(NOWHERE).test() as test:
+        await anyio.to_thread.run_sync(wait_in_a_thread)
+
+
 async def test_wait_published_ends_with_the_test() -> None:
     app = App(NOWHERE)
     async with anyio.create_task_group() as tasks, app.test() as test:

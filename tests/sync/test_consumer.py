@@ -388,6 +388,27 @@ def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, 
     assert batch.unanswered == []
 
 
+def test_a_batch_that_arrives_as_its_thread_is_interrupted_is_requeued(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed in flight, touched, until the consumer was closed."""
+    fill(cluster, topic, 1)
+    with make(cluster, topic) as consumer:
+        run = consumer._run
+
+        def interrupt(*arguments: Any) -> None:
+            run(*arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer, "_run", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.fetch(1, 10.0)
+        again = consumer.fetch(1, 10.0)
+        assert [message.attempts for message in again] == [2]
+        again.finish()
+
+
 def test_the_batch_of_an_ended_thread_is_not_kept(cluster: Cluster, topic: str) -> None:
     fill(cluster, topic, 1)
     with make(cluster, topic) as consumer:

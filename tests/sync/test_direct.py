@@ -156,6 +156,7 @@ def test_a_lone_thread_publishes_by_itself_and_is_counted(cluster: Cluster, topi
         with pytest.raises(nsqext.errors.InvalidInput, match="identity"):
             producer.publish(topic, b"x", delay=1.0, via="relay", identity="")
         assert threads.direct.stored > 40
+    assert producer.statistics().stored == before + 51, "also after the close"
     bodies = {b"%d" % number for number in range(50)} | {b"x" * 900_000}
     assert bodies <= set(bodies_of(cluster, topic, bodies))
 

@@ -159,6 +159,10 @@ async def test_the_settings_of_an_app_reach_producer_and_consumers() -> None:
     names = ("max_attempts", "dead_letter", "reject_ordered")
     found = [tuple(one.settings[name] for name in names) for one in app.consumers]
     assert found == [(3, "dead", True), (0, None, False)]
+    app = App("127.0.0.1:1", key_tags=4)
+    app.handler("orders", "ch", dispatch="key_failover")(nothing)
+    app.handler("orders", "other")(nothing)
+    assert [one.settings["key_tags"] for one in app.consumers] == [4, None]
 
 
 async def test_options_that_would_be_ignored_are_refused() -> None:

@@ -97,6 +97,7 @@ async def test_the_health_endpoint(path: str, method: str, status: int) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         response = await client.request(method, path)
     assert response.status_code == status
+    assert response.headers.get("allow") == ("GET, HEAD" if status == 405 else None)
     if (path, method) == ("/readyz", "GET"):
         assert response.json() == {"ok": False, "reasons": ["the app is not running"]}
 

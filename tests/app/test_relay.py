@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqext import Receipt
+    from nsqext import Producer, Receipt
     from nsqext.broker import Cluster
     from nsqext.middleware import Publishing, SendNext
 
@@ -92,21 +92,19 @@ async def test_a_relay_that_was_stopped_runs_again_with_its_app(cluster: Cluster
     database = tmp_path / "outbox"
     with OutboxStore(f"sqlite:///{database}", create=True) as store, closing(sqlite3.connect(database)) as connection:
         outbox = OutboxRelay(store, poll=0.05)
-        ended = anyio.Event()
-        leave = store.leave
+        ended, run = anyio.Event(), outbox.run
 
-        def left(owner: str) -> None:
-            leave(owner)
-            anyio.from_thread.run_sync(ended.set)
+        async def run_to_its_end(producer: Producer) -> None:
+            await run(producer)
+            ended.set()
 
-        store.leave = left  # type: ignore[method-assign]
+        outbox.run = run_to_its_end  # type: ignore[method-assign]
         app = App(cluster.lookupd)
         outbox.attach(app)
         with anyio.fail_after(30):
             async with app:
                 outbox.stop()
                 await ended.wait()
-                await anyio.wait_all_tasks_blocked()
             Outbox().add(connection, topic, b"x")
             connection.commit()
             async with app:

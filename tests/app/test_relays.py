@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsqext.app.relay import lease_time, refuses_message
+import pytest
+
+from nsqext import Producer, ProducerSettings
+from nsqext.app.relay import lease_time, publish_timeout, refuses_message
 from nsqext.errors import NsqError
 
 
@@ -21,6 +24,14 @@ def test_only_errors_about_a_message_refuse_it() -> None:
     about_arguments = "InvalidInput InvalidName InvalidHeader InvalidBody InvalidPartition ExtendNotSupported"
     of_servers = "BadTopic BadBody BadMessage BadTag ExtendRefused InvalidJsonHeader RecordTooLarge"
     assert final == {*about_arguments.split(), "DelayNotSupported", *of_servers.split()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [({"timeout": 30.0}, 30.0), ({"timeout": 30.0, "on_unknown": "settle", "settle_timeout": 12.0}, 42.0)],
+)
+def test_a_publish_takes_as_long_as_the_search_for_its_outcome(settings: ProducerSettings, seconds: float) -> None:
+    assert publish_timeout(Producer("127.0.0.1:1", **settings)) == seconds
 
 
 def test_a_lease_is_longer_than_a_publish() -> None:

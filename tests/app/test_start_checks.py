@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -12,7 +13,8 @@ import pytest
 
 from nsqext import App, Consumer, Message, MessageBatch, Producer, Reject, sync
 from nsqext.app import Router
-from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, InvalidState
+from nsqext.app.start_checks import warn_of_unwritable
+from nsqext.errors import ExtendNotSupported, InvalidName, InvalidSetting, InvalidState, TopicNotReady
 from nsqext.middleware import CallNext, Handling, Middleware
 from tests.support.apps import nothing
 
@@ -104,9 +106,10 @@ async def test_a_second_parameter_without_annotation_is_refused() -> None:
 async def test_each_missing_topic_of_a_publisher_is_one_warning(
     cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    existing, *missing = (f"{letter}_{token_hex(4)}" for letter in "emm")
+    existing, *missing = (f"{letter}_{token_hex(4)}" for letter in "emmm")
     cluster.create_topic(existing, channels=["ch"])
     app = App(cluster.lookupd)
+    app.publishes(missing[2])
 
     @app.handler(topic, "ch")
     @app.publisher(existing)
@@ -121,6 +124,16 @@ async def test_each_missing_topic_of_a_publisher_is_one_warning(
     found = warnings(caplog, "the app cannot publish")
     assert [name for name in sorted(missing) if any(name in text for text in found)] == sorted(missing)
     assert len(found) == len(missing)
+
+
+async def test_a_topic_that_is_not_ready_is_a_warning_and_the_next_one_is_checked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def meta(topic: str) -> None:
+        raise TopicNotReady("no leader", topic=topic)
+
+    await warn_of_unwritable(cast("Producer", SimpleNamespace(meta=meta)), ["bills", "orders"])
+    assert len(warnings(caplog, "the app cannot publish: no leader")) == 2
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,13 @@ async def test_middleware_of_several_handlers_is_started_once() -> None:
         async def start(self) -> None:
             self.started += 1
 
-    one = Starting()
+    one, other = Starting(), Starting()
     app = App(NOWHERE, middleware=[one])
-    app.handler("orders", "a", middleware=[one])(print)
+    app.handler("orders", "a", middleware=[one, other])(print)
     with pytest.raises(InvalidSetting):
         await app.test("127.0.0.1:99999").__aenter__()
     async with app.test():  # the other has not begun
-        assert one.started == 1
+        assert (one.started, other.started) == (1, 1)
 
 
 async def test_a_publish_is_recorded_with_all_that_was_given() -> None:

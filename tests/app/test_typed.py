@@ -142,6 +142,20 @@ async def test_a_body_that_does_not_decode_is_rejected(kind: type, body: bytes, 
     assert (requeue.value.delay, requeue.value.backoff) == (900.0, False)
 
 
+async def test_a_body_that_does_not_decode_is_treated_as_its_handler_says() -> None:
+    app = App("127.0.0.1:1")
+
+    async def handle(order: int) -> None:
+        raise AssertionError("it was handled")
+
+    app.handler("orders", "kept")(handle)
+    app.handler("orders", "dropped", max_attempts=3, dead_letter="dead")(handle)
+    async with app.test() as test:
+        for channel, decision in (("kept", Requeue), ("dropped", Reject)):
+            with pytest.raises(decision):
+                await test.deliver("orders", "no number", channel=channel)
+
+
 async def test_parameters() -> None:
     app = App("127.0.0.1:1")
     events: list[str] = []

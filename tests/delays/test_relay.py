@@ -640,6 +640,37 @@ async def test_a_relay_looks_when_the_next_message_is_due(tmp_path: Path, monkey
     assert time.time() >= due
 
 
+async def test_a_publish_that_takes_long_does_not_delay_what_is_due_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "POLL", 2 * DEADLINE)
+    producer = Scripted()
+    with DelayStore(tmp_path / "store") as store:
+        for identity, due in (("now", 1), ("soon", round((time.time() + 0.3) * 1000))):
+            store.add([(DelayedMessage(identity=identity, topic="t", due=due), identity.encode())])
+        async with scripted(store, producer):
+            await eventually(lambda: producer.publishing == [b"now", b"soon"], DEADLINE)
+
+
+async def test_received_messages_go_back_while_the_store_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "REOPEN", 0.01)
+    errors = [sqlite3.OperationalError("database or disk is full")]
+
+    def fail(records: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    record = encode_delay(DelayedMessage(identity="a", topic="t", due=1), b"a")
+    with DelayStore(tmp_path / "store") as store:
+        monkeypatch.setattr(store, "add", fail)
+        delayed = DelayRelay(store)
+        handle = handlers_of(delayed)[delayed.channels[0]]
+        with pytest.raises(sqlite3.OperationalError):  # the consumer requeues them, and other relays receive them
+            await handle([SimpleNamespace(body=record)])
+
+
 async def test_a_message_that_another_process_adds_is_published_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

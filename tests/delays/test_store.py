@@ -252,6 +252,21 @@ def test_an_identity_is_kept_from_the_end_of_its_message_that_was_late(tmp_path:
         assert store.forget(now + 60.0) == 2
 
 
+def test_an_identity_is_kept_from_the_time_at_which_its_cancelled_message_was_due(tmp_path: Path) -> None:
+    with DelayStore(tmp_path / "store") as store:
+        now = time.time()
+        store.add([(message("a", now + HOUR), b"x")])
+        assert store.cancel("a") is Cancellation.CANCELLED
+        assert store.forget(now + 60.0) == 0
+        assert store.forget(now + HOUR + 1.0) == 1
+
+
+def test_waiting_messages_are_listed_up_to_a_number(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as store:
+        store.add([(message(str(number), float(number)), b"") for number in (3, 1, 2)])
+        assert [one.identity for one in store.waiting(count=2)] == ["1", "2"]
+
+
 def test_a_call_that_fails_changes_nothing_and_the_next_one_is_a_transaction(tmp_path: Path) -> None:
     with DelayStore(tmp_path / "store") as store:
         wrong = DelayedMessage(identity=["no text"], topic="t", due=1)  # type: ignore[arg-type]

@@ -236,6 +236,29 @@ async def test_handlers_begin_at_the_limited_rate(monkeypatch: pytest.MonkeyPatc
     assert pauses == [0.1, 0.2, 0.1]
 
 
+async def test_handlers_that_wait_at_the_same_time_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, may_begin = list[float](), anyio.Event()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, 6))
+        await may_begin.wait()
+
+    monkeypatch.setattr("nsqext.middleware._clock", lambda: 100.0)
+    monkeypatch.setattr("nsqext.middleware.anyio", SimpleNamespace(sleep=sleep))
+    limit = RateLimit(10)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(call, limit, make_message(RecordingOwner()))
+        await anyio.wait_all_tasks_blocked()
+        may_begin.set()
+    assert pauses == [0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("middleware", [HandlerTimeout(25), RateLimit(1000), Deduplicate(), Decompress()])
+async def test_the_result_of_a_handler_is_returned(middleware: Middleware) -> None:
+    assert await call(middleware, make_message(RecordingOwner()), lambda message: message.body) == b"body"
+
+
 async def test_messages_are_deduplicated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("nsqext.middleware._clock", lambda: now)

@@ -1,0 +1,214 @@
+"""What observers record of operations that end otherwise, and metrics of several clients, without servers."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
+
+from nsqext import OutgoingMessage, Requeue
+from nsqext.client.middleware import Handling
+from nsqext.delays import DelayRelay, DelayStore
+from nsqext.middleware import Publishing
+from nsqext.observability import LogObserver, Observer, TopicRelay, TopicRelayStatistics
+from nsqext.observability.otel import OpenTelemetry
+from nsqext.observability.prometheus import Prometheus, _ClientCollector
+from nsqext.transactions.relay import OutboxRelay
+from nsqext.transactions.store import OutboxSummary
+from nsqext.types import Receipt, TopicMeta
+from tests.support.messages import RecordingOwner, make_message
+
+
+class Watching(Observer):
+    """Notes the error with which each operation ended, and raises it again."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def __enter__(self) -> None:
+        """Begin an operation."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.ended.append("cancelled" if isinstance(error, anyio.get_cancelled_exc_class()) else repr(error))
+            raise error
+
+    def publishing(self, publishing: Publishing) -> Any:
+        return self
+
+    def handling(self, handling: Handling) -> Any:
+        return self
+
+
+def handling() -> Handling:
+    """Return a call of a handler for one message."""
+    return Handling([make_message(RecordingOwner())], "ch")
+
+
+def batch_of_two() -> Publishing:
+    """Return a publish of two messages."""
+    return Publishing(topic="orders", messages=[OutgoingMessage(b"one"), OutgoingMessage(b"two")], batch=True)
+
+
+def look_up(publishing: Publishing) -> None:
+    """Continue a publish as when its topic is known, which has extend headers."""
+    publishing.max_message_size = 1000
+    for adapt in publishing.on_topic:
+        adapt(TopicMeta(partition_num=1, extend_support=True))
+
+
+async def never(_: object) -> Any:
+    """Run until cancelled."""
+    await anyio.sleep_forever()
+
+
+async def fail(_: object) -> Any:
+    """Fail."""
+    raise ZeroDivisionError
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("operation", "ended"), [(never, "cancelled"), (fail, "ZeroDivisionError()")])
+async def test_operations_that_are_cancelled_or_fail_are_observed_to_their_end(
+    operation: Callable[[object], Awaitable[Any]], ended: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that was cancelled would be counted as running, and its span would not be exported."""
+    observer = Watching()
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: observer.publish(batch_of_two(), operation),
+        lambda: observer.handle(handling(), operation),
+    ]
+    for call in calls:
+        with anyio.CancelScope() as scope, suppress(ZeroDivisionError):
+            scope.cancel()
+            await call()
+    assert observer.ended == [ended] * 2
+    assert not caplog.records, "an error that the observer passes on is not its own"
+
+
+def test_logs_have_all_partitions_of_a_publish_and_batches_without_messages(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "nsqext.events")
+    publishing = batch_of_two()
+    with LogObserver().publishing(publishing):
+        publishing.receipts = [Receipt("orders", partition, "n:4150") for partition in (1, 0)]
+    with LogObserver().handling(Handling([], "ch", batch=True)):  # other middleware has left out all
+        pass
+    published, handled = map(vars, caplog.records)
+    assert published["partition"] == [0, 1]
+    assert (handled["count"], handled["attempts"]) == (0, 0)
+
+
+def test_a_message_that_other_middleware_has_dropped_gets_no_context() -> None:
+    publishing = batch_of_two()
+    with OpenTelemetry(TracerProvider()).publishing(publishing):
+        publishing.messages = publishing.messages[:1]
+        look_up(publishing)
+    (message,) = publishing.messages
+    assert (message.body, [*(message.headers or {})]) == (b"one", ["traceparent"])
+
+
+def test_the_context_of_an_active_span_replaces_the_context_of_a_message() -> None:
+    message = OutgoingMessage(b"x", headers={"traceparent": f"00-{7:032x}-{9:016x}-01", "user": "42"})
+    publishing = Publishing(topic="orders", messages=[message], batch=False)
+    request = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))
+    with trace.use_span(request), OpenTelemetry(TracerProvider()).publishing(publishing):
+        look_up(publishing)
+    headers = publishing.messages[0].headers or {}
+    assert headers["user"] == "42"
+    assert headers["traceparent"].split("-")[1] == f"{1:032x}"
+
+
+def test_a_requeue_that_a_handler_asks_for_is_no_failure() -> None:
+    registry = CollectorRegistry()
+    with suppress(Requeue), Prometheus(registry).handling(handling()):
+        raise Requeue
+    labels = {"topic": handling().message.topic, "channel": "ch"}
+    assert registry.get_sample_value("nsqext_handled_messages_total", labels) == 1
+    assert registry.get_sample_value("nsqext_handler_failures_total", {**labels, "error": "Requeue"}) is None
+
+
+def test_two_namespaces_of_a_registry_count_apart() -> None:
+    registry = CollectorRegistry()
+    for namespace in ("one", "two"):
+        with Prometheus(registry, namespace=namespace).publishing(batch_of_two()):
+            pass
+    found = [
+        registry.get_sample_value(f"{name}_published_messages_total", {"topic": "orders"}) for name in ("one", "two")
+    ]
+    assert found == [2, 2]
+
+
+class Relaying(TopicRelay):
+    """A relay that has sent three messages."""
+
+    topic = "orders"
+
+    def statistics(self) -> TopicRelayStatistics:
+        return TopicRelayStatistics(self.topic, "ch", "copy", 3, 4, 0)
+
+
+def relayed(registry: CollectorRegistry, topic: str = "orders") -> float | None:
+    """Return how many messages the relays of a topic have sent."""
+    labels = {"topic": topic, "channel": "ch", "target": "copy"}
+    return registry.get_sample_value("nsqext_relay_messages_total", labels)
+
+
+def test_a_client_that_is_deleted_during_a_scrape_stays_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = CollectorRegistry()
+    prometheus, relays = Prometheus(registry), [Relaying(), Relaying()]
+    for relay in relays:
+        prometheus.attach(relay)
+    del relay
+    assert relayed(registry) == 6
+    of_kind = _ClientCollector._of_kind
+
+    def delete_first(collector: _ClientCollector, kind: Any) -> list[Any]:
+        del relays[1:]
+        gc.collect()
+        return of_kind(collector, kind)
+
+    monkeypatch.setattr(_ClientCollector, "_of_kind", delete_first)
+    assert relayed(registry) == 6
+
+
+def test_a_client_whose_labels_change_counts_under_the_last_ones() -> None:
+    registry = CollectorRegistry()
+    relay = Relaying()
+    Prometheus(registry).attach(relay)
+    assert relayed(registry) == 3
+    relay.topic = "bills"
+    assert (relayed(registry, "bills"), relayed(registry)) == (3, None)
+    del relay
+    gc.collect()
+    assert (relayed(registry, "bills"), relayed(registry)) == (3, None)
+
+
+class Reading(OutboxRelay):
+    """A relay of an outbox in which three messages wait."""
+
+    def __init__(self) -> None:
+        self._published = self._failed = self._refused = 0
+
+    def summary(self) -> OutboxSummary:
+        return OutboxSummary(3, 0, 1.0, 2)
+
+
+def test_what_waits_is_reported_once_by_several_relays_and_is_late_when_it_is_due(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    prometheus, relays = Prometheus(registry), [Reading(), Reading()]
+    with DelayStore(tmp_path / "store") as store:
+        delays = DelayRelay(store)
+        prometheus.attach(delays)
+        for relay in relays:
+            prometheus.attach(relay)
+        assert registry.get_sample_value("nsqext_outbox_waiting_messages") == 3
+        assert registry.get_sample_value("nsqext_delay_late_seconds") == 0

@@ -68,7 +68,7 @@ class Consumer(BlockingClient[AsyncConsumer]):
         self._threads = None if any(one.opens_transaction for one in middleware) else LeftThreads()
         if self._threads is not None:
             self._port.when_cancelled(self._threads.leave)  # after `close_timeout`
-        self._fetched = threading.local()  # the last batch of each thread, while the thread runs
+        self._fetched = threading.local()  # the batches of each thread that may be in flight, while the thread runs
         self._running = False
         self._answers: AnswerQueue | None = None
 
@@ -272,12 +272,12 @@ class Consumer(BlockingClient[AsyncConsumer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # this thread cannot answer messages while it waits for the close
-        batch: AsyncMessageBatch | None = vars(self._fetched).pop("batch", None)
-        if batch is not None and batch.unanswered and self._portal is not None:
+        unanswered = [message for batch in vars(self._fetched).pop("batches", ()) for message in batch.unanswered]
+        if unanswered and self._portal is not None:
             with suppress(InvalidState):
                 # RDY 0 first: otherwise the server redelivers them to this consumer
                 self._run_now(self._original.pause)
-                self._run_now(functools.partial(requeue_unanswered, batch))
+                self._run_now(functools.partial(requeue_unanswered, unanswered))
         super().__exit__(kind, error, trace)
 
     def __iter__(self) -> Self:
@@ -332,10 +332,13 @@ class Consumer(BlockingClient[AsyncConsumer]):
             return batch
 
         try:
-            self._fetched.batch = batch = self._run(fetch)
+            batch = self._run(fetch)
         except BaseException:
             interrupted = True
             for lost in arrived:
                 self._run_now(functools.partial(requeue_unanswered, lost))
             raise
+        earlier: list[AsyncMessageBatch] = getattr(self._fetched, "batches", [])
+        kept = [one for one in earlier if any(message.in_flight for message in one)]
+        self._fetched.batches = [*kept, batch]
         return MessageBatch(batch, self._opened())

@@ -381,11 +381,13 @@ def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: st
         again.finish()
 
 
-def test_closing_does_not_wait_for_a_batch_of_the_same_thread(cluster: Cluster, topic: str) -> None:
-    fill(cluster, topic, 1)
+def test_closing_does_not_wait_for_batches_of_the_same_thread(cluster: Cluster, topic: str) -> None:
+    """It waited for all but the last one."""
+    fill(cluster, topic, 3)
     with make(cluster, topic, close_timeout=60.0) as consumer:
-        batch = consumer.fetch(1, 10.0)
-    assert batch.unanswered == []
+        batches = [consumer.fetch(1, 10.0) for _ in range(3)]
+        batches[1].finish()
+    assert [batch.unanswered for batch in batches] == [[], [], []]
 
 
 def test_a_batch_that_arrives_as_its_thread_is_interrupted_is_requeued(

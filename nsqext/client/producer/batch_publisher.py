@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import anyio
-from attrs import define
+from attrs import define, evolve
 
 from nsqext.client.producer.batch import BatchPlanner, invalid_message
 from nsqext.client.producer.keys import keys_of
@@ -16,6 +16,7 @@ from nsqext.errors import (
     BatchFailed,
     ExtendNotSupported,
     InvalidInput,
+    InvalidPartition,
     LookupFailed,
     NsqError,
     PublishFailed,
@@ -45,6 +46,12 @@ def raise_for_all(error: NsqError, count: int) -> NoReturn:
     raise BatchFailed([error] * count) from error
 
 
+def _is_outdated(outcome: Outcome, call: Publishing) -> bool:
+    """Return whether a batch failed because of an outdated plan; batches behind it were not sent."""
+    error = outcome.__cause__ if isinstance(outcome, PublishFailed) else outcome
+    return isinstance(error, ExtendNotSupported) or (isinstance(error, InvalidPartition) and call.partition is None)
+
+
 @define(eq=False)
 class BatchPublisher:
     """Publishes the messages of a batch call."""
@@ -70,13 +77,28 @@ class BatchPublisher:
     async def _publish_planned(
         self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float
     ) -> list[Receipt]:
-        """Publish a call; plan it again if its topic was created again without extend support, which refuses all."""
+        """Publish a call; plan again what a topic refuses that was created again with less: headers, partitions."""
         try:
             return await self._publish_call(call, planner, place, started)
         except BatchFailed as error:
-            if not all(isinstance(outcome, ExtendNotSupported) for outcome in error.outcomes):
+            outcomes = list(error.outcomes)
+            left = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NsqError)]
+            if not all(_is_outdated(outcomes[index], call) for index in left):
                 raise
-        return await self._publish_call(call, None, place, started)
+        if len(left) < len(outcomes):
+            call = evolve(call, messages=[call.messages[index] for index in left])
+        try:
+            results: Sequence[Outcome] = await self._publish_call(call, None, place, started)
+        except NsqError as error:
+            if len(left) == len(outcomes):
+                raise
+            results = error.outcomes if isinstance(error, BatchFailed) else [error] * len(left)
+        for index, result in zip(left, results, strict=True):
+            outcomes[index] = result
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) < len(outcomes):
+            raise BatchFailed(outcomes)
+        return receipts
 
     async def _publish_call(
         self, call: Publishing, planner: BatchPlanner | None, place: Place | None, started: float

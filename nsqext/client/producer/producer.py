@@ -516,7 +516,7 @@ class Producer(ProcessBound):
         Use it as an asynchronous context manager inside the producer's; see `Batcher`.
 
         Args:
-            linger: seconds that a message waits for others.
+            linger: seconds that a message waits for others, and publishes of its key wait behind it; below ``timeout``.
             max_count: messages per batch.
             max_bytes: bytes per batch.
             max_pending: accepted messages not yet stored; then `Batcher.add` waits.

@@ -9,8 +9,9 @@ from functools import partial
 
 import anyio
 import pytest
+from anyio import to_thread
 
-from nsqext import ClientEvent, Producer, Receipt
+from nsqext import ClientEvent, OutgoingMessage, Producer, Receipt
 from nsqext.broker import Cluster
 from tests.support.fake_nsqd import until
 from tests.support.machine_pauses import PauseWatch
@@ -93,3 +94,18 @@ async def test_a_leader_that_moves_is_an_event_and_logged(cluster: Cluster, capl
     assert caplog.text.count(f"moves partition 0: leader moved to {moved.node}") == 1
     assert caplog.text.count(f"connected to {moved.node}") == 1
     assert {event.node for event in events if event.kind == "connected"} >= {moved.node, cluster.nodes[old].tcp}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+async def test_keys_follow_a_topic_that_was_created_again_with_fewer_partitions(cluster: Cluster, count: int) -> None:
+    """Partitions that the caller had not chosen did not exist, and the relay of an outbox set a message aside."""
+    topic = f"again_{count}"
+    await to_thread.run_sync(partial(cluster.create_topic, topic, partitions=4, channels=["ch"]))
+    async with Producer(cluster.lookupd) as producer:
+        partitions = {key: (await producer.publish(topic, b"x", key=key)).partition for key in range(40)}
+        keys = sorted(partitions, key=lambda key: partitions[key] or 0, reverse=True)[:count]
+        await to_thread.run_sync(cluster.delete_topic, topic)
+        await to_thread.run_sync(partial(cluster.create_topic, topic, partitions=2, channels=["ch"]))
+        receipts = await producer.publish_many(topic, [OutgoingMessage(b"x", key=key) for key in keys])
+        again = [await producer.publish(topic, b"x", key=key) for key in keys]
+    assert [one.partition for one in receipts] == [one.partition for one in again]

@@ -105,6 +105,13 @@ def test_offsets_choose_messages(servers: Servers) -> None:
     assert values(found.read_all()) == [b"1-3", b"1-4", b"1-5"]
     bounds = nsqext.arrow.bounds(topic, ["127.0.0.1:1", *servers.lookupd])
     assert all(start == 0 < end for start, end in bounds.values())
+    part = nsqext.arrow.bounds(
+        topic,
+        servers.lookupd,
+        starting_offsets={topic: {0: 3, 1: -2}},
+        ending_offsets={topic: {0: 6, 1: -1}},
+    )
+    assert part == {0: (3, 6), 1: (0, 10)}
     both = nsqext.arrow.read(
         [topic], servers.lookupd, columns=["partition", "offset"], arrow_batch_rows=4, node_filter=bool
     )
@@ -256,7 +263,18 @@ def test_unknown_options(options: Any, expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_an_unknown_option_is_not_taken_for_an_internal_one() -> None:
+    """`read` has topics as an argument, and no channel."""
+    options: Any = {"subscribed": "t"}
+    with pytest.raises(UnknownSetting) as caught:
+        nsqext.arrow.read("t", "127.0.0.1:1", **options)
+    assert "did you mean subscribe" not in str(caught.value)
+
+
 def test_options_that_are_refused(servers: Servers) -> None:
+    text: Any = "no"
+    with pytest.raises(InvalidSetting, match="until_empty='no' is not True or False"):
+        nsqext.arrow.consume("t", "ch", servers.lookupd, until_empty=text)
     with pytest.raises(InvalidSetting, match="rdy"):
         nsqext.arrow.read("t", servers.lookupd, rdy=0)
     with pytest.raises(InvalidSetting, match="startingOffsets cannot be latest"):

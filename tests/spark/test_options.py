@@ -305,3 +305,14 @@ def test_a_wrong_query_is_refused_when_it_is_loaded(given: dict[str, str], expec
 )
 def test_a_query_is_loaded(given: dict[str, str]) -> None:
     assert NsqDataSource({**READ, **given}).schema().fieldNames() == list(BASE_COLUMNS)
+
+
+def test_the_case_of_an_option_of_the_other_kind_does_not_matter() -> None:
+    with pytest.raises(InvalidSetting, match="option ackBatchBytes cannot be used to read"):
+        SourceOptions.parse({**READ, "ACKBATCHBYTES": "1"})
+
+
+def test_settings_to_read_are_checked_before_anything_is_read() -> None:
+    config = ClientConfig(("127.0.0.1:1",), {"decompress": "maybe"})
+    with pytest.raises(InvalidSetting, match=r"option nsqext\.decompress"):
+        config.check("read")

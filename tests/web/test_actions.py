@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from itertools import count
 from secrets import token_hex
 
 import anyio
@@ -233,8 +235,8 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(
         refused = await browser.post(path, data={"token": "0"})
 
         async def publish() -> None:
-            while True:
-                await producer.publish(topic, b"<b>next</b>")
+            for number in count(1):
+                await producer.publish(topic, b"<b>next</b> %05d" % number)
                 await anyio.sleep(0.05)
 
         tasks.start_soon(publish)
@@ -243,6 +245,9 @@ async def test_the_next_messages_of_the_original_nsq_are_shown(
         tasks.cancel_scope.cancel()
     assert refused.status_code == 403
     assert (shown.status_code, shown.text.count("&lt;b&gt;next&lt;/b&gt;")) == (200, 20)
+    numbers = re.findall(r"&lt;b&gt;next&lt;/b&gt; ([0-9]{5})", shown.text)
+    assert len(numbers) == 20
+    assert numbers == sorted(numbers, reverse=True), "the newest comes first"
     async with Admin(original.lookupd) as admin:
         kept = (await admin.stats(topic)).channels["keep"]
         assert kept.messages == kept.lag >= 20

@@ -139,3 +139,18 @@ async def test_the_rate_of_a_channel_is_that_of_its_finished_messages(monkeypatc
     for admin.messages, admin.waiting in ((0, 0), (10, 10)):
         found = await monitor.current(newest=True)
     assert found.publish_rate("t000").now > 0 == found.finish_rate("t000", "ch").now
+
+
+async def test_a_topic_that_lookup_does_not_find_has_no_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its partitions has a leader: the page showed the former ones, in green."""
+    admin = FakeAdmin(2)
+    monkeypatch.setattr("nsqext.web.monitor.Admin", lambda *words, **options: admin)
+    monitor = Monitor("127.0.0.1:1", 1.0)
+    before = (await monitor.current(newest=True)).topics["t001"]
+
+    async def unknown(name: str) -> TopicInfo:
+        raise TopicNotFound("unknown", topic=name)
+
+    monkeypatch.setattr(admin, "topic", unknown)
+    after = (await monitor.current(newest=True)).topics["t001"]
+    assert (before.leaders, after.leaders) == ({0: NODE}, {})

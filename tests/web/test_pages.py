@@ -18,6 +18,7 @@ from nsqext.broker import Cluster
 from nsqext.delays import DelayStore
 from nsqext.errors import InvalidSetting
 from nsqext.protocol.delay_record import DelayedMessage
+from nsqext.web import WebOptions, WebPage
 from nsqext.web.document import AppDocument, type_text
 from nsqext.web.pages import size
 from tests.support import plain_http
@@ -382,3 +383,31 @@ def test_a_document_without_its_parts_is_refused() -> None:
     broken = {"asyncapi": "3.0.0", "info": {"title": "x", "version": "1"}, "operations": {"a": {"channel": {}}}}
     with pytest.raises(InvalidSetting, match="cannot be read"):
         AppDocument.read(broken)
+
+
+async def test_a_page_that_is_gone_for_a_while_is_updated_again(redesigned: Cluster) -> None:
+    """A deleted topic may be created again; the browser keeps its stream."""
+    topic = f"web_{token_hex(4)}"
+    page = WebPage(redesigned.lookupd, WebOptions(interval=0.1))
+    sent: list[bytes] = []
+
+    async def receive() -> dict[str, object]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    headers = [(b"host", b"localhost"), (b"accept", b"text/event-stream")]
+    scope = {"type": "http", "method": "GET", "path": f"/topics/{topic}", "query_string": b"", "headers": headers}
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(page.run)
+        tasks.start_soon(page, scope, receive, send)
+        with anyio.fail_after(25):
+            while not any(one.startswith(b"event: gone") for one in sent):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            await anyio.to_thread.run_sync(lambda: redesigned.create_topic(topic, channels=["billing"]))
+            while not any(one.startswith(b"data: ") and b"billing" in one for one in sent):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        tasks.cancel_scope.cancel()
+    assert sent.count(b"retry: 2000\n\n") == 1

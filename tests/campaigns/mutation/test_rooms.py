@@ -20,6 +20,7 @@ def test_mistakes_replace_code_that_occurs_once(room: str) -> None:
     for mistake in mistakes:
         source = sources[mistake.module]
         assert mistake.changed(source) != source, mistake.name
+        assert mistake.tree(source).body, mistake.name  # it compiles
 
 
 def test_files_of_mistakes_are_those_of_rooms() -> None:

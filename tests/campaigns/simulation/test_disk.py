@@ -79,3 +79,24 @@ def test_a_disk_that_is_full_or_failing_refuses_writes(fault: str, number: int) 
         disk.heal("n1")
         append(folder / "queue", b"x", sync=True)
         assert (folder / "queue").read_bytes() == b"x"
+
+
+def test_a_removed_file_is_gone_after_a_loss_of_power() -> None:
+    with disk_of(1) as disk:
+        folder = disk.root / "n1"
+        folder.mkdir(parents=True)
+        append(folder / "queue", b"synced", sync=True)
+        (folder / "queue").unlink()
+        disk.lose_power("n1")
+        assert not (folder / "queue").exists()
+
+
+def test_a_failing_disk_does_not_sync_what_it_has_taken() -> None:
+    with disk_of(1) as disk:
+        folder = disk.root / "n1"
+        folder.mkdir(parents=True)
+        out = os.open(folder / "queue", os.O_WRONLY | os.O_CREAT)
+        os.write(out, b"x")
+        disk.failing.add("n1")
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.fsync(out)

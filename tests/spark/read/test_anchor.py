@@ -15,6 +15,7 @@ from nsqext.errors import (
     InvalidState,
     TopicNotFound,
 )
+from nsqext.errors.server import AuthFailed
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.anchor import Anchors
 from nsqext.spark.read.planning import PartitionState
@@ -266,6 +267,21 @@ async def test_positions_that_are_known_are_not_requested_before_a_move(monkeypa
     assert (pushed, servers.moves) == ([21], [("orders", 0, 21)])
     await anchors.advance({("orders", 0): 21})
     assert len(servers.moves) == 1
+
+
+async def test_a_new_partition_whose_error_remains_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for a partition that is not served yet, and its messages were never read."""
+    servers = pretended(p0=20, p1=5)
+    anchors = Anchors(servers.admin, options())
+    await anchors.survey()
+    servers.logs["orders", 2] = Log(0, 4)
+
+    async def refuse(*_: object) -> None:
+        raise AuthFailed("no permission")
+
+    monkeypatch.setattr(FakeAdmin, "create_anchor", refuse)
+    with pytest.raises(AuthFailed, match="no permission"):
+        await anchors.survey(known=ORDERS)
 
 
 async def test_a_topic_of_the_same_name_without_anchors_is_another_one() -> None:

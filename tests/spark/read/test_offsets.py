@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.partitions import MessagePosition
 from nsqext.protocol.names import MAX_PARTITION
+from nsqext.spark.cluster.admin import Bounds
 from nsqext.spark.read.offsets import (
     EARLIEST,
     LATEST,
@@ -242,3 +243,12 @@ def test_a_checkpoint_without_last_messages_is_read() -> None:
 def test_last_messages_of_another_form_are_refused(last: object) -> None:
     with pytest.raises(InvalidInput, match="the member last is invalid"):
         load_last({"v": 1, "topics": {"orders": {"0": 5}}, "last": last}, {("orders", 0): 5})
+
+
+def test_the_limit_of_a_task_is_kept_although_there_are_more_tasks_than_wanted() -> None:
+    tasks = plan_tasks([Range("t", 0, 0, 100)], max_tasks=2, max_records=10)
+    assert [sum(map(len, task)) for task in tasks] == [10] * 10
+
+
+def test_an_end_before_the_first_retained_message_leaves_nothing() -> None:
+    assert parse_ending('{"t": {"0": 3}}').last_count(("t", 0), Bounds(10, 50, 500)) == 10

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -40,6 +41,39 @@ def test_a_channel_is_locked_until_it_is_released() -> None:
         first.release()
     second.acquire(patience=0)
     second.release()
+
+
+def test_the_order_of_lookup_addresses_does_not_matter() -> None:
+    first, second = (
+        PlannerLock(options(lookupd=text)) for text in ("127.0.0.1:1,127.0.0.1:2", "127.0.0.1:2,127.0.0.1:1")
+    )
+    first.acquire()
+    try:
+        with pytest.raises(InvalidState):
+            second.acquire(patience=0)
+    finally:
+        first.release()
+
+
+def test_a_refused_lock_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def noted(*given: Any) -> int:
+        opened.append(real(*given))
+        return opened[-1]
+
+    lock = PlannerLock(options())
+    lock.acquire()
+    try:
+        monkeypatch.setattr(os, "open", noted)
+        with pytest.raises(InvalidState):
+            PlannerLock(options()).acquire(patience=0)
+        assert len(opened) == 1
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(opened[0])
+    finally:
+        lock.release()
 
 
 def test_a_self_join_names_what_it_needs(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:

@@ -259,3 +259,9 @@ def test_a_logged_batch_that_cannot_be_read_is_an_error(start: int, standing: Pa
         plan_ranges({("a", 0): start}, {("a", 0): 8}, found, fail_on_data_loss=True)
     ranges = plan_ranges({("a", 0): start}, {("a", 0): 8}, found, fail_on_data_loss=False)
     assert all(standing.start <= part.start < part.end <= standing.end for part in ranges)
+
+
+def test_a_missing_anchor_is_reported_also_before_the_first_message() -> None:
+    found = {("t", 0): PartitionState(0, 5, None)}
+    with pytest.raises(DataLoss, match="the anchor channel does not exist"):
+        lags_of({("t", 0): 0}, found, fail_on_data_loss=True)

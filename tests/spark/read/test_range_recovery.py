@@ -485,3 +485,10 @@ async def test_deleted_topics_are_skipped(
     servers = Servers(unknown, Connection(frames(0)))
     servers.deleted = [False]
     assert await read_all(tasks_of(monkeypatch, servers, Range("t", 0, 0, 1), fail_on_data_loss=False)) == [(0, 0)]
+
+
+async def test_the_pause_of_a_slow_query_does_not_count(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """A connection that was lost after it made the task fail."""
+    servers = Servers(Connection(frames(0, 1, 2, 3), clock.pass_by(9.0), LOST), Connection(frames(4)))
+    await reader_of(monkeypatch, servers, 5, arrow_batch_rows=2).run()
+    assert servers.opened == 2

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.planning import Lag, PartitionState
-from nsqext.spark.read.stream_planner import within_bytes
+from nsqext.spark.read.stream_planner import StreamPlanner, within_bytes
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:
@@ -90,3 +91,16 @@ def test_shares_are_in_proportion_to_bytes() -> None:
     assert counts(found, {("a", 0): 0, ("a", 1): 0}, 5000) == {("a", 0): 45, ("a", 1): 5}
     large = {("a", 0): Log(0, 10, size=900), ("a", 1): Log(0, 90, size=100)}
     assert counts(large, {("a", 0): 0, ("a", 1): 0}, 9000) == {("a", 0): 5, ("a", 1): 45}
+
+
+@pytest.mark.anyio
+async def test_a_query_that_ends_does_not_wait_for_more_messages() -> None:
+    """With AvailableNow, the messages behind its first batch were left to the next query."""
+    servers = FakeAdmin({("orders", 0): Log(0, 80)})
+    base = {"lookupd": "127.0.0.1:1", "subscribe": "orders", "channel": "spark", "startingOffsets": "earliest"}
+    options = SourceOptions.parse({**base, "minOffsetsPerTrigger": "60"}, streaming=True)
+    planner = StreamPlanner(options, servers.admin)
+    await planner.freeze()
+    end = await planner.latest(await planner.initial(), 30)
+    assert end == {("orders", 0): 30}
+    assert await planner.latest(end, 30) == {("orders", 0): 60}

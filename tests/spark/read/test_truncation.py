@@ -10,7 +10,8 @@ import pytest
 from nsqext.errors import DataLoss
 from nsqext.spark.options import SourceOptions
 from nsqext.spark.read.offsets import Offsets, Range
-from nsqext.spark.read.stream_planner import StreamPlanner
+from nsqext.spark.read.planning import PartitionState
+from nsqext.spark.read.stream_planner import StreamPlanner, TruncationCheck
 from tests.support.spark_admin import FakeAdmin, Log
 
 if TYPE_CHECKING:
@@ -206,3 +207,15 @@ async def test_an_idle_query_requests_no_messages(monkeypatch: pytest.MonkeyPatc
     await query.latest(read, None, last=query.last)
     monkeypatch.delattr(FakeAdmin, "message")
     assert await query.latest(read, None, last=query.last) == read
+
+
+async def test_a_last_message_that_was_just_removed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server returns the first retained message, which is not the last one that was read."""
+    servers = FakeAdmin({("t", 0): Log(0, 50)})
+
+    async def message(admin: FakeAdmin, topic: str, partition: int, count: int) -> MessagePosition:
+        return admin.log(topic, partition).message(count + 3)
+
+    monkeypatch.setattr(FakeAdmin, "message", message)
+    check = TruncationCheck(servers.admin, fail_on_data_loss=False)
+    assert await check.last_messages({("t", 0): 5}, {("t", 0): PartitionState(0, 50)}, {}, {}) == {}

@@ -103,6 +103,8 @@ def test_without_headers_trace_ids_count(spark: SparkSession) -> None:
     )
     assert len(offsets(dedupe(rows))) == 5
     assert len(offsets(dedupe(rows, trace_ids=False))) == 6
+    copied = frame(spark, [row(0, trace_id=7), row(1, topic="copy", trace_id=7)], include_headers=False)
+    assert len(offsets(dedupe(copied))) == 2, "messages of two topics"
 
 
 def test_rows_of_channels_without_id_stay(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 import anyio
@@ -92,6 +93,16 @@ def test_the_first_row_that_was_not_stored_is_named_and_others_count() -> None:
     assert task.tallies == {("t", 0): 1, ("u", 0): 1}
 
 
+def test_an_error_has_the_attempts_of_its_publish() -> None:
+    error = DeliveryUnknown("no response")
+    error.attempts = (PublishFailed("refused"),)
+    task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5)
+    task.producer = Answers(error)  # type: ignore[assignment]
+    with pytest.raises(DeliveryUnknown, match="row 3 ") as caught:
+        anyio.run(task.publish, chunk(("t", 0, b"x"), first=3))
+    assert caught.value.attempts == error.attempts
+
+
 def test_a_bad_row_of_the_topic_of_bad_rows_is_not_described() -> None:
     task = RowPublisher(ClientConfig(("127.0.0.1:1",)), 5, lambda row, error, fields: (("bad", None), b"bad", 3))
     task.producer = Answers(InvalidInput("too large"))  # type: ignore[assignment]
@@ -149,6 +160,31 @@ def test_the_next_chunk_is_not_sent_after_one_that_failed(servers: Servers) -> N
     assert made == [0, 1, 2, 3]
     servers.publish(topic, [b"end"])
     assert [message.body for message in collect(servers, topic, 3)] == [b"0", b"1", b"end"]
+
+
+def test_a_chunk_that_waits_is_cancelled_when_the_rows_fail(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task ended only once its last chunk was stored, and Spark ran it again meanwhile."""
+    ended: list[str] = []
+    begun = Event()
+
+    async def publish_slowly(task: RowPublisher, made: Chunk) -> None:
+        try:
+            begun.set()
+            await anyio.sleep(60)
+            ended.append("stored")
+        except anyio.get_cancelled_exc_class():
+            ended.append("cancelled")
+            raise
+
+    def chunks(meta: Meta) -> Iterator[Chunk]:
+        yield chunk(("t", None, b"x"))
+        begun.wait()
+        raise ValueError("the rows cannot be read")
+
+    monkeypatch.setattr(RowPublisher, "publish", publish_slowly)
+    with pytest.raises(ValueError, match="the rows cannot be read"):
+        publish_chunks(ClientConfig(tuple(servers.lookupd)), 5, chunks)
+    assert ended == ["cancelled"]
 
 
 def test_requests_for_topics(servers: Servers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,3 +166,27 @@ def test_the_same_content_in_another_form_is_the_same() -> None:
     # when a message was read does not matter
     read = pa.array([0, 0], pa.int32())
     assert content_hashes({"value": value, "attempts": read}).tolist() == expected
+
+
+def test_a_row_without_its_position_may_be_in_another_task() -> None:
+    ids = ContentIds("q/0", 2, "run")
+    row = {"value": b"x", "topic": "t", "partition": 0, "offset": 1}
+    assert ids.of_batch(columns(row), 0).task is None
+    assert ids.of_batch(columns(row, {**row, "offset": None}), 1).task == "run/2"
+    assert ids.of_batch(columns({"value": b"x", "topic": "t", "message_id": None}), 3).task == "run/2"
+
+
+def test_descriptions_are_numbered_while_no_rows_are() -> None:
+    """They are made in another thread: two rows of one number would be duplicates."""
+    lock, held = Lock(), list[bool]()
+
+    class Watched(Repeats):
+        def numbers(self, hashes: Any) -> dict[int, int]:
+            held.append(lock.locked())
+            return super().numbers(hashes)
+
+    ids = ContentIds("q/0", 2, "run", Watched(), lock)
+    ids.of_batch(columns({"value": b"x"}), 0)
+    ids.of_description(0, b"y")
+    assert held == [True, True]
+    assert not lock.locked()

@@ -101,6 +101,19 @@ def test_a_column_that_was_changed_beside_the_header_is_refused(column: str, val
         Rows("extend").message(value=b"x", header=b"{")
 
 
+def test_headers_in_an_array_agree_with_the_header() -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    row = {"value": b"x", "header": b'{"a":"b","n":null}'}
+    for value, agrees in ((b"b", True), (b"c", False)):
+        pairs = [{"key": "a", "value": value}, {"key": "n", "value": None}]
+        if agrees:
+            (chunk,) = Rows("extend").chunks([row | {"headers": pairs}], types={**TYPES, "headers": kind})
+            assert chunk.groups["extend", None].messages == [OutgoingMessage(b"x", header=row["header"])]
+            continue
+        with pytest.raises(InvalidHeader, match="the columns header and headers contradict each other"):
+            Rows("extend").chunks([row | {"headers": pairs}], types={**TYPES, "headers": kind})
+
+
 def test_a_body_that_leaves_no_room_for_a_trace_id_has_none() -> None:
     largest = 1 << 20
     for size, traced in ((largest, False), (largest - 7, False), (largest - 8, True)):
@@ -146,6 +159,18 @@ def test_the_option_topic_wins_over_the_column() -> None:
     for row in ({"value": b"x", "topic": "extend"}, {"value": b"x", "topic": None, "tag": None}):
         (chunk,) = Rows("plain").chunks([row])
         assert list(chunk.groups) == [("plain", None)]
+
+
+def test_the_option_topic_wins_over_the_column_of_rows_that_are_mapped_alone() -> None:
+    for topic in ("extend", None):
+        (chunk,) = Rows("plain").chunks([{"value": b"x", "topic": topic, "trace_id": 1}])
+        assert list(chunk.groups) == [("plain", None)]
+
+
+@pytest.mark.parametrize("topic", ["plain", "extend", "original"])
+def test_a_null_among_values_is_refused(topic: str) -> None:
+    with pytest.raises(InvalidInput, match=r"row 1 of Spark partition 2: the value is null"):
+        Rows(topic).chunks([{"value": b"x"}, {"value": None}])
 
 
 def test_chunks_are_bounded_by_bytes_and_by_number() -> None:

@@ -1,0 +1,220 @@
+"""Simulated worlds: killed processes, failing handlers, clocks that are set, links that are slow or blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from nsqext import Admin, Consumer, Producer
+from nsqext.errors import InvalidState
+from nsqext.testing import NetworkOptions, SimulationFailed, World, simulate
+from nsqext.testing.simulation import Fault, run_seed
+from nsqext.testing.simulation.network import Network, current_host
+from nsqext.testing.simulation.seams import EPOCH
+from nsqext.testing.simulation.sockets import HOST
+
+if TYPE_CHECKING:
+    from nsqext import MessageBatch
+    from nsqext.testing.simulation.sockets import SimulatedSocket
+
+KEPT: list[asyncio.Task[None]] = []
+
+
+async def fails_because_of_a_task(world: World) -> None:
+    async def fail() -> None:
+        raise ValueError("the receipt was not sent")
+
+    KEPT.append(asyncio.create_task(fail()))
+    await anyio.sleep(1)
+    raise AssertionError("no receipt")
+
+
+def test_the_error_of_a_task_is_named_before_what_it_causes() -> None:
+    with pytest.raises(SimulationFailed, match="ValueError: the receipt was not sent"):
+        simulate(fails_because_of_a_task, seeds=1)
+
+
+async def asserts_in_a_handler_of_batches(world: World) -> None:
+    await world.cluster.create_topic("orders", channels=["billing"])
+    consumer = Consumer("orders", "billing", lookupd=world.cluster.lookupd)
+    handled = anyio.Event()
+
+    @consumer.batch_handler(max_wait=0.0)
+    async def handle(batch: MessageBatch) -> None:
+        if batch[0].attempts == 1:
+            raise AssertionError("booked twice")
+        handled.set()
+
+    async with consumer, Producer(world.cluster.lookupd) as producer:
+        await producer.publish("orders", b"x")
+        await handled.wait()
+
+
+def test_an_assertion_that_fails_in_a_handler_of_batches_fails_the_scenario() -> None:
+    with pytest.raises(SimulationFailed, match="AssertionError: booked twice"):
+        simulate(asserts_in_a_handler_of_batches, seeds=1)
+
+
+async def kills_a_process_that_publishes_at_its_end(world: World) -> None:
+    await world.cluster.create_topic("orders", channels=["billing"])
+    begun, ended = anyio.Event(), list[str]()
+
+    async def work() -> None:
+        async with Producer(world.cluster.lookupd) as producer:
+            await producer.ping()
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.move_on_after(3, shield=True):
+                    await producer.publish("orders", b"of a killed process")
+                ended.append("work")
+
+    process = world.start(work)
+    await begun.wait()
+    await process.kill()
+    assert ended == ["work"], "kill returns once the process has ended"
+    async with Admin(world.cluster.lookupd) as admin:
+        assert (await admin.stats("orders")).messages == 0
+
+
+def test_a_killed_process_sends_nothing_and_has_ended() -> None:
+    assert [run_seed(kills_a_process_that_publishes_at_its_end, seed, ()).error for seed in range(1, 4)] == [None] * 3
+
+
+async def starts_two_processes_of_one_name(world: World) -> None:
+    for name in ("one", "other"):
+        world.start(anyio.lowlevel.checkpoint, name)
+    with pytest.raises(InvalidState, match="a process 'other' exists"):
+        world.start(anyio.lowlevel.checkpoint, "other")
+
+
+def test_processes_have_names_of_their_own() -> None:
+    assert run_seed(starts_two_processes_of_one_name, 1, ()).error is None
+
+
+async def awaits_the_first_call_only(world: World) -> None:
+    await world.cluster.kill("n1")
+    world.cluster.restart("n1")  # type: ignore[unused-coroutine]
+
+
+def test_every_call_has_to_be_awaited() -> None:
+    with pytest.raises(SimulationFailed, match=r"restart\(\) was called and not awaited"):
+        simulate(awaits_the_first_call_only, seeds=1)
+
+
+async def sets_the_clock(world: World) -> None:
+    async with world.inject_faults():
+        await anyio.sleep(2)
+        assert time.time() - EPOCH - world.now == pytest.approx(7200 * 0.25)
+    assert time.time() - EPOCH == pytest.approx(world.now)
+    assert time.time_ns() / 1e9 - EPOCH == pytest.approx(world.now)
+
+
+def test_the_wall_clock_is_set_until_the_faults_end() -> None:
+    assert run_seed(sets_the_clock, 1, [Fault("clock_jump", 1.0, 1.0, "n1", 0.75)]).error is None
+
+
+async def connects_after_a_refusal(world: World) -> None:
+    await world.cluster.create_topic("orders", channels=["billing"])
+    async with world.inject_faults():
+        await anyio.sleep(2)
+        async with Producer(world.cluster.lookupd) as producer:
+            with anyio.fail_after(5):
+                await producer.publish("orders", b"x")
+
+
+def test_a_node_that_refuses_connections_accepts_them_when_the_fault_ends() -> None:
+    fault = Fault("refuse", 0.5, 1.0, "n1", 0.5)
+    assert run_seed(connects_after_a_refusal, 1, [fault], nodes=1, lookupds=1).error is None
+
+
+async def moves_a_leader_to_a_node_that_is_down(world: World) -> None:
+    cluster = world.cluster
+    await cluster.create_topic("orders", replicas=2, channels=["billing"])
+    leader = cluster.leader("orders")
+    other = next(name for name in cluster.nodes if name != leader)
+    await cluster.kill(other)
+    assert not await cluster.move_leader("orders", 0, other)
+    assert cluster.leader("orders") == leader
+
+
+def test_a_move_that_the_cluster_refuses_is_none() -> None:
+    assert run_seed(moves_a_leader_to_a_node_that_is_down, 1, ()).error is None
+
+
+async def nothing(world: World) -> None:
+    """Draw from the program's random numbers."""
+    assert 0 <= random.random() < 1
+
+
+def test_the_random_numbers_and_the_collector_of_the_program_are_as_before() -> None:
+    before = random.getstate()
+    assert gc.isenabled()
+    assert simulate(nothing, seeds=1)[0].error is None
+    assert (random.getstate() == before, gc.isenabled()) == (True, True)
+
+
+def test_runs_of_other_bytes_have_other_traces() -> None:
+    first, second = Network(Random(1)), Network(Random(1))
+    first.note("data", b"one")
+    second.note("data", b"two")
+    assert first.trace != second.trace
+
+
+def connected(network: Network) -> tuple[SimulatedSocket, SimulatedSocket]:
+    """Return both ends of a connection of a client to a server."""
+    token = current_host.set("server")
+    listener = network.socket()
+    listener.bind((HOST, 0))
+    network.name_port(listener.getsockname()[1], "server")
+    listener.listen()
+    current_host.reset(token)
+    client = network.socket()
+    with pytest.raises(BlockingIOError):
+        client.connect(listener.getsockname())
+    later(network, 1.0)
+    accepted, _ = listener.accept()
+    return client, accepted  # type: ignore[return-value]
+
+
+def later(network: Network, seconds: float) -> None:
+    network.now += seconds
+    network.run_due()
+
+
+WHOLE = NetworkOptions(split=0.0, partial=0.0)
+
+
+def test_data_that_was_sent_on_a_blocked_link_arrives_afterwards() -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    network.block("client", "server")
+    assert client.send(b"waits") == 5
+    later(network, 60.0)
+    with pytest.raises(BlockingIOError):
+        server.recv(10)
+    network.unblock("client", "server")
+    later(network, 1.0)
+    assert server.recv(10) == b"waits"
+
+
+def test_a_slow_link_delays_what_it_carries() -> None:
+    network = Network(Random(1), WHOLE)
+    client, server = connected(network)
+    network.slow["client", "server"] = 1_000_000.0
+    client.send(b"slow")
+    later(network, 10.0)
+    with pytest.raises(BlockingIOError):
+        server.recv(10)
+    server.send(b"fast")
+    later(network, 1.0)
+    assert client.recv(10) == b"fast", "the other direction is as fast as before"

@@ -81,8 +81,9 @@ def test_a_disk_that_is_full_or_failing_refuses_writes(fault: str, number: int) 
         assert (folder / "queue").read_bytes() == b"x"
 
 
-def test_a_removed_file_is_gone_after_a_loss_of_power() -> None:
-    with disk_of(1) as disk:
+@pytest.mark.parametrize("seed", range(5))
+def test_a_removed_file_is_gone_after_a_loss_of_power(seed: int) -> None:
+    with disk_of(seed) as disk:
         folder = disk.root / "n1"
         folder.mkdir(parents=True)
         append(folder / "queue", b"synced", sync=True)

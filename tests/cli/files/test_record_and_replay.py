@@ -51,6 +51,36 @@ def test_messages_are_recorded_and_replayed(cluster: Cluster, tmp_path: Path) ->
     assert found[None]["body_base64"] == "/w=="
 
 
+def test_a_new_channel_records_what_the_topic_has_stored(cluster: Cluster, tmp_path: Path) -> None:
+    topic, where = make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("pub", topic, "one", "two", *where)
+    done = lines("record", topic, "--to", str(tmp_path), "--channel", "backup", "--until-end", *where)
+    assert (done, sorted(recorded(tmp_path))) == ([{"topic": topic, "recorded": 2}], ["one", "two"])
+
+
+@pytest.mark.parametrize(("max_age", "count"), [(1e-9, 2), (0.0, 1), (3600.0, 1)])
+def test_files_are_rotated_by_their_age(tmp_path: Path, max_age: float, count: int) -> None:
+    files = MessageFiles(tmp_path, "orders", max_bytes=1 << 30, max_age=max_age)
+    for body in ("one", "two"):
+        files.append([{"body": body}])
+    files.close()
+    assert (recorded(tmp_path), len(files_in([tmp_path]))) == (["one", "two"], count)
+
+
+def test_messages_that_were_not_published_are_no_progress(cluster: Cluster, tmp_path: Path) -> None:
+    """The next replay would leave them out."""
+    plain, where = f"t_{token_hex(4)}", ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(plain, channels=["ch"])
+    file, progress = tmp_path / "some.jsonl", tmp_path / "progress"
+    file.write_bytes(orjson.dumps({"body": "x", "headers": {"a": "b"}}) + b"\n")
+    command = ("replay", str(file), "--progress", str(progress), *where)
+    failed = run(*command, "--topic", plain)
+    assert (failed.returncode, b"does not accept headers" in failed.stderr) == (2, True)
+    assert not progress.exists()
+    cluster.upgrade_topic(plain)
+    assert lines(*command, "--topic", plain) == [{"replayed": 1, "skipped": 0, "files": 1}]
+
+
 def test_messages_of_the_original_nsq_are_recorded_and_replayed(tmp_path: Path) -> None:
     with Cluster(nodes=1, generation="original") as cluster:
         where = ("--lookupd", cluster.lookupd[0])

@@ -488,7 +488,17 @@ async def test_deleted_topics_are_skipped(
 
 
 async def test_the_pause_of_a_slow_query_does_not_count(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """A connection that was lost after it made the task fail."""
-    servers = Servers(Connection(frames(0, 1, 2, 3), clock.pass_by(9.0), LOST), Connection(frames(4)))
-    await reader_of(monkeypatch, servers, 5, arrow_batch_rows=2).run()
-    assert servers.opened == 2
+    """A connection that was lost after it made the task fail, and so did one soon after the query went on."""
+    first, later = Connection(frames(0, 1, 2, 3), clock.pass_by(9.0), LOST), Connection(clock.pass_by(2.0), LOST)
+    servers = Servers(first, later, Connection(frames(4)))
+    reader = reader_of(monkeypatch, servers, 5, arrow_batch_rows=2)
+
+    async def leader(topic: str, partition: int) -> tuple[Leader, TopicMeta]:
+        if servers.opened == 1:
+            clock.now += 3.5
+            assert [await reader.next_block() for _ in range(2)].count(None) == 0
+        return LEADER, TopicMeta()
+
+    monkeypatch.setattr(servers, "leader", leader)
+    await reader.run()
+    assert servers.opened == 3

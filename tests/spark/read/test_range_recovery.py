@@ -488,7 +488,7 @@ async def test_deleted_topics_are_skipped(
 
 
 async def test_the_pause_of_a_slow_query_does_not_count(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    """A connection that was lost after it made the task fail, and so did one soon after the query went on."""
+    """A connection that was lost after it made the task fail, also one that was lost soon after the query continued."""
     first, later = Connection(frames(0, 1, 2, 3), clock.pass_by(9.0), LOST), Connection(clock.pass_by(2.0), LOST)
     servers = Servers(first, later, Connection(frames(4)))
     reader = reader_of(monkeypatch, servers, 5, arrow_batch_rows=2)

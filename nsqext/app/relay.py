@@ -113,7 +113,7 @@ class Relay:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Publish nothing more: `run` returns as soon as the outcome of what is being published is recorded."""
+        """Begin no further publish; `run` returns when the outcomes of running publishes are recorded."""
         self._stopping = True
 
 

@@ -27,6 +27,7 @@ _MESSAGE_ID = re.compile("[0-9A-Fa-f]{32}")
 Topic = Annotated[str, Argument(help="The topic.")]
 Channel = Annotated[str, Argument(help="The channel.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+Json = Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")]
 UntilEnd = Annotated[bool, Option("--until-end", help="Exit when the channel has no messages left.")]
 
 

@@ -84,7 +84,7 @@ class LimitsOfThreads(threading.local):
         self._trio = False  # the thread ran trio, where to look for the loop costs as much as a scope
 
     def current(self) -> TimeLimits | None:
-        """Return those of the running event loop; None for a scope with a deadline of its own, right in every loop."""
+        """Return the limits of the running event loop; None where a scope needs a deadline of its own."""
         last = self._last
         if last is not None and last.of_running_loop():
             return last

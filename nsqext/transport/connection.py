@@ -69,7 +69,7 @@ class Connection:
         #: called with the data of the message frames of each read; without it, messages end the connection
         self.on_messages: Callable[[list[MessageData]], None] | None = None
         self.on_request: Callable[[], None] | None = None  #: called before each request
-        #: after an error, be open until the server has executed what it received, see `finished`
+        #: whether it is half closed after an error, until the server has executed the received commands; see `finished`
         self.half_closes: bool = False
         self._half_closed: HalfClosed | None = None
         self._sock = sock  # connected and non-blocking
@@ -563,7 +563,7 @@ class Connection:
         self._end()
 
     def close(self) -> None:
-        """Close at once, also what is half closed; pending requests fail. Idempotent."""
+        """Close at once, also a half closed connection; pending requests fail. Idempotent."""
         if not self.closed:
             self._fail_requests(ConnectionLost("the client closed the connection"))
             self._release()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from nsqext.cli.command import Yes, command, examples
+from nsqext.cli.command import Json, Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.status_page import add_status_page
@@ -70,7 +70,7 @@ def show(
     refused: Annotated[
         bool, Option("--refused", help="List the records of the topic that are no delayed messages instead.")
     ] = False,
-    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """List the messages in the store of a relay."""
     from nsqext.delays import DelayStore
@@ -107,7 +107,7 @@ def cancel(
     identity: Annotated[str, Argument(help="Identity of the message.")],
     store: Store = Path(_STORE),
     yes: Yes = False,
-    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """Cancel a message in the store of a relay; exit with 1 if it does not wait there or is being published."""
     from nsqext.delays import Cancellation, DelayStore
@@ -128,7 +128,7 @@ def cancel(
 def discard(
     store: Store = Path(_STORE),
     yes: Yes = False,
-    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """Delete the records of the topic that are no delayed messages and were set aside."""
     from nsqext.delays import DelayStore

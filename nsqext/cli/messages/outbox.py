@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from nsqext.cli.command import Yes, command, examples
+from nsqext.cli.command import Json, Yes, command, examples
 from nsqext.cli.connection import ServerAccess, confirm, counted
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.status_page import add_status_page
@@ -79,7 +79,7 @@ def status(
         float | None, Option(min=0, help="Delete messages set aside that are older than this number of days.")
     ] = None,
     yes: Yes = False,
-    json: Annotated[bool, Option("--json", help="Print a JSON line at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """Show how many messages wait, how many were set aside because they cannot be published and why, and relays."""
     from nsqext.transactions import OutboxStore
@@ -116,7 +116,7 @@ def show(
     database: Database,
     topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
     limit: Annotated[int, Option(min=1, help="Largest number of messages, the first added.")] = 100,
-    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """List the messages of an outbox, with the errors of messages that were set aside."""
     from nsqext.transactions import OutboxStore
@@ -143,7 +143,7 @@ def cancel(
     database: Database,
     topic: Annotated[str | None, Option(help="Messages for this topic only.")] = None,
     yes: Yes = False,
-    json: Annotated[bool, Option("--json", help="Print JSON lines at a terminal too.")] = False,
+    json: Json = False,
 ) -> None:
     """Delete messages of an outbox that must not be published; exit with 1 if any is unknown or being published."""
     from nsqext.app.relay import Cancellation

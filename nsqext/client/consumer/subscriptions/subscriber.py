@@ -46,7 +46,7 @@ _clock = time.monotonic
 
 
 def pause_before_lookup(options: ConsumerOptions, failures: int) -> float:
-    """Return the seconds until lookup is asked again for what it did not list."""
+    """Return the seconds until lookup is asked again about a topic or partition that it did not list."""
     return pause_after(options.reconnect_wait, min(_LONGEST_POLL, options.max_reconnect_wait), failures)
 
 

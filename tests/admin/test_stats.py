@@ -67,6 +67,13 @@ def test_texts_of_statistics_are_printable_and_bounded(text: str, times: int) ->
     assert len(str(caught.value)) < 700
 
 
+async def test_the_leader_is_the_first_replica_whatever_its_address(nodes: LookupNodes) -> None:
+    members = [{"node_id": f"{name}:4250:4150:1"} for name in ("n1", "n2", "n3")]
+    find_by_all(nodes, lookup_json({0: "n2:4150"}, num=1))
+    nodes.route("n2:4151", "/coordinator/stats", {"topic_coord_stats": [{"isr_stats": members}]})
+    assert await admin_of(nodes).replicas("orders") == {0: ("n2:4150", "n1:4150", "n3:4150")}
+
+
 async def test_peek_asks_for_no_message_more_and_returns_the_first_of_a_batch_once(nodes: LookupNodes) -> None:
     """A real server returns the first message of a batch for each of its messages."""
     find_by_all(nodes, lookup_json({0: "n1:4150"}, num=1))

@@ -269,8 +269,8 @@ class ConnectionPool:
         self._half_closed = waiting
 
     def _connections(self) -> list[PooledConnection]:
-        """Return the connections of all nodes, broken ones too."""
-        return [node.connection for node in self._nodes.values() if node.connection is not None]
+        """Return the connections of all nodes, broken ones too; any thread may read the statistics."""
+        return [node.connection for node in tuple(self._nodes.values()) if node.connection is not None]
 
     @property
     def connections(self) -> int:
@@ -278,7 +278,7 @@ class ConnectionPool:
 
     @property
     def in_flight(self) -> int:
-        return sum(node.in_flight for node in self._nodes.values())
+        return sum(connection.in_flight for connection in self._connections())
 
     async def aclose(self) -> None:
         """Send written bytes, for at most a second, then close all connections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import pytest
@@ -82,6 +82,22 @@ async def test_a_node_is_known_by_its_address_and_keeps_its_http_address() -> No
     assert node.http == Address("n", 2)
     assert pool.node(Address("n", 1), Address("n", 3)).http == Address("n", 3)
     assert (pool.connections, pool.in_flight, node.in_flight) == (0, 0, 0)
+
+
+async def test_its_numbers_are_read_in_a_thread_while_nodes_are_added() -> None:
+    """A scrape of the metrics failed: the dictionary of nodes had changed its size."""
+    pool = Pool()
+
+    class Used:
+        usable = True
+
+        @property
+        def in_flight(self) -> int:
+            pool.node(Address("other", 1))  # as the event loop does meanwhile
+            return 2
+
+    pool.node(Address("n", 1)).connection = cast("Any", Used())
+    assert (pool.in_flight, pool.connections) == (2, 1)
 
 
 async def test_a_connection_is_used_until_it_has_an_error() -> None:

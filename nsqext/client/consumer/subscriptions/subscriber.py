@@ -107,7 +107,7 @@ class Subscriber:
     @property
     def blocked(self) -> list[str]:
         """Why partitions cannot be consumed until a setting is changed."""
-        found = [one for one in self._assignments.values() if one.blocked is not None]
+        found = [one for one in tuple(self._assignments.values()) if one.blocked is not None]
         return [str(one.blocked) for one in found if not one.is_stable(_clock())]
 
     async def run(self) -> None:

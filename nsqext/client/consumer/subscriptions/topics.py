@@ -107,7 +107,7 @@ class TopicSubscriptions:
     @property
     def blocked(self) -> tuple[str, ...]:
         """Reasons why partitions cannot be consumed until a setting is changed."""
-        return tuple(text for subscriber in self._subscribers.values() for text in subscriber.blocked)
+        return tuple(text for one in tuple(self._subscribers.values()) for text in one.blocked)
 
     def select(self, selection: TopicSelection) -> None:
         self.selection = selection

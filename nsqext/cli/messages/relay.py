@@ -17,6 +17,7 @@ from nsqext.cli.messages.relay_run import RelayRun, Running
 from nsqext.cli.parameters import Argument, CommandGroup, Option
 from nsqext.cli.waiting import waits
 from nsqext.errors import InvalidSetting, PublishFailed
+from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
     from nsqext import Consumer, Message
@@ -91,11 +92,12 @@ async def run(
         running = evolve(running, start="earliest")  # a channel that is new has no other end than its start
     if running.start is not None:
         settings["start"] = parse_position(running.start)
-    relay = RelayRun(connection, topic, channel, to or str(hook.to_http), running)
+    # errors, metrics and health name the URL, which may have a secret
+    relay = RelayRun(connection, topic, channel, to or redact_url(str(hook.to_http)), running)
     if to is None:
         if cluster != TargetCluster():
             raise InvalidSetting("--to-http cannot be combined with the address of another cluster")
-        _check_url(relay.target)
+        _check_url(str(hook.to_http), relay.target)
         key = kept.key if not kept.without_headers else None
         await _to_http(
             relay, partial(connection.consumer, topic, channel, key=key, **relay.settings(), **settings), hook
@@ -118,17 +120,17 @@ async def run(
         await relay.serve(consumer, mirror.producer)
 
 
-def _check_url(text: str) -> None:
+def _check_url(text: str, shown: str) -> None:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise InvalidSetting(f"--to-http {text!r} is not a URL: {error}") from None
+        raise InvalidSetting(f"--to-http {shown!r} is not a URL: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidSetting(f"--to-http {text!r} is not an HTTP URL", hint="write https://example.com/hook")
+        raise InvalidSetting(f"--to-http {shown!r} is not an HTTP URL", hint="write https://example.com/hook")
 
 
 async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: Hook) -> None:
-    url = relay.target
+    url, shown = str(hook.to_http), relay.target
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_KEPT)
     async with httpx.AsyncClient(timeout=hook.timeout, limits=limits) as client:
 
@@ -147,11 +149,11 @@ async def _to_http(relay: RelayRun, new_consumer: Callable[[], Consumer], hook: 
                 with anyio.fail_after(hook.timeout):  # httpx limits only the wait for each chunk
                     status = await post(body, headers)
             except (httpx.TimeoutException, TimeoutError) as error:
-                raise PublishFailed(f"{url} did not respond within {hook.timeout:g} s") from error
+                raise PublishFailed(f"{shown} did not respond within {hook.timeout:g} s") from error
             except httpx.HTTPError as error:
-                raise PublishFailed(f"{url} did not respond: {error!r}") from error
+                raise PublishFailed(f"{shown} did not respond: {error!r}") from error
             if not 200 <= status < 300:
-                raise PublishFailed(f"{url} responded with status {status}")
+                raise PublishFailed(f"{shown} responded with status {status}")
 
         async def send(message: Message) -> None:
             headers = {

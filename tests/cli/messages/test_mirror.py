@@ -259,7 +259,8 @@ def test_a_relay_whose_target_stores_nothing_is_not_ready(cluster: Cluster, http
         producer.publish(source, b"one")
     with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
         address, target = ("{}:{}".format(*one.getsockname()) for one in (free, other))
-    place = ("--to-http", f"http://{target}") if http else ("--to", source, "--to-url", f"nsqd://{target}?timeout=0.5")
+    hook = f"http://ann:planted@{target}/hook?token=planted"
+    place = ("--to-http", hook) if http else ("--to", source, "--to-url", f"nsqd://{target}?timeout=0.5")
 
     def reasons() -> str:
         with suppress(httpx.TransportError):
@@ -269,6 +270,8 @@ def test_a_relay_whose_target_stores_nothing_is_not_ready(cluster: Cluster, http
 
     with relay(source, *place, "--http", address, *where(cluster)):
         eventually(lambda: "stores no messages" in reasons())
+        shown = reasons() + plain_http.get(f"http://{address}/metrics").text
+    assert (target in shown, "planted" in shown) == (True, False)
 
 
 class _Body:

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"{_error}: pip install 'nsqext[arrow]'", name=_error.name) from _error
 
-from nsqext.arguments import check_flags
+from nsqext.arguments import check_flags, check_number
 from nsqext.client.producer.settings import ProducerSettings
 from nsqext.errors import InvalidInput, InvalidSetting
 from nsqext.lookup.settings import LookupSettings
@@ -167,7 +167,7 @@ def consume(
     check_flags(until_empty=until_empty)
     given: dict[str, object] = {**options, "channel": channel, "read_mode": "channel", **_subscription(topics)}
     if "max_messages" in given:
-        given["max_offsets_per_trigger"] = given.pop("max_messages")
+        given["max_offsets_per_trigger"] = check_number("max_messages", given.pop("max_messages"), 1)
     source = SourceOptions.parse(_texts("consume", ConsumeOptions, given, lookupd), streaming=True)
     return _consumed(source, until_empty)
 

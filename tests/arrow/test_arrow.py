@@ -75,12 +75,14 @@ def test_a_row_that_no_topic_can_store_is_named_before_anything_is_sent(servers:
 
 def test_a_compressed_body_is_read_as_it_is_stored_beside_its_header(servers: Servers) -> None:
     source, copy = (servers.make_topic("t", 1, extend=True) for _ in range(2))
-    rows = pa.table({"value": [b"x" * 5000]})
+    rows = pa.table({"value": [b"x" * 50_000]})  # smaller bodies are not compressed
     nsqext.arrow.write(rows, servers.lookupd, topic=source, compression="gzip")
+    (body,) = values(nsqext.arrow.read(source, servers.lookupd, columns=["value", "header"]).read_all())
+    assert len(body) < 1000
     stored = nsqext.arrow.read(source, servers.lookupd, columns=["value", "header"])
     assert nsqext.arrow.write(stored, servers.lookupd, topic=copy, compression="gzip") == 1
     for topic in (source, copy):
-        assert values(nsqext.arrow.read(topic, servers.lookupd).read_all()) == [b"x" * 5000]
+        assert values(nsqext.arrow.read(topic, servers.lookupd).read_all()) == [b"x" * 50_000]
 
 
 def test_the_option_topic_wins_over_the_column(servers: Servers) -> None:
@@ -246,6 +248,13 @@ def test_max_messages_is_the_limit_of_the_reader(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InvalidSetting, match="not connected"):
         next(nsqext.arrow.consume("t", "ch", "127.0.0.1:1", max_messages=5))
     assert limits == [5]
+
+
+@pytest.mark.parametrize("wrong", [0, None, 1.5, "5"])
+def test_a_wrong_number_of_messages_is_named_as_it_was_given(wrong: Any) -> None:
+    """The error named an option of Spark's source."""
+    with pytest.raises(InvalidSetting, match=f"max_messages={wrong!r} is not a positive number"):
+        nsqext.arrow.consume("t", "ch", "127.0.0.1:1", max_messages=wrong)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
+import time
 from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_hex
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import httpx
@@ -222,3 +228,46 @@ def test_keys_choose_column_and_direction() -> None:
     assert view.press("t")
     assert [one["topic"] for one in view.sorted()] == ["c", "b", "a"]
     assert not view.press("q")
+
+
+class _Lookup(BaseHTTPRequestHandler):
+    """A lookup node with another time, which lists two nodes of different versions that are down."""
+
+    ahead = 0.0
+
+    def do_GET(self) -> None:
+        nodes = [
+            {"broadcast_address": "127.0.0.1", "tcp_port": 1, "http_port": 2, "version": version, "hostname": "n"}
+            for version in ("1.2.0", "1.3.0")
+        ]
+        nodes[1] |= {"tcp_port": 3, "http_port": 4}
+        body = json.dumps({"producers": nodes, "topics": []}).encode()
+        self.send_response(404 if self.path.startswith("/listlookup") else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(time.time() + self.ahead, usegmt=True)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_clocks_and_versions_that_differ_are_reported(ahead: float) -> None:
+    handler = type("Shifted", (_Lookup,), {"ahead": ahead})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            done = run("doctor", "--lookupd", address, NSQEXT_TIMEOUT="1", NSQEXT_CONNECT_TIMEOUT="1")
+        finally:
+            server.shutdown()
+            serving.join()
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    warnings = {one["subject"]: one["text"] for one in found if one["status"] == "warning"}
+    assert warnings["nodes"] == "versions differ: 1.2.0, 1.3.0"
+    assert re.fullmatch(r"its clock differs by 3\d{3} s from this machine's", warnings[f"lookup {address}"])
+    assert done.returncode == 1, "nodes are down"

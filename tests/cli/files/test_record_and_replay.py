@@ -58,6 +58,17 @@ def test_a_new_channel_records_what_the_topic_has_stored(cluster: Cluster, tmp_p
     assert (done, sorted(recorded(tmp_path))) == ([{"topic": topic, "recorded": 2}], ["one", "two"])
 
 
+def test_bodies_are_recorded_as_they_are_stored(cluster: Cluster, tmp_path: Path) -> None:
+    topic, where = make_topic(cluster, "record"), ("--lookupd", cluster.lookupd[0])
+    with Producer(cluster.lookupd, compression="gzip") as producer:
+        producer.publish(topic, b"x" * 50_000)
+    lines("record", topic, "--to", str(tmp_path), "--until-end", *where)
+    ((entry,),) = [list(read_entries(path)) for path in files_in([tmp_path])]
+    message = outgoing_message(entry.record)
+    assert isinstance(message.body, bytes)
+    assert gzip.decompress(message.body) == b"x" * 50_000
+
+
 @pytest.mark.parametrize(("max_age", "count"), [(1e-9, 2), (0.0, 1), (3600.0, 1)])
 def test_files_are_rotated_by_their_age(tmp_path: Path, max_age: float, count: int) -> None:
     files = MessageFiles(tmp_path, "orders", max_bytes=1 << 30, max_age=max_age)

@@ -64,18 +64,6 @@ def test_a_closed_pipe_ends_tail_quietly(cluster: Cluster, topic: str) -> None:
     assert (unexpected(done.stderr), len(done.stdout.splitlines())) == (b"", 1)
 
 
-def test_a_message_that_cannot_be_printed_stays_in_the_channel(cluster: Cluster, topic: str) -> None:
-    where = ("--channel", "ch", "--lookupd", cluster.lookupd[0])
-    with started("tail", topic, *where) as tail:
-        lines("pub", topic, "one", *where[2:])
-        assert tail.stdout is not None
-        assert json.loads(tail.stdout.readline())["body"] == "one"
-        tail.stdout.close()
-        lines("pub", topic, "two", *where[2:])
-        tail.wait(timeout=_PATIENCE)
-    assert [one["body"] for one in lines("tail", topic, *where, "--until-end")] == ["two"]
-
-
 def test_tail_does_not_report_pauses_of_the_machine(cluster: Cluster) -> None:
     topic, address = f"t_{token_hex(4)}", cluster.lookupd[0]
     cluster.create_topic(topic)

@@ -441,3 +441,17 @@ def test_a_quote_that_is_not_closed_names_its_line(
     (tmp_path / "rows").write_bytes(content)
     with pytest.raises(InvalidInput, match=f"line 4: a quoted field does not end {where}"):
         anyio.run(read)
+
+
+def test_a_message_that_cannot_be_printed_stays_in_the_channel(cluster: Cluster) -> None:
+    topic = f"t_{token_hex(4)}"
+    cluster.create_topic(topic, channels=["ch"])
+    where = ("--channel", "ch", "--lookupd", cluster.lookupd[0])
+    with started("tail", topic, *where) as tail:
+        lines("pub", topic, "one", *where[2:])
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["body"] == "one"
+        tail.stdout.close()
+        lines("pub", topic, "two", *where[2:])
+        tail.wait(timeout=60)
+    assert [one["body"] for one in lines("tail", topic, *where, "--until-end")] == ["two"]

@@ -19,7 +19,7 @@ from nsqext.app import Key  # noqa: TC001 - handlers are annotated with it
 from nsqext.client.consumer.handlers.batches import MessageBatch as AsyncMessageBatch
 from nsqext.client.consumer.message import requeue_unanswered
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
-from nsqext.middleware import HandlerTimeout, Middleware
+from nsqext.middleware import CallNext, HandlerTimeout, Handling, Middleware
 from nsqext.sync.loop import shared_loop
 from tests.support.blocking_client import eventually
 
@@ -342,9 +342,18 @@ def test_a_batch_is_requeued_with_its_delay(cluster: Cluster, topic: str, monkey
         given.append((*arguments, options))
 
     monkeypatch.setattr(AsyncMessageBatch, "requeue", requeue)
-    with sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+    with make(cluster, topic) as consumer:
         consumer.fetch(1, 0.01).requeue(delay=3.0, backoff=True)
-    assert given == [(None, 3.0, {"backoff": True})]
+        fill(cluster, topic, 1)
+        batch = consumer.fetch(1, 10.0)
+        batch.requeue([batch[0]])
+        batch.requeue([])
+        batch.finish()
+    assert given == [
+        (None, 3.0, {"backoff": True}),
+        ([batch[0]._original], 0.0, {"backoff": False}),
+        ([], 0.0, {"backoff": False}),
+    ]
 
 
 def test_batches_are_finished_in_part_and_leaving_the_loop_requeues_the_rest(cluster: Cluster, topic: str) -> None:
@@ -368,6 +377,14 @@ def test_batches_are_finished_in_part_and_leaving_the_loop_requeues_the_rest(clu
             if len(seen) == 10:
                 break
     assert sorted(seen) == [b"%d" % number for number in range(10)]
+
+
+def test_a_batch_is_finished_up_to_one_of_its_messages(cluster: Cluster, topic: str) -> None:
+    fill(cluster, topic, 3)
+    with make(cluster, topic) as consumer:
+        batch = consumer.fetch(3, 10.0)
+        batch.finish_up_to(batch[1])
+        assert [message.answered for message in batch] == [True, True, False]
 
 
 def test_an_exception_in_the_loop_requeues_the_batch(cluster: Cluster, topic: str) -> None:
@@ -450,6 +467,57 @@ def test_a_batch_handler_runs_in_a_thread(cluster: Cluster, topic: str) -> None:
     consumer.run()
     assert sorted(body for body, _ in seen) == [b"%d" % number for number in range(10)]
     assert threading.get_ident() not in {thread for _, thread in seen}
+
+
+def test_a_batch_handler_has_its_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def batch_handler(_: nsqext.Consumer, **limits: object) -> object:
+        given.append(limits)
+        return given.append
+
+    monkeypatch.setattr(nsqext.Consumer, "batch_handler", batch_handler)
+    consumer = sync.Consumer("orders", "ch", "127.0.0.1:1")
+    consumer.batch_handler(max_count=3, max_wait=5.0)(lambda batch: None)
+    assert given[0] == {"max_count": 3, "max_wait": 5.0}
+
+
+def test_a_result_that_nothing_uses_is_one_warning(
+    cluster: Cluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(cluster, topic, 3)
+    consumer, handled = make(cluster, topic), list[bytes]()
+
+    @consumer.handler
+    def handle(message: sync.Message) -> int:
+        handled.append(message.body)
+        if len(handled) == 3:
+            consumer.stop()
+        return 5
+
+    consumer.run()
+    assert caplog.text.count("returned a value (int), which is not used") == 1
+
+
+def test_a_consumer_with_transactions_waits_for_its_handler_beyond_the_timeout(cluster: Cluster, topic: str) -> None:
+    """Its connection would be rolled back, and used by others, while the handler runs."""
+
+    class Transaction(Middleware):
+        opens_transaction = True
+
+    fill(cluster, topic, 1)
+    consumer = make(cluster, topic, middleware=[Transaction()], close_timeout=0.05)
+    release, ended = threading.Event(), threading.Event()
+
+    @consumer.handler
+    def handle(message: sync.Message) -> None:
+        consumer.stop()
+        threading.Timer(0.5, release.set).start()
+        release.wait(30)
+        ended.set()
+
+    consumer.run()
+    assert ended.is_set()
 
 
 def test_a_message_is_finished_by_another_thread_after_its_handler(cluster: Cluster, topic: str) -> None:
@@ -535,6 +603,20 @@ def test_it_is_started_in_one_thread_and_closed_in_another(cluster: Cluster, top
     consumer.close()
 
 
+def test_middleware_surrounds_a_blocking_handler(cluster: Cluster, topic: str) -> None:
+    class Noting(Middleware):
+        async def handle(self, handling: Handling, call_next: CallNext) -> object:
+            bodies.append(handling.message.body)
+            return await call_next(handling)
+
+    fill(cluster, topic, 1)
+    bodies: list[bytes] = []
+    consumer = make(cluster, topic, middleware=[Noting()])
+    consumer.handler(lambda message: consumer.stop())
+    consumer.run()
+    assert bodies == [b"0"]
+
+
 def test_a_time_limit_leaves_no_handler_running(cluster: Cluster, topic: str) -> None:
     """The message was handled again while its handler ran, in any number of threads."""
     limited = make(cluster, topic, middleware=[HandlerTimeout(0.05)])
@@ -595,7 +677,7 @@ def test_handlers_receive_what_their_annotations_name(cluster: Cluster, topic: s
     takes_message.__annotations__["message"] = sync.Message  # a module without 'from __future__ import annotations'
 
     @consumer.handler
-    def handle(numbers: list[int], message: sync.Message, *, key: Key) -> None:
+    def handle(numbers: list[int], *, message: sync.Message, key: Key) -> None:
         found.extend((numbers, type(message), message.attempts, key))
         consumer.stop()
 

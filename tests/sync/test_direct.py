@@ -203,6 +203,60 @@ def test_batches_that_must_be_checked_or_divided_are_left_to_the_event_loop(
         assert threads.direct.stored == already
 
 
+def test_a_program_that_publishes_twice_opens_no_connection_for_threads(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
+    with sync.Producer(cluster.lookupd) as producer:
+        for _ in range(2):
+            producer.publish(topic, b"x", partition=0)
+        producer.ping()  # behind what was to be opened in the event loop
+        assert threads.asked == 0
+
+
+def test_a_message_whose_header_is_passed_on_is_left_to_the_event_loop(
+    cluster: Cluster, topic: str, threads: Threads
+) -> None:
+    with sync.Producer(cluster.lookupd) as producer, sync.Consumer(topic, "ch", lookupd=cluster.lookupd) as consumer:
+        for _ in range(threads.warm(producer, topic)):
+            next(consumer).finish()
+        producer.publish(topic, b"x", header=b'{"a":1e0}')
+        message = next(consumer)
+        message.finish()
+    assert message._original.header == b'{"a":1e0}'
+
+
+def test_a_batch_that_was_not_sent_because_its_producer_closes_has_no_outcomes(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise InvalidState("the producer was closed")
+
+    with sync.Producer(cluster.lookupd) as producer:
+        threads.warm(producer, topic)
+        monkeypatch.setattr(threads.direct.port, "ready_batch", closed)
+        with pytest.raises(InvalidState, match=r"^the producer was closed$"):
+            producer.publish_many(topic, [b"x", b"y"])
+
+
+def test_connections_of_threads_are_checked_and_have_time_for_their_last_publishes(
+    cluster: Cluster, topic: str, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checks, a publish to a node that does not respond would not end."""
+    with sync.Producer(cluster.lookupd, heartbeat_interval=1.0, close_timeout=7.0) as producer:
+        threads.warm(producer, topic)
+        (pool,) = threads.pools
+        ticks, waits, close = list[int](), list[float](), pool.close
+        monkeypatch.setattr(pool, "tick", lambda: ticks.append(1))
+
+        def close_noted(timeout: float) -> bool:
+            waits.append(timeout)
+            return close(timeout)
+
+        monkeypatch.setattr(pool, "close", close_noted)
+        until(lambda: ticks)
+    assert waits == [7.0]
+
+
 def test_the_loss_of_a_batch_of_a_thread_is_reported_for_each_message(
     cluster: Cluster, topic: str, threads: Threads
 ) -> None:

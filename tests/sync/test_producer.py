@@ -177,6 +177,29 @@ def test_the_batcher_publishes_in_the_background(cluster: Cluster, topic: str) -
             batcher.add(b"late")
 
 
+def test_the_batcher_has_the_limits_that_are_given(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"linger": 1.0, "max_count": 2, "max_bytes": 3, "max_pending": 4}
+    given: list[dict[str, object]] = []
+    monkeypatch.setattr(nsqext.Producer, "batcher", lambda _, topic, **options: given.append(options))
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.batcher("orders", **limits)  # type: ignore[arg-type]
+    assert given == [limits]
+
+
+def test_an_iterable_is_read_in_the_thread_of_its_caller(cluster: Cluster, topic: str) -> None:
+    """It may block, or publish itself."""
+
+    def bodies() -> Iterator[bytes]:
+        readers.add(threading.get_ident())
+        yield b"x"
+
+    readers: set[int] = set()
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish_many(topic, bodies())
+        producer.publish_many(topic, bodies(), key="k")
+    assert readers == {threading.get_ident()}
+
+
 def test_the_batcher_reports_failed_messages(cluster: Cluster) -> None:
     with (
         sync.Producer(cluster.lookupd, timeout=0.2) as producer,
@@ -245,6 +268,30 @@ def interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def test_a_signal_that_closes_while_the_producer_closes_does_not_wait_for_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, closed = sync.Producer(cluster.lookupd).start(), threading.Event()
+    close, waiting = nsqext.Producer.__aexit__, threading.get_ident()
+
+    def close_again(*_: object) -> None:
+        producer.close()
+        closed.set()
+
+    async def close_late(original: nsqext.Producer, *error: object) -> None:
+        signal.pthread_kill(waiting, signal.SIGUSR1)
+        await anyio.to_thread.run_sync(closed.wait)
+        await close(original, *error)
+
+    monkeypatch.setattr(nsqext.Producer, "__aexit__", close_late)
+    before = signal.signal(signal.SIGUSR1, close_again)
+    try:
+        producer.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert closed.is_set()
+
+
 def test_several_share_a_lookup_in_the_loop_of_the_process(cluster: Cluster, topic: str) -> None:
     lookup = nsqext.Lookup(cluster.lookupd)
     for body in (b"1", b"2"):
@@ -272,6 +319,25 @@ with sync.Producer({cluster.lookupd!r}) as producer:
             own.publish({topic!r}, b"child")
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    run = run_code(program, tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_keeps_a_loop_of_its_own(tmp_path: Path) -> None:
+    program = """
+import os, signal
+from nsqext.sync.loop import shared_loop
+portal = shared_loop.kept()
+child = os.fork()
+if not child:
+    signal.alarm(50)
+    own = shared_loop.kept()
+    own.call(int)
+    os._exit(7 if own is not portal else 8)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert shared_loop.kept() is portal
 """
     run = run_code(program, tmp_path)
     assert run.returncode == 0, run.stderr

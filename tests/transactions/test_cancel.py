@@ -60,6 +60,15 @@ def test_a_topic_bounds_a_cancellation(database: str) -> None:
         assert store.waiting() == []
 
 
+def test_a_cancellation_in_several_topics_is_too_late_if_it_is_in_one(database: str) -> None:
+    for topic in ("t", "u"):
+        add(database, "one", topic=topic)
+    with OutboxStore(database) as store:
+        assert read(store, "relay", 1) == ["one"]
+        assert store.cancel("one") is TOO_LATE
+        assert store.waiting() == []
+
+
 def test_a_message_that_is_read_is_too_late_and_not_read_again(database: str) -> None:
     add(database, "one", "two")
     with OutboxStore(database) as store:

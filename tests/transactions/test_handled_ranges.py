@@ -81,6 +81,13 @@ def test_a_time_without_messages_keeps_ranges_apart_for_an_hour() -> None:
     assert merged([of_log(0, 2), of_log(1)], 1e6) == [of_log(0, 2), of_log(1)]
 
 
+def test_a_range_is_kept_as_long_as_its_message_that_was_handled_last() -> None:
+    """The first message may be redelivered after the others, and forgotten before them."""
+    late, early = of_log(0)._replace(handled=500.0), of_log(1)._replace(handled=100.0)
+    (joined,) = merged([late, early], NOW)
+    assert joined.handled == 500.0
+
+
 @pytest.fixture
 async def sessions(database: str) -> AsyncIterator[Sessions]:
     """Sessions of a database with an empty table of effects."""

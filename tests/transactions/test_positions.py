@@ -12,10 +12,10 @@ from anyio.to_thread import run_sync
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from nsqext import Admin, Consumer, Message, Position, Producer, Requeue
+from nsqext import Admin, Consumer, ExtFilter, Message, Position, Producer, Requeue
 from nsqext.broker import Cluster
 from nsqext.client.middleware import Handling
-from nsqext.errors import DataLoss, InvalidInput, InvalidSetting
+from nsqext.errors import DataLoss, InvalidInput, InvalidSetting, PartitionUnavailable
 from nsqext.lookup.node_channels import LogBounds
 from nsqext.transactions import Positions
 from tests.support.consumers import eventually
@@ -188,7 +188,8 @@ async def test_every_message_has_its_effect_once_through_changes_of_the_leader(s
 
 
 async def test_what_leaves_messages_out_is_refused(cluster: Cluster, topic: str, sessions: Sessions) -> None:
-    for name, value in {"tag": "t", "max_attempts": 3, "sample_rate": 10}.items():
+    left_out = {"tag": "t", "max_attempts": 3, "sample_rate": 10, "ext_filter": ExtFilter(1, "country", "NL")}
+    for name, value in left_out.items():
         with pytest.raises(InvalidSetting, match=f"{name}=.* leaves messages out"):
             Ledger(cluster, topic, sessions, **{name: value})
     with pytest.raises(InvalidSetting, match="no effect without start"):
@@ -218,6 +219,15 @@ async def test_a_message_that_was_not_received_in_order_is_refused(sessions: Ses
 
     with pytest.raises(InvalidInput, match="in order"):
         await Positions(sessions.begin).handle(Handling([message], "ch"), refused)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_partition_waits_for_a_database_that_does_not_respond(sessions: Sessions) -> None:
+    """It would begin where the channel is, and messages would have their effects twice, or not at all."""
+    async with sessions.begin() as session:
+        await session.execute(text("DROP TABLE nsqext_position"))
+    with pytest.raises(PartitionUnavailable, match="its position cannot be read from the database"):
+        await Positions(sessions.begin).start_of("t", "ch", 3, LogBounds(0, 200, 0))
 
 
 async def handled(positions: Positions[AsyncSession], number: int, channel: str = "ch") -> RecordingOwner:

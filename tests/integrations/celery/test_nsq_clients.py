@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, cast
 
 import orjson
@@ -164,6 +166,31 @@ def test_a_consumer_that_leaves_returns_what_arrives(servers: ScriptedServers) -
     source.leave()
     servers.consumers[0].handle(message := ScriptedMessage(stored()))
     assert (servers.consumers[0].calls, message.answers, received) == (["pause"], [0.0], [])
+
+
+def test_a_consumer_that_leaves_waits_for_a_message_that_is_handed_over(servers: ScriptedServers) -> None:
+    """The queue that closes returns what was received; what came later stayed in flight."""
+    handing, may_end, events = threading.Event(), threading.Event(), list[str]()
+
+    def receive(*_: object) -> None:
+        handing.set()
+        assert may_end.wait(30)
+        events.append("handed over")
+
+    def leave() -> None:
+        source.leave()
+        events.append("left")
+
+    source = QueueConsumer(clients(), QueueSpec("q"), 3, receive)
+    with ThreadPoolExecutor(2) as threads:
+        handled = threads.submit(servers.consumers[0].handle, ScriptedMessage(stored()))
+        assert handing.wait(30)
+        left = threads.submit(leave)
+        wait([left], 0.1)  # it has ended by now, unless it waits
+        may_end.set()
+        for one in (handled, left):
+            one.result(30)
+    assert events == ["handed over", "left"]
 
 
 def test_acknowledgements_answer_messages_once(servers: ScriptedServers, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import pytest
 from kombu.exceptions import ChannelError
 
 from nsqext.errors import MessageNotInFlight
+from nsqext.integrations.celery.envelope import Binding, Exchange
 from nsqext.integrations.celery.nsq_clients import DEFAULT_PREFETCH, QueueConsumer
 from nsqext.integrations.celery.transport import Transport
 from nsqext.types import TopicMeta
@@ -65,6 +66,17 @@ def test_topics_of_a_queue_are_created_before_it_is_consumed(channel: Any, serve
     assert servers.calls == [("create", name, "other"), ("create", name, name)]
     assert servers.consumers[0].calls == ["start"]
     assert servers.consumers[0].max_in_flight == DEFAULT_PREFETCH
+
+
+def test_a_queue_exists_with_the_channel_at_one_of_its_topics(
+    channel: Any, servers: ScriptedServers, name: str
+) -> None:
+    queue = kombu.Queue(name)(channel)
+    with pytest.raises(ChannelError):
+        queue.queue_declare(passive=True)
+    channel.connection.queues[name].bindings.append(Binding(Exchange("logs"), "a"))
+    servers.queues = {"logs.a": {name: (0, 0)}}
+    queue.queue_declare(passive=True)
 
 
 def test_a_queue_that_is_deleted_is_forgotten(channel: Any, servers: ScriptedServers, name: str) -> None:

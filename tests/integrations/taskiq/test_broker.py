@@ -146,7 +146,7 @@ def scripted(*, age: float = 0.0, at_server: bool = False, body: bytes | None = 
 
     async def requeue(delay: float) -> None:
         answers.append(delay)
-        if delay > 1000:
+        if delay == ACCEPTED_DELAY:
             raise MessageNotInFlight("its connection is lost")
 
     async def finish() -> None:
@@ -219,6 +219,22 @@ async def test_servers_keep_a_task_for_as_long_as_they_can(
     broker = NsqBroker("127.0.0.1:1", queues=("first", "second"))
     await broker.kick(BrokerMessage(task_id="1", task_name="note", message=b"x", labels=labels))
     assert sent == [("first", b"x", {"key": None, "tag": None, "delay": delay})]
+
+
+async def test_the_labels_key_and_tag_are_sent_as_text_also_with_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    class ScriptedProducer:
+        async def meta(self, topic: str) -> TopicMeta:
+            return TopicMeta(partition_num=1, extend_support=True)
+
+        async def publish(self, topic: str, body: bytes, **options: Any) -> None:
+            sent.append(options)
+
+    monkeypatch.setattr("nsqext.integrations.taskiq.Producer", lambda **_: ScriptedProducer())
+    labels = {"key": 1.5, "tag": 7, "delay": 5}
+    await NsqBroker("127.0.0.1:1").kick(BrokerMessage(task_id="1", task_name="note", message=b"x", labels=labels))
+    assert sent == [{"key": "1.5", "tag": "7", "delay": 5.0}]
 
 
 @pytest.mark.parametrize("create", [True, False])

@@ -24,6 +24,9 @@ from nsqext.transactions.schema import DIALECTS, SHARDS, Dialect, columns_of, pr
 _BUSY = 30.0  # seconds that a transaction of SQLite waits for other processes
 LONGEST_LEASE: float = 60.0
 """Seconds of a relay's lease, at most; one that ends later is from before the clock of the database was set back."""
+# a server that vanished without a word is noticed in half a minute; the system would wait for 15 minutes, or for ever
+# while nothing is sent. Seconds, the last one milliseconds
+_SILENCE = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 30_000}
 _DRIFT = 5.0  # seconds by which that clock may be set back while leases last
 _ENDED = "(until < :now OR until > :latest)"
 _FREE = f"SELECT shard FROM nsqext_outbox_shard WHERE {_ENDED} ORDER BY shard LIMIT :count"  # noqa: S608
@@ -141,12 +144,18 @@ class OutboxStore:
             raise InvalidSetting(f"the outbox cannot be opened: {self.shown(error)}", hint=_hint(error)) from error
 
     def connect(self) -> Any:
-        """Open a connection of the driver, in the mode in which each statement is a transaction."""
+        """Open a connection of the driver, in the mode in which each statement is a transaction.
+
+        To PostgreSQL it ends when the server has been silent for 30 seconds, unless the address says otherwise.
+        """
         if self.dialect == "sqlite":
             return sqlite3.connect(self._address.target, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         import psycopg
+        from psycopg.conninfo import conninfo_to_dict
 
-        return psycopg.connect(self._address.target, autocommit=True)
+        given = conninfo_to_dict(self._address.target)
+        silence: dict[str, Any] = {name: value for name, value in _SILENCE.items() if name not in given}
+        return psycopg.connect(self._address.target, autocommit=True, **silence)
 
     def shown(self, error: BaseException) -> str:
         """Return the text of an error of the database, without the password."""

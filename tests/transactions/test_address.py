@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -118,3 +119,9 @@ def test_an_error_of_the_driver_is_shown_without_the_password(address: str) -> N
     assert "kV9" not in shown
     assert shown.startswith("cannot read ***")
     assert shown.endswith("or on db")
+
+
+@pytest.mark.parametrize(("given", "timeout"), [("", "30000"), ("tcp_user_timeout=5000", "5000")])
+def test_a_connection_to_a_server_that_vanished_ends(postgres: str, given: str, timeout: str) -> None:
+    with OutboxStore(f"{postgres} {given}", create=True) as store, closing(store.connect()) as connection:
+        assert connection.info.get_parameters()["tcp_user_timeout"] == timeout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from secrets import token_hex
 from typing import Any
 
@@ -194,6 +195,7 @@ async def test_what_leaves_messages_out_is_refused(cluster: Cluster, topic: str,
             Ledger(cluster, topic, sessions, **{name: value})
     with pytest.raises(InvalidSetting, match="no effect without start"):
         Ledger(cluster, topic, sessions, start=None)
+    Producer(cluster.lookupd, middleware=[Positions(sessions.begin)])  # it leaves nothing out
     with pytest.raises(InvalidSetting, match="start_existing has no effect"):
         Ledger(cluster, topic, sessions, start_existing=True)
 
@@ -230,9 +232,11 @@ async def test_a_partition_waits_for_a_database_that_does_not_respond(sessions: 
         await Positions(sessions.begin).start_of("t", "ch", 3, LogBounds(0, 200, 0))
 
 
-async def handled(positions: Positions[AsyncSession], number: int, channel: str = "ch") -> RecordingOwner:
-    """Handle a message from byte 100 to 134; return its subscription."""
-    message = make_message(owner := RecordingOwner(in_order=True), number, offset=100, timestamp=1)
+async def handled(
+    positions: Positions[AsyncSession], number: int, channel: str = "ch", offset: int = 100
+) -> RecordingOwner:
+    """Handle a message of 34 bytes; return its subscription."""
+    message = make_message(owner := RecordingOwner(in_order=True), number, offset=offset, timestamp=1)
     message.size = 34
 
     async def handle(_: Handling) -> None:
@@ -300,6 +304,19 @@ async def test_a_partition_does_not_begin_with_a_message_that_was_read_before_th
         assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, 134)) is None
         await positions.forget("t", "ch")
     assert caplog.messages == 3 * ["ch begins at byte 100, because no message from byte 99 on was delivered"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_message_counts_as_missing_after_three_moves_in_succession(sessions: Sessions) -> None:
+    """Servers send what they had read before a move."""
+    positions: Positions[AsyncSession] = Positions(sessions.begin)
+    await handled(positions, 1)
+    for offset in (134, 134, 100, 134, 134, 134):
+        assert await positions.start_of("t", "ch", 3, LogBounds(0, 200, 200)) == Position.offset(100)
+        with nullcontext() if offset == 100 else pytest.raises(Requeue):
+            await handled(positions, 1 if offset == 100 else 2, offset=offset)
+    with pytest.raises(DataLoss, match="byte 100 begins no message"):
+        await positions.start_of("t", "ch", 3, LogBounds(0, 200, 200))
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

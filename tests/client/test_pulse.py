@@ -112,6 +112,15 @@ def test_a_message_begins_a_new_silence() -> None:
     assert consumers.run(107.1) == [107.0]
 
 
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_topic_is_silent_when_no_consumer_receives_a_message_of_it(later: int) -> None:
+    stands = [Stand(), Stand()]
+    stands[later].delivered_at = 103.0
+    consumers = Consumers([(Lookups(), [stand]) for stand in stands])
+    assert consumers.run(106.9) == []
+    assert consumers.run(107.1) == [107.0]
+
+
 def test_consumers_of_a_topic_share_its_lookups() -> None:
     consumers = Consumers([(Lookups(), [Stand()]) for _ in range(100)])
     found = consumers.run(200.0)

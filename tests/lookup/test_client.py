@@ -425,9 +425,10 @@ async def test_topics_and_nodes_of_all(nodes: LookupNodes) -> None:
 
 @pytest.mark.parametrize("answer", [{"topics": 7}, {}, [], httpx.Response(200, text="<html>")])
 async def test_invalid_lists(nodes: LookupNodes, answer: Any) -> None:
-    nodes.lists("a:4161")
-    nodes.route("a:4161", "/topics", httpx.Response(200, json=answer) if answer == [] else answer)
-    with pytest.raises(LookupFailed, match="no lookup node returned a usable response"):
+    nodes.lists("a:4161", "b:4161")  # a given address is asked after the listed ones
+    for name in ("a:4161", "b:4161"):
+        nodes.route(name, "/topics", httpx.Response(200, json=answer) if answer == [] else answer)
+    with pytest.raises(LookupFailed, match=r"no lookup node returned a usable response: .*b:4161.*a:4161"):
         await client_of(nodes).lists.topics()
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from attrs import evolve
+
 from nsqext.lookup.node_stats import read_stats
 from nsqext.types import Address
+from tests.support.stats import NODE, channel_stats, topic_entry
 
 
 def test_numbers_of_a_channel_of_both_generations() -> None:
@@ -41,3 +44,21 @@ def test_what_a_node_does_not_report_is_zero_or_empty() -> None:
     topic["channels"] = [{"channel_name": "ch", "dispatch": "key_failover"}]
     (found,) = read_stats({"topics": [topic]}, Address("n", 4150))["t"]
     assert found.channels["ch"].dispatch == "key_failover"
+
+
+def test_bytes_of_a_partition_are_those_that_its_log_retains() -> None:
+    (part,) = read_stats({"topics": [topic_entry("t")]}, NODE)["t"]
+    assert (part.start, part.end, part.bytes) == (10, 100, 90)
+
+
+def test_a_channel_that_moved_back_has_no_unconfirmed_messages() -> None:
+    assert channel_stats(depth=5, backlogs=3).unconfirmed == 2
+    assert channel_stats(depth=5, backlogs=8).unconfirmed == 0
+
+
+def test_a_consumer_counts_once_whatever_number_of_partitions_it_reads() -> None:
+    one, other = {"client_id": "a", "hostname": "h"}, {"client_id": "b", "hostname": "h"}
+    first, second = channel_stats(one, other), channel_stats(one, one)
+    assert (first.consumers, second.consumers) == (2, 2), "a partition has a connection of each"
+    elsewhere = [evolve(client, partition=4) for client in first.clients]
+    assert evolve(first, clients=(*first.clients, *elsewhere)).consumers == 2

@@ -10,7 +10,14 @@ from attrs import astuple, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.errors import LookupFailed, LookupUnreachable, PartitionUnavailable, TopicNotFound
+from nsqext.errors import (
+    LookupFailed,
+    LookupUnreachable,
+    NotLookupd,
+    PartitionUnavailable,
+    TopicNotFound,
+    TopicNotReady,
+)
 from nsqext.lookup.leaders import Leader, leader_of
 from nsqext.lookup.partition_map import PartitionMap, PartitionMapMerger, failure
 from nsqext.types import Address, TopicMeta
@@ -142,6 +149,10 @@ def test_partitions_are_removed_when_the_topic_has_fewer() -> None:
     assert leaders(merger) == {0: "n1", 1: "n2"}
 
 
+def test_an_added_partition_has_its_leader_before_lookup_counts_it() -> None:
+    assert leaders(table_of([listing("a", {0: "n1", 1: "n2"}, num=1)])) == {0: "n1", 1: "n2"}
+
+
 def test_the_same_answers_again_are_no_change() -> None:
     merger = table_of([listing("a", {0: "n1"}, num=1)])
     before = merger.current
@@ -196,6 +207,11 @@ _MOVED = [one("a", "n1"), one("b", "n1"), one("c", "n2")]
         pytest.param([_DISAGREE, [one("a", "n1", 3), failed("b")]], "n2", id="a lower epoch, the higher one is silent"),
         pytest.param([_DISAGREE, [one("a", "n3", 3), failed("b")]], "n3", id="a lower epoch with a change"),
         pytest.param([_DISAGREE, [one("a", "n1", 5), failed("b")]], "n1", id="a new epoch before a recent change"),
+        pytest.param(
+            [[one("a", "n1", 3), one("b", "n1", 4)], [one("a", "n2", 3), one("b", "n1", 4)]],
+            "n1",
+            id="the higher epoch before a change at a lower one",
+        ),
         pytest.param([_SAME, _MOVED], "n2", id="the latest change of equal epochs"),
         pytest.param([_SAME, _MOVED, _MOVED], "n2", id="repeated stale answers are not preferred"),
         *(
@@ -427,6 +443,10 @@ def test_errors_are_summarized() -> None:
     down = LookupFailed("no answer", node="a:4161")
     unknown = TopicNotFound("unknown", node="b:4161", hint="create it")
     assert isinstance(failure([down, unknown], "orders"), TopicNotFound)
+    assert isinstance(failure([unknown, TopicNotReady("no channel")], "orders"), TopicNotReady)
+    wrong, silent = NotLookupd("HTML"), LookupUnreachable("no answer")
+    kinds = [type(failure(errors)) for errors in ([wrong, wrong], [silent, silent], [wrong, silent], [silent, wrong])]
+    assert kinds == [NotLookupd, LookupUnreachable, LookupFailed, LookupFailed]
     both = failure([down, LookupFailed("HTML", node="c:4161")], "orders")
     assert isinstance(both, LookupFailed)
     assert both.__cause__ is down

@@ -162,6 +162,43 @@ async def test_rounds_that_change_nothing_are_paced() -> None:
     assert anyio.current_time() - began > 0.25
 
 
+async def test_a_poll_that_is_requested_during_a_round_follows_it() -> None:
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), held=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lookup.refresher.refresh)
+        await anyio.wait_all_tasks_blocked()
+        lookup.refresher.poll_soon()
+        lookup.open.set()
+    assert lookup.refresher.poll_at == float("-inf"), "its answers may be older than the request"
+    await lookup.refresher.refresh()
+    assert lookup.refresher.poll_at > 0
+
+
+async def test_the_map_of_other_lookup_nodes_is_newer() -> None:
+    lookup, other = Lookup(listing("a", {0: "n1"}, num=1)), Lookup(listing("b", {0: "n1"}, num=1))
+    refresher = lookup.refresher
+    await refresher.refresh()
+    former = refresher.map
+    refresher.start_over(other.ask)
+    await refresher.refresh(failed=former)
+    await refresher.refresh(failed=former)
+    assert (lookup.asked, other.asked) == (1, 1)
+
+
+async def test_a_topic_that_is_known_again_is_reported_with_the_same_map() -> None:
+    lookup = Lookup(listing("a", {0: "n1"}, num=1), max_pause=0)
+    refresher = lookup.refresher
+    await refresher.refresh()
+    known = lookup.answers
+    lookup.answers = [unknown("a")]
+    await refresher.refresh()
+    assert (refresher.unknown, lookup.maps) == (True, [refresher.map])
+    lookup.answers = known
+    for _ in range(2):
+        await refresher.refresh()
+    assert (refresher.unknown, lookup.maps) == (False, [refresher.map] * 2)
+
+
 async def next_poll(refresher: Refresher, *, after_error: bool = False) -> tuple[float, float]:
     """Run a round; return bounds of the seconds from its end to the next poll, however long the process was paused."""
     began = anyio.current_time()

@@ -383,6 +383,11 @@ def test_a_list_of_lookup_nodes_keeps_its_order_up_to_the_cap() -> None:
         assert [node.address.host for node in read_lookup_nodes(data, SOURCE, most)] == hosts
 
 
+def test_a_node_hides_the_topics_with_a_tombstone() -> None:
+    node = {**node_json("n1:4150"), "topics": ["kept", "hidden", "later"], "tombstones": [False, True]}
+    assert responses.read_node(node, SOURCE).tombstoned == ("hidden",)
+
+
 def test_lookup_nodes_that_list_the_same_nodes_share_them() -> None:
     """Memory of 64 lookup nodes that list 1,000 nodes of each topic grew by 300 MiB."""
     node = {"broadcast_address": "nsqd-1", "tcp_port": 4150, "http_port": 4151, "hostname": "h", "version": "1.3.0"}

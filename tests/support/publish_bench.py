@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -97,6 +97,7 @@ class Routes:
     """The routes of one topic; what is asked of lookup is recorded."""
 
     topic_options: TopicOptions
+    by_topic: Mapping[str, Route]
 
     def __init__(self, partitions: int, meta: TopicMeta | None = None) -> None:
         self.leaders = {number: Address(f"n{number}", 1) for number in range(partitions)}

@@ -797,6 +797,59 @@ def test_a_response_wakes_its_thread_and_the_reader_that_ends_another(monkeypatc
         assert [other.result(25) for other in others] == [b"2"] * 3
 
 
+def test_a_thread_that_waits_for_a_tick_reads_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_connections, "NAP", 3600.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def tick() -> None:
+        entered.set()
+        assert leave.wait(25)
+
+    with blocking() as (shared, right), ThreadPoolExecutor(2) as threads:
+        with monkeypatch.context() as patched:
+            patched.setattr(shared.connection, "tick", tick)
+            ticks = threads.submit(shared.connections.tick)
+            assert entered.wait(25)
+            waiting = threads.submit(shared.request, pub(b"x"), float("inf"))
+            until(lambda: len(shared.connections._sleeping) == 1)
+            leave.set()
+            ticks.result(25)
+        assert right.recv(100) == pub(b"x")
+        right.sendall(ok(b"x"))
+        assert waiting.result(25) == b"x"
+
+
+def test_the_thread_that_reads_reads_a_connection_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAP", "_TICK"):
+        monkeypatch.setattr(thread_connections, name, 3600.0)
+    polls = threading.Event()
+
+    class Poll:
+        def __init__(self) -> None:
+            self.poller = select.poll()
+            self.register, self.unregister = self.poller.register, self.poller.unregister
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            polls.set()
+            return self.poller.poll(timeout)
+
+    parts = SimpleNamespace(poll=Poll, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT)
+    monkeypatch.setattr(thread_connections, "select", parts)
+    with blocking() as (shared, right), blocking() as (other, added), ThreadPoolExecutor(2) as threads:
+        reads = threads.submit(shared.request, pub(b"1"), float("inf"))
+        assert right.recv(100) == pub(b"1")
+        assert polls.wait(25)
+        shared.connections.add(other.connection)
+        command = Command(other.connection, pub(b"2"), float("inf"))
+        waiting = threads.submit(shared.connections.run, command)
+        assert added.recv(100) == pub(b"2")
+        added.sendall(ok(b"2"))
+        waiting.result(25)
+        assert command.result() == b"2"
+        right.sendall(ok(b"1"))
+        assert reads.result(25) == b"1"
+
+
 def test_a_deadline_counts_although_something_arrives_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     class Poll:
         def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from nsqext.errors import ConnectionLost, NsqError
 from nsqext.transport.connection import Connection
+from nsqext.transport.half_closed import HalfClosed
 from nsqext.types import Address
 from tests.support.connections import pub
 
@@ -91,6 +93,20 @@ async def test_a_server_that_has_ended_or_reset_it_executes_nothing_more() -> No
             while connection.usable:
                 connection.poll()
             assert connection.finished
+
+
+def test_a_server_that_resets_it_later_executes_nothing_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    client.setblocking(False)
+    half_closed = HalfClosed(client)
+    assert not half_closed.poll()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    assert select.select([client], [], [], 25)[0]
+    assert half_closed.poll()
+    assert client.fileno() == -1
 
 
 async def test_its_close_resets_it_and_tells_nothing_about_the_server() -> None:

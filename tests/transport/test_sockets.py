@@ -86,6 +86,24 @@ def test_a_silent_address_leaves_time_for_the_next(
     run_in_virtual_time(monkeypatch, find)
 
 
+def test_each_address_has_an_equal_share_of_what_is_left(
+    silent: socket.socket, closed_address: Address, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = (closed_address.host, closed_address.port)
+
+    async def all_of_them(*_: object, **__: object) -> list[Any]:
+        places = [bad, silent.getsockname(), listener.getsockname()]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+
+    async def find() -> None:
+        began = anyio.current_time()
+        with await connect(Address("three", 1), 6):
+            assert anyio.current_time() - began == pytest.approx(3.0), "the first address was refused at once"
+
+    monkeypatch.setattr(anyio, "getaddrinfo", all_of_them)
+    run_in_virtual_time(monkeypatch, find)
+
+
 @pytest.mark.parametrize("host", ["b\xfccher..de", "a..b", "x" * 70, "a\0b"])
 async def test_an_unusable_host_name(host: str) -> None:
     with pytest.raises(ConnectionFailed):  # a lookup node may return any address

@@ -16,6 +16,7 @@ ROOMS = {
         "tests/client/consumer",
         "tests/client/test_tasks.py",
         "tests/client/test_trace_log.py",
+        "tests/app/test_asyncapi.py",
         "tests/app/test_typed.py",
         "tests/contract/test_key_tags.py",
         "tests/contract/test_order_after_reconnect.py",

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from nsqext import App, Consumer, MessageBatch, Producer, sync
+from nsqext.client.consumer.blocking import LeftThreads
 from nsqext.errors import InvalidSetting
 from tests.support.consumers import depth, eventually
 
@@ -223,3 +224,11 @@ async def test_a_function_that_returns_a_coroutine_is_an_error_that_says_so(
         async with consumer:
             await eventually(lambda: "returned a coroutine: declare it with 'async def'" in caplog.text)
     assert consumer.statistics().finished == 0
+
+
+async def test_a_handler_whose_call_was_cancelled_before_does_not_begin() -> None:
+    called: list[bool] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await LeftThreads().run(lambda: called.append(True))
+    assert (called, scope.cancelled_caught) == ([], True)

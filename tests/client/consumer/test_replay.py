@@ -100,6 +100,16 @@ async def test_what_cannot_be_replayed_stays_and_holds_no_other_back() -> None:
     assert bodies == {"orders": {b"orders"}, "dead": {b"no dead letter", b"gone", b"not a name"}}
 
 
+async def test_a_new_channel_replays_what_was_stored_before() -> None:
+    with Cluster(nodes=1) as cluster, anyio.fail_after(60):
+        cluster.create_topic("orders", extend=True, channels=["billing"])
+        cluster.create_topic("dead", extend=True, channels=["look"])
+        async with Producer(cluster.lookupd) as producer:
+            await producer.publish("dead", b"1", headers={"dead-letter-topic": "orders"})
+        assert await replay_dead_letters("dead", lookupd=cluster.lookupd, channel="fresh", idle=0.5) == 1
+        assert await replay_dead_letters("dead", lookupd=cluster.lookupd, channel="fresh", idle=0.5) == 0
+
+
 async def test_a_topic_without_dead_letters_is_refused_at_once() -> None:
     with Cluster(nodes=1) as cluster, anyio.fail_after(25), pytest.raises(TopicNotFound):
         await replay_dead_letters("absent", lookupd=cluster.lookupd)

@@ -75,6 +75,7 @@ def test_a_rejection_after_an_unknown_outcome_stays_unknown(first: NsqError, kin
     refusal = AttemptErrors(ProducerOptions(), [first, BadMessage("E_BAD_MESSAGE")]).refusal()
     assert type(refusal) is kind
     assert refusal.attempts[0] is first
+    assert refusal not in refusal.attempts, "the attempts before it"
 
 
 def test_the_error_of_an_abandoned_publish() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from nsqext import BatchFailed, OutgoingMessage, PublishFailed, Receipt
+from nsqext.client.producer import batch_publisher
 from nsqext.client.producer.batch_publisher import BatchPublisher
-from nsqext.client.producer.keys import KeyLock
+from nsqext.client.producer.keys import KeyLock, Place
 from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import (
     ExtendNotSupported,
@@ -24,7 +27,11 @@ from nsqext.errors import (
 )
 from nsqext.errors.server import BadMessage
 from nsqext.types import TopicMeta
+from tests.support.commands import multi_items
 from tests.support.publish_bench import Bench
+
+if TYPE_CHECKING:
+    from nsqext.client.producer.batch import Batch
 
 pytestmark = pytest.mark.anyio
 
@@ -189,3 +196,52 @@ async def test_an_invalid_message_is_found_before_lookup_is_asked_only_where_the
         with pytest.raises(InvalidBody, match="message 1"):
             await calls.publish(b"x", b"")
     assert calls.sent == []
+
+
+async def test_only_the_messages_that_an_outdated_plan_left_are_published_again() -> None:
+    calls = Calls(b"OK", ExtendNotSupported("created again"), b"OK")
+    calls.bench.routes.upgrades = [False]
+    messages = [OutgoingMessage(b"%d" % number, key=str(number)) for number in range(6)]
+    receipts = await calls.publish(*messages)
+    assert [receipt.partition for receipt in receipts] == [0, 1, 0, 1, 0, 1]
+    first, refused, again = (
+        multi_items(command.partition(b"\n")[2][4:]) for _, command, _ in calls.bench.connections.commands
+    )
+    assert again == refused
+    assert sorted(first + again) == [b"%d" % number for number in range(6)]
+
+
+async def test_nothing_is_published_again_if_a_batch_failed_for_another_reason() -> None:
+    calls = Calls(ExtendNotSupported("created again"), BadMessage("E_BAD_MESSAGE"), b"OK")
+    calls.bench.routes.upgrades = [False]
+    with pytest.raises(BatchFailed) as caught:
+        await calls.publish(*(OutgoingMessage(b"x", key=str(number)) for number in range(2)))
+    assert {type(one) for one in caught.value.outcomes} == {ExtendNotSupported, BadMessage}
+    assert len(calls.sent) == 2
+
+
+async def test_the_time_of_a_later_batch_begins_when_the_batch_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, clock, started = Calls(max_batch_count=1), [100.0], list[float]()
+
+    async def publish(batch: Batch) -> list[Receipt]:
+        started.append(batch.started)
+        clock[0] += 5.0
+        return [Receipt("t", 0, "n0:1")]
+
+    monkeypatch.setattr(batch_publisher, "_clock", lambda: clock[0])
+    monkeypatch.setattr(calls.bench.sender, "publish", publish)
+    await calls.publish(b"a", b"b", b"c", partition=0)
+    assert started == [100.0, 105.0, 110.0]
+
+
+async def test_a_key_is_waited_for_in_the_time_that_lookup_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, began, times = Calls(timeout=30.0), time.monotonic(), list[float]()
+    clock = chain([began], repeat(began + 4.0))
+
+    async def enter(self: Place, timeout: float) -> None:
+        times.append(timeout)
+
+    monkeypatch.setattr(batch_publisher, "_clock", lambda: next(clock))
+    monkeypatch.setattr(Place, "enter", enter)
+    await calls.publish(b"x", key="1")
+    assert times == [pytest.approx(26.0)]

@@ -30,6 +30,7 @@ class Connection:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.error: NsqError | None = None
+        self.finished = False
         self.in_flight = 0
         self.busy = False
         self.received_at = 0.0
@@ -52,11 +53,11 @@ class Connection:
 class Pool(ConnectionPool):
     """A pool whose nodes answer at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, half_closed_for: float | None = None) -> None:
         self.seen: list[ClientEvent] = []
         events = ClientEvents()
         events.add(self.seen.append)
-        super().__init__(ConnectionOptions(), events)
+        super().__init__(ConnectionOptions(), events, None, half_closed_for)
         self.made: list[Connection] = []
         self.refusal: NsqError | None = None
         self.hold: anyio.Event | None = None
@@ -345,3 +346,25 @@ async def test_a_node_that_does_not_read_does_not_keep_the_others_open() -> None
             await anyio.wait_all_tasks_blocked()
             pool.node(Address("127.0.0.1", 1))  # another task finds a node in the meantime
         assert [connection.closed for connection in connections] == [True, True]
+
+
+async def test_a_half_closed_connection_ends_with_the_server_or_its_time_or_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, clock = Pool(half_closed_for=60.0), [100.0]
+    monkeypatch.setattr("nsqext.client.producer.connection_pool._clock", lambda: clock[0])
+    names = ("finished", "late", "closed")
+    connections = await pool.opened(*names)
+    for connection in connections:
+        connection.error = ConnectionLost("lost")
+        pool.tick()
+        clock[0] += 20.0
+    assert [connection.calls.count("close") for connection in connections] == [0, 0, 0]
+    connections[0].finished = True
+    pool.tick()
+    assert [connection.calls.count("close") for connection in connections] == [1, 0, 0]
+    clock[0] = 180.0
+    pool.tick()
+    assert [connection.calls.count("close") for connection in connections] == [1, 1, 0]
+    await pool.aclose()
+    assert [connection.calls.count("close") for connection in connections] == [1, 1, 1]

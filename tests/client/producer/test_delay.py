@@ -10,6 +10,7 @@ import pytest
 
 from nsqext import OutgoingMessage
 from nsqext.client.producer.delay import cancellation, check_for_topic, check_way, delayed_body
+from nsqext.client.producer.delayed_request import due_after
 from nsqext.client.producer.options import ProducerOptions
 from nsqext.client.producer.publishing import Publishing
 from nsqext.errors import ExtendNotSupported, InvalidBody, InvalidInput, InvalidName, InvalidPartition
@@ -115,3 +116,8 @@ def test_a_cancellation_says_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -
     assert decode_delay(cancellation("a")) == (DelayCancel(identity="a", time=1_000_000), b"")
     with pytest.raises(InvalidInput):
         cancellation("")
+
+
+def test_a_message_is_not_due_before_its_delay_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0004)
+    assert due_after(2.0) == 1002001

@@ -111,12 +111,12 @@ def test_no_batch_makes_a_header_of_a_trace_id() -> None:
     route = route_of(extend=True)
     planner = BatchPlanner(route, _OPTIONS, key_hash("murmur3"), None, 0)
     headed, bare = OutgoingMessage(b"h", header=b'{"a":1}'), OutgoingMessage(b"b", trace_id=7, header=b"")
-    planner.add([headed, OutgoingMessage(b"n", header=b""), bare, OutgoingMessage(b"t", trace_id=8), bare, headed])
+    planner.add([headed, OutgoingMessage(b"n", header=b""), bare, bare, OutgoingMessage(b"t", trace_id=8), headed])
     commands = [bytes(batch.command(route.targets[0])) for (row,) in [planner.rows] for batch in row]
     assert [command.partition(b" ")[0] for command in commands] == [b"MPUB_EXT", b"MPUB_TRACE", b"MPUB_EXT"]
     assert [command.count(b"##trace_id") for command in commands] == [0, 0, 0]
     item = struct.pack(">IQ", 9, 7) + b"b"
-    assert commands[1].endswith(struct.pack(">I", 3) + item + struct.pack(">IQ", 9, 8) + b"t" + item)
+    assert commands[1].endswith(struct.pack(">I", 3) + item * 2 + struct.pack(">IQ", 9, 8) + b"t")
 
 
 def test_a_message_with_a_header_of_its_own_has_a_command_of_its_own() -> None:

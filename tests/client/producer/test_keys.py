@@ -21,6 +21,7 @@ from nsqext.errors.server import BadMessage, PubRefused
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.record import raw_size
 from tests.support.commands import multi_items
+from tests.support.consumers import eventually
 from tests.support.publish_bench import Bench, Settling
 
 pytestmark = pytest.mark.anyio
@@ -80,7 +81,7 @@ class Groups:
         """Begin publishes, some seconds ago, behind one that ends with `first_ends`; yields the producer's scope."""
         assert self.lock.try_enter(_KEY)
         async with anyio.create_task_group() as producer:
-            self._groups = KeyGroups(self.bench.sender, self.lock, self._start(producer.start_soon))
+            self.groups = KeyGroups(self.bench.sender, self.lock, self._start(producer.start_soon))
             async with anyio.create_task_group() as self._callers:
                 self._callers.cancel_scope.shield = True  # it is not the callers that end with the producer
                 self._callers.cancel_scope.deadline = anyio.current_time() + 25
@@ -134,7 +135,7 @@ class Groups:
         request = MessageRequest(self.bench.options, "t", message, key=_KEY[1], started=started)
         with anyio.CancelScope() as self.scopes[message.body]:
             try:
-                self.outcomes[message.body] = await self._groups.publish(request, _KEY)
+                self.outcomes[message.body] = await self.groups.publish(request, _KEY)
             except NsqError as error:
                 self.outcomes[message.body] = error
 
@@ -344,3 +345,53 @@ async def test_a_batch_that_is_cut_off_is_unknown_for_each() -> None:
         await groups.first_ends()
         producer.cancel()
     assert groups.kinds() == [DeliveryUnknown] * 2
+
+
+async def test_a_batch_has_the_time_of_its_oldest_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, ages = Groups(), list[float]()
+    await groups.connect()
+    send = groups.bench.sender.send
+
+    async def record(batch: Any, *where: Any) -> list[Receipt]:
+        ages.append(time.monotonic() - batch.started)
+        return await send(batch, *where)
+
+    monkeypatch.setattr(groups.bench.sender, "send", record)
+    async with groups.begun():
+        for body, ago in ((b"a", 3.0), (b"b", 9.0), (b"c", 6.0)):
+            await groups.begin(OutgoingMessage(body), ago)
+        await groups.first_ends()
+    assert len(ages) == 1
+    assert ages[0] >= 9.0
+
+
+async def test_each_wait_for_a_key_has_a_time_limit() -> None:
+    groups = Groups(timeout=0.01)
+    async with groups.begun():
+        for body in (b"a", b"b"):  # the timer of the first wait has ended when the second one begins
+            await groups.begin(OutgoingMessage(body))
+            await eventually(lambda body=body: body in groups.outcomes)  # type: ignore[misc]
+            await anyio.wait_all_tasks_blocked()
+        await groups.first_ends()
+    assert (groups.kinds(), groups.commands) == ([PublishFailed] * 2, [])
+
+
+async def test_a_publish_that_has_its_key_leaves_no_time_limit() -> None:
+    groups = Groups()
+    await groups.connect()
+    async with groups.begun(*_messages(b"a", b"b", b"c")):
+        assert len(groups.groups._deadlines) == 3
+        groups.scopes[b"b"].cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert len(groups.groups._deadlines) == 2
+        await groups.first_ends()
+        assert groups.groups._deadlines == {}
+
+
+async def test_a_message_that_needs_a_check_does_not_wait_for_its_key_first() -> None:
+    groups = Groups(max_message_size=10)
+    groups.bench.routes.by_topic = {"t": groups.bench.routes.made}
+    async with groups.begun():
+        waiting = [groups.groups.waiting(_KEY, b"x" * size, None, None, None) for size in (0, 1, 10, 11)]
+        await groups.first_ends()
+    assert [request is not None for request in waiting] == [False, True, True, False]

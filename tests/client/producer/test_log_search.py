@@ -334,6 +334,33 @@ async def test_a_connection_that_ends_too_early_is_replaced_at_once(
     assert search.error is not None
 
 
+async def test_a_search_ends_where_the_log_ended_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK", 0.0)
+    log = _log(10)
+
+    def grow() -> None:
+        log.bounds = [LogBounds(0, 9900 if log.opened and not log.opened[-1].ended else 1000)]
+
+    log.on_bounds = grow
+    search = await log.search(None, 99)
+    assert (search.found, search.error, len(log.opened)) == ({}, None, 1)
+    assert log.opened[0].ticks > 0
+
+
+async def test_a_search_that_reads_records_does_not_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "TICK", 0.0)
+    monkeypatch.setattr(module, "_clock", lambda: clock[0])
+    log = _log(40)
+
+    def pass_time() -> None:
+        clock[0] += 0.3 * module.STALL
+
+    log.on_bounds = pass_time
+    search = await log.search(None, 40)
+    assert (set(search.found), search.error, len(log.opened)) == ({400}, None, 1)
+
+
 async def test_an_error_at_the_end_is_none() -> None:
     log = _log(4)
     log.endings = [ConnectionLost("lost")]

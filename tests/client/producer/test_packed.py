@@ -52,6 +52,8 @@ def test_packed_messages_are_sent_as_they_are(verb: Verb) -> None:
     response = encode_trace_reply(9, 0, 500, 70)
     if verb == "MPUB_TRACE":
         assert batch.receipts(target, response) == [target.receipt] * 2
+        with pytest.raises(ProtocolError):
+            batch.receipts(target, b"OK?")
     else:
         with pytest.raises(ProtocolError, match="in response to a batch"):
             batch.receipts(target, response)

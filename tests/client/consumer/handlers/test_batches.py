@@ -64,6 +64,12 @@ async def test_finish_up_to_includes_the_last_one(last: int | str) -> None:
     assert [message.internal_id for message in batch.unanswered] == [3, 4]
 
 
+async def test_finish_up_to_the_last_index_finishes_all() -> None:
+    batch, owner = batch_of(3)
+    await batch.finish_up_to(-1)
+    assert owner.commands == ["FIN 1", "FIN 2", "FIN 3"]
+
+
 async def test_messages_and_indexes_outside_of_the_batch_are_refused() -> None:
     batch, owner = batch_of(2)
     for last in (2, -3, make_message(owner, 1)):
@@ -186,6 +192,21 @@ async def test_what_a_loop_over_batches_leaves_is_requeued_once_and_in_its_event
         collect()
         expected = {"aclose": ["FIN 1", "REQ 2 0"], "reference": ["FIN 1", "REQ 2 0"], "other loop": ["FIN 1"]}
         assert owner.commands == expected.get(leave, []), leave
+
+
+async def test_the_end_of_a_loop_over_batches_leaves_the_batches_of_other_tasks_in_flight() -> None:
+    owner, ends = RecordingOwner(), [False, True]
+
+    async def take(*_: object) -> list[Message]:
+        if ends.pop(0):
+            raise StopAsyncIteration
+        return [make_message(owner)]
+
+    source = cast("MessageIteration", SimpleNamespace(next_batch=take, in_event_loop=lambda: True))
+    batches = MessageBatches(source, BatchLimits())
+    kept = [batch async for batch in batches]
+    await batches.aclose()
+    assert (owner.commands, len(kept)) == ([], 1)
 
 
 async def test_a_consumer_that_closes_waits_for_the_batch_of_another_task(cluster: Cluster, topic: str) -> None:

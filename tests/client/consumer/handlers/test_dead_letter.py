@@ -19,7 +19,7 @@ from nsqext.errors import InvalidState, LookupFailed, NsqError, TopicNotFound, T
 from nsqext.errors.server import BadTopic
 from nsqext.protocol.frames import encode_trace_reply
 from nsqext.protocol.headers import MAX_STORED_HEADER
-from nsqext.protocol.messages import EXT_JSON
+from nsqext.protocol.messages import EXT_JSON, EXT_NONE
 from nsqext.types import TopicMeta
 from tests.support.fake_nsqd import PLAIN, error, obey, ok, scripted_lookup, scripted_node
 from tests.support.messages import RecordingOwner, make_message
@@ -33,15 +33,16 @@ pytestmark = pytest.mark.anyio
 _RECEIPT = encode_trace_reply(1, 7, 0, 34)
 
 
-async def bury(message: Message, node: ScriptedNode, *, lookupd: str = "") -> None:
-    """Publish one message as a dead letter."""
+async def bury(*messages: Message, node: ScriptedNode, lookupd: str = "", error: Exception | None = None) -> None:
+    """Publish messages as dead letters."""
     producer = Producer(lookupd, nsqd="" if lookupd else str(node), timeout=20.0)
     dead_letters = DeadLetterTopic("dead", "ch", producer)
     async with create_task_group() as tasks:
         tasks.start_soon(dead_letters.run)
         try:
             with anyio.fail_after(25):
-                await dead_letters.publish(message, None)
+                for message in messages:
+                    await dead_letters.publish(message, error)
         finally:
             tasks.cancel_scope.cancel()
 
@@ -98,7 +99,7 @@ async def test_a_topic_that_keeps_no_letters_or_no_headers_is_reported_at_the_st
 async def test_headers_are_dropped_if_the_target_does_not_support_them(caplog: pytest.LogCaptureFixture) -> None:
     async with scripted_lookup() as lookup, scripted_node(obey({"PUB_TRACE": ok(_RECEIPT)})) as node:
         lookup.set_leaders({0: node}, num=1)
-        await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node, lookupd=str(lookup))
+        await bury(make_message(RecordingOwner(), headers={"a": "b"}, trace_id=7), node=node, lookupd=str(lookup))
         assert sent(node) == [(b"PUB_TRACE", bytes(7) + b"\x07body")]
         assert "cannot be replayed" in caplog.text
 
@@ -115,23 +116,45 @@ async def test_a_message_that_leaves_no_room_for_its_origin_is_published_as_it_i
     for message in (long_header, long_body):
         async with scripted_lookup() as lookup, scripted_node(obey()) as node:
             lookup.set_leaders({0: node}, num=1, extend=True)
-            await bury(message, node, lookupd=str(lookup))
+            await bury(message, node=node, lookupd=str(lookup))
             content = len(message.header).to_bytes(2) + message.header + message.body
             assert sent(node) == [(b"PUB_EXT", content)]
         assert "dead letter without origin, it cannot be replayed" in caplog.text
         caplog.clear()
 
 
+async def test_a_dead_letter_without_headers_goes_to_the_partition_of_its_key() -> None:
+    messages = [make_message(RecordingOwner(), key="k") for _ in range(2)]
+    async with scripted_lookup() as lookup, scripted_node(obey()) as node:
+        lookup.set_leaders({0: node, 1: node}, num=2)
+        await bury(*messages, node=node, lookupd=str(lookup))
+        places = [command.words[2] for command in node.commands if command.words[0] == b"PUB"]
+        assert len(places) == 2
+        assert places[0] == places[1]
+
+
+@pytest.mark.parametrize("header", [b"", b'{"##trace_id":"7","a":"b"}'])
+async def test_the_header_of_a_dead_letter_is_short_and_has_a_trace_id_once(header: bytes) -> None:
+    message = make_message(RecordingOwner(), trace_id=7)
+    message.version, message.header = EXT_JSON if header else EXT_NONE, header
+    async with scripted_lookup() as lookup, scripted_node(obey({"PUB_EXT": ok(_RECEIPT)})) as node:
+        lookup.set_leaders({0: node}, num=1, extend=True)
+        await bury(message, node=node, lookupd=str(lookup), error=ValueError("x" * 5000))
+        ((_, content),) = sent(node)
+        assert content.count(b"##trace_id") == 1
+        assert content.count(b"x") == 1000 - len("ValueError: ")
+
+
 async def test_a_dead_letter_of_the_original_nsq_has_the_body_alone() -> None:
     async with scripted_node(obey(), granted=PLAIN) as node:
-        await bury(make_message(RecordingOwner(), trace_id=7), node)
+        await bury(make_message(RecordingOwner(), trace_id=7), node=node)
         assert sent(node) == [(b"PUB", b"body")]
 
 
 async def test_a_refusal_is_raised() -> None:
     async with scripted_node(obey({"PUB": error("E_BAD_TOPIC no")}), granted=PLAIN) as node:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await bury(make_message(RecordingOwner()), node)
+            await bury(make_message(RecordingOwner()), node=node)
         assert caught.group_contains(BadTopic, match="E_BAD_TOPIC no")
 
 
@@ -156,6 +179,6 @@ async def test_a_dead_letter_is_not_published_to_its_own_topic() -> None:
     owner.topic = "dead"
     async with scripted_node(obey(), granted=PLAIN) as node:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await bury(make_message(owner), node)
+            await bury(make_message(owner), node=node)
         assert caught.group_contains(InvalidState, match="of the dead letter topic was rejected")
         assert sent(node) == []

@@ -269,6 +269,9 @@ async def test_a_batch_waits_for_further_messages_until_its_first_one_is_old_eno
     assert await bench.collect(2, 4.0, lambda: bench.put_aged(5)) == [4, 5], "0.9 s are left"
     bench.put_aged(6, age=3.98)
     assert await bench.collect(2, 4.0) == [6]
+    bench.put_aged(7, age=4.1)
+    bench.put_aged(8)
+    assert await bench.collect(3, 4.0, lambda: bench.put_aged(9)) == [7, 8], "not until its last one is"
 
 
 @pytest.mark.usefixtures("still")

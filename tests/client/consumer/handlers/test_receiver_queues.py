@@ -262,6 +262,22 @@ async def test_only_with_auto_touch_messages_are_touched(touches: bool) -> None:
         assert sorted(owner.commands) == (["TOUCH 1", "TOUCH 2", "TOUCH 3"] if touches else [])
 
 
+def test_a_message_that_waits_until_it_is_due_is_touched() -> None:
+    here, owner = Receiver(), RecordingOwner(in_order=True)
+    here.group.early_messages().keep(make_message(owner), 110.0)
+    here.tick(55.0, 0.0)
+    assert owner.commands == ["TOUCH 1"]
+
+
+@pytest.mark.anyio
+async def test_messages_in_lanes_are_in_flight() -> None:
+    owner = RecordingOwner()
+    async with handling(make_message(owner, 1), key=lambda message: "key") as (here, handled):
+        assert (here.count_in_flight(), handled) == (1, [1])
+        here.receive([make_message(owner, 2), make_message(owner, 3)])
+        assert here.count_in_flight() == 3
+
+
 def test_messages_that_wait_until_they_are_due_raise_the_total_and_are_requeued_then() -> None:
     here, owner, connection = Receiver(), RecordingOwner(), Connection()
     here.group.add(cast("Subscription", connection))

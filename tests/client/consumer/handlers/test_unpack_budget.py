@@ -10,7 +10,7 @@ import pytest
 
 from nsqext import Consumer, Message, OutgoingMessage, Producer
 from nsqext.client.consumer.unpacking import UnpackBudget
-from nsqext.protocol.client.body_compression import COMPRESS_HEADER, compress_body
+from nsqext.protocol.client.body_compression import COMPRESS_HEADER, SIZE_HEADER, compress_body
 from tests.support.consumers import eventually, quick, running
 from tests.support.messages import RecordingOwner, make_message
 
@@ -92,6 +92,17 @@ async def test_a_damaged_body_stays_compressed_and_counts_with_its_size() -> Non
     assert (message.body, budget.used) == (b"no gzip", 7)
     await message.finish()
     assert budget.used == 0
+
+
+def test_a_body_of_unknown_size_waits_until_no_other_is_unpacked() -> None:
+    budget, owner, sent = UnpackBudget(BOUND), RecordingOwner(), compressed(1)
+    headers = {name: value for name, value in (sent.headers or {}).items() if name != SIZE_HEADER}
+    other, message = make_message(owner, 1), make_message(owner, 2, sent.body, headers=headers)
+    other.budget = message.budget = budget
+    assert (other.try_unpack(), message.try_unpack()) == (True, False)
+    budget.release(other)
+    assert message.try_unpack()
+    assert (len(message.body), budget.used) == (SIZE, SIZE)
 
 
 def test_a_body_whose_header_no_server_stores_is_handed_out_as_it_is() -> None:

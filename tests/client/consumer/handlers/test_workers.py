@@ -454,3 +454,18 @@ async def test_a_stopped_queue_hands_out_nothing() -> None:
             tasks.start_soon(queue.wait)
             await anyio.wait_all_tasks_blocked()
             queue.wake()
+
+
+async def test_a_batch_lacks_what_was_answered_while_its_dead_letters_were_published() -> None:
+    owner, seen = RecordingOwner(), list[list[int]]()
+    messages = [make_message(owner, number, attempts=9 if number == 1 else 1) for number in (1, 2, 3)]
+
+    async def bury(message: Message, error: Exception | None) -> None:
+        await messages[1].finish()
+
+    async def handle(batch: MessageBatch) -> None:
+        seen.append([message.internal_id for message in batch])
+
+    subject, _ = workers(bury, max_attempts=3)
+    await _handled(subject, BatchHandler(handle, BatchLimits(max_count=3)), *messages)
+    assert (seen, owner.commands) == ([[3]], ["FIN 2", "FIN 1", "FIN 3"])

@@ -94,6 +94,7 @@ class Scene:
         self.member = Connection()
         self.member.ready = 1
         self.opened: dict[str, Connection] = {}
+        self.earlier: list[dict[str, Any]] = []
         self.others: list[dict[str, Any]] = []
         self.changes: dict[str, Any] = changes
         self.refusals: list[NsqError] = []
@@ -123,7 +124,7 @@ class Scene:
             client_entry("me", one.request.tag, ready_count=one.ready, in_flight_count=one.in_flight)
             for one in self.all_open()
         )
-        return evolve(channel_stats(*mine, *self.others), **self.changes)
+        return evolve(channel_stats(*self.earlier, *mine, *self.others), **self.changes)
 
     def all_open(self) -> list[Connection]:
         return [one for one in (self.member, *self.opened.values()) if not one.over.is_set()]
@@ -307,6 +308,21 @@ async def test_a_bucket_that_cannot_be_looked_at_is_not_claimed(
         assert scene.forgotten[0].calls == ["close", "end"]
         assert "the other consumers are not known: down again" in caplog.text
         await scene.until(lambda: len(scene.owned) == 2)
+
+
+async def test_a_bucket_that_another_consumer_claims_at_the_same_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    monkeypatch.setattr(module, "POLL", 60.0)
+
+    async def open_beside_another(request: Request, **members: Any) -> Connection:
+        if request.tag == _A:
+            scene.earlier.append(_other(_A))
+        return await Scene.open(scene, request, **members)
+
+    monkeypatch.setattr(scene, "open", open_beside_another)
+    async with _reading(scene):
+        await scene.until(lambda: scene.forgotten and scene.owned == [_B])
+        assert [(one.request.tag, one.calls) for one in scene.forgotten] == [(_A, ["close", "end"])]
 
 
 async def test_a_bucket_is_given_away_after_its_messages_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,22 @@ async def test_a_seek_fails_when_the_partition_is_given_up_before_the_move() -> 
     assert ended == [1]
 
 
+async def test_a_seek_whose_channel_was_moved_succeeds_though_another_seek_begins() -> None:
+    scene, ended = Scene(), list[object]()
+    assignment = scene.assignments[1]
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+
+            async def seek() -> None:
+                await _seek(scene, 1, ended=ended)
+
+            tasks.start_soon(seek)
+            await anyio.wait_all_tasks_blocked()
+            await scene.move(1)
+            assignment.pending, assignment.moved = _FIRST, anyio.Event()  # before the first one continues
+    assert ended == ["moved"]
+
+
 async def test_partitions_that_cannot_be_moved_are_refused_before_anything_ends() -> None:
     scene = Scene()
     with pytest.raises(InvalidPartition, match="partition 2 is not consumed") as caught:

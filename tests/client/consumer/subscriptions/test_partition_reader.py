@@ -80,6 +80,17 @@ async def test_rdy_is_sent_before_responses_and_messages_are_decoded() -> None:
         assert seen == [b"one"]
 
 
+async def test_messages_of_an_earlier_rdy_may_still_be_in_flight() -> None:
+    async with scripted_node() as node, anyio.create_task_group() as tasks:
+        reader, _ = await opened(node, tasks)
+        counts = []
+        for ready in (0, 100, 1, 120):
+            reader.set_ready(ready)
+            counts.append(reader.most_in_flight)
+        assert counts == [16, 216, 216, 256]
+        reader.end()
+
+
 async def test_two_tasks_that_close_send_one_cls() -> None:
     async with scripted_node() as node, anyio.create_task_group() as tasks:
         reader, peer = await opened(node, tasks)

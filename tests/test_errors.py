@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsqext import errors
-from nsqext.errors import NsqError, ServerError
+from nsqext.errors import BatchFailed, NsqError, PublishFailed, ServerError, outside_text
 from nsqext.errors.server import (
     SERVER_ERRORS,
+    LeaderLost,
     NotLeader,
     PubFailed,
     PubRefused,
@@ -20,6 +21,7 @@ from nsqext.errors.server import (
     TooManyConnections,
     server_error,
 )
+from nsqext.types import Receipt
 
 _CLASSES = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, NsqError)]
 
@@ -73,6 +75,27 @@ def test_every_code_has_its_flags() -> None:
     assert {code: _flags(kind) for code, kind in SERVER_ERRORS.items()} == _FLAGS
 
 
+def test_errors_without_a_code_have_their_flags() -> None:
+    plain = {kind.__name__: _flags(kind) for kind in _CLASSES if _flags(kind) != "-----"}
+    assert plain == {
+        "ProtocolError": "---C-",
+        "FrameTooLarge": "---C-",
+        "ConnectionFailed": "RL---",
+        "ConnectionLost": "RL-C-",
+        "HeartbeatMissed": "RL-C-",
+        "NotSent": "RL-C-",
+        "RequestTimeout": "RL--S",
+        "LookupFailed": "R----",
+        "LookupUnreachable": "R----",
+        "TopicNotFound": "RL---",
+        "TopicNotReady": "-L---",
+        "PartitionUnavailable": "RL---",
+        "DeliveryUnknown": "----S",
+        "RangeIncomplete": "R----",
+    }
+    assert _flags(LeaderLost) == "RL--S"
+
+
 @pytest.mark.parametrize("code", SERVER_ERRORS)
 def test_a_frame_becomes_the_class_of_its_code(code: str) -> None:
     for frame, description in ((f"{code} some text ", "some text"), (f"{code} ", ""), (code, "")):
@@ -122,6 +145,30 @@ def test_the_text_of_a_frame_is_printable_and_bounded(frame: bytes) -> None:
     assert len(text) <= 500 + len(f"… ({len(frame)} bytes)")
 
 
+def test_a_long_frame_is_cut_and_its_size_is_shown() -> None:
+    error = server_error(b"E_INVALID " + b"x" * 600)
+    assert error.description == "x" * 490 + "… (610 bytes)"
+    assert server_error(b"E_INVALID " + b"x" * 490).description == "x" * 490
+
+
+def test_a_text_of_the_largest_size_is_whole() -> None:
+    assert (outside_text("abc", 3), outside_text("abcd", 3)) == ("abc", "abc…")
+    assert outside_text("a\x1b", 3) == "a\\x…"
+
+
+def test_a_refused_record_has_its_size() -> None:
+    error = server_error(b"E_PUB_FAILED ErrType:7 ErrCode:0 : invalid message write size (127) maxMsgSize=126")
+    assert isinstance(error, RecordTooLarge)
+    assert (error.size, RecordTooLarge("E_PUB_FAILED").size) == (127, 0)
+
+
+def test_a_failed_batch_names_its_first_failure() -> None:
+    stored = Receipt("t", 0, "n:1")
+    failed = BatchFailed([stored, PublishFailed("late"), PublishFailed("later")], topic="t")
+    assert str(failed) == "2 of 3 messages failed, first: late (topic t)"
+    assert failed.outcomes[0] is stored
+
+
 def test_an_error_without_a_code() -> None:
     error = server_error(b"too much client connections")
     assert type(error) is TooManyConnections
@@ -142,6 +189,7 @@ def test_where_is_filled_in_once() -> None:
     assert error.at(topic="t", partition=0, node="other") is error
     assert (error.topic, error.partition, error.node) == ("t", 0, "n:1")
     assert str(error) == "E_FAILED_ON_NOT_LEADER (topic t, partition 0, node n:1)"
+    assert error.at(topic="other", partition=3).where == {"topic": "t", "partition": 0, "node": "n:1"}
 
 
 @pytest.mark.parametrize("kind", _CLASSES)

@@ -29,6 +29,7 @@ def test_a_name_with_another_prefix_suggests_the_right_one(name: str, right: str
 
 
 def test_a_prefix_of_another_part_of_the_package_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NSQEXT_TEST_LOOPS", raising=False)
     monkeypatch.setenv("NSQEXT_TEST_LOOKUPD", "h:1")
     monkeypatch.setenv("NSQEXT_TEST_TIMEOUT", "7")
     assert nsqext.Producer(env="NSQEXT_TEST_").settings["timeout"] == 7.0

@@ -30,8 +30,9 @@ from nsqext.client.settings import (
     producer_settings,
 )
 from nsqext.errors import InvalidSetting, UnknownSetting
-from nsqext.settings import Given, Setting, build
-from nsqext.settings_text import redact_url
+from nsqext.settings import Given, Setting, build, parse, settings_of
+from nsqext.settings_text import is_url, redact_url, settings_as_text
+from tests.support.tables import table
 
 EMPTY: Mapping[str, str] = {}
 
@@ -89,6 +90,18 @@ def test_a_prefix_of_the_environment_separates_clusters() -> None:
         collect(None, {}, environ, "STOCK_")
     with pytest.raises(InvalidSetting, match="is not a prefix of variables"):
         collect(None, {}, environ, "orders!")
+
+
+def test_addresses_of_keywords_precede_those_of_a_named_environment() -> None:
+    given = collect(None, {"lookupd": "a:1"}, {"ORDERS_NSQD": "b:1", "ORDERS_TIMEOUT": "3"}, "ORDERS_")
+    assert (given.lookupd, given.nsqd, given.values) == ("a:1", (), {"timeout": 3.0})
+
+
+def test_an_unreadable_secret_is_not_shown() -> None:
+    setting = Setting("lookup_token", "token", "", "int", 0, int, ProducerOptions)
+    with pytest.raises(InvalidSetting, match=r"^URL: lookup_token=\*\*\* cannot be parsed") as caught:
+        parse("hush", setting, "URL: ")
+    assert caught.value.__cause__ is None
 
 
 def test_without_an_address_the_error_names_all_ways() -> None:
@@ -186,6 +199,7 @@ def test_tls(tmp_path: Path) -> None:
         ("nsq://h?snappy=1&deflate_level=3", {}, {}, "cannot be used together"),
         ("nsq://h?timeout=-1", {}, {}, "not a positive time"),
         ("nsq://h/topic", {}, {}, "neither path nor fragment"),
+        ("nsq://h#topic", {}, {}, "neither path nor fragment"),
         ("nsq://[::1", {}, {}, "cannot be read"),
         ("nsq://me:hush@h", {}, {}, "no user names"),
         ("nsq://:hush@h?auth_secret=x", {}, {}, "given twice"),
@@ -217,6 +231,22 @@ def test_misspelt_secrets_are_not_shown(url: str) -> None:
         nsqext.Producer(url)
     assert "hu" not in str(caught.value)
     assert "sh@" not in str(caught.value)
+
+
+def test_a_secret_may_have_an_at_sign() -> None:
+    given = collect("nsq://:a@b@h:1?")
+    assert (given.lookupd, given.values) == ("h:1", {"auth_secret": "a@b"})
+
+
+def test_the_settings_of_a_client_show_no_secret_and_cannot_be_changed() -> None:
+    shown = nsqext.Producer("nsq://:hush@h").settings
+    assert (shown["auth_secret"], shown["lookup_auth_secret"]) == ("***", None)
+
+
+def test_settings_for_another_process_are_those_of_url_and_environment_without_addresses() -> None:
+    environ = {"NSQEXT_LOOKUPD": "h:1", "NSQEXT_TIMEOUT": "1", "NSQEXT_RETRY_WAIT": "0.1", "NSQEXT_TEST_X": "y"}
+    assert settings_as_text("nsq://h:2?timeout=2", environ) == {"timeout": "2", "retry_wait": "0.1"}
+    assert settings_as_text(None, {"NSQEXT_URL": "nsqd://:hush@h?snappy=1"}) == {"auth_secret": "hush", "snappy": "1"}
 
 
 def test_secrets_are_read_and_never_shown() -> None:
@@ -340,6 +370,47 @@ def test_the_typed_dictionaries_have_the_settings(typed: Any, settings: Mapping[
 def test_variables_of_tests_are_ignored() -> None:
     environ = {"NSQEXT_TEST_LOOKUPD": "a", "NSQEXT_BENCH_NSQD": "b", "OTHER": "c", "NSQEXT_LOOKUPD": "h"}
     assert produce(None, environ) == ProducerOptions()
+
+
+def test_variables_of_other_parts_are_settings_with_another_prefix() -> None:
+    environ = {"NSQEXT_WEB_LOOKUPD": "h", "NSQEXT_WEB_TIMEOUT": "3"}
+    assert produce(None, environ, "NSQEXT_WEB_").timeout == 3
+
+
+@table(
+    ("text", "expected"), [("nsq://h", True), (" nsqd://h\n", True), ("http://h", False), ("h:1", False), (1, False)]
+)
+def test_urls_are_told_from_addresses(text: object, expected: bool) -> None:
+    assert is_url(text) is expected
+
+
+@pytest.mark.parametrize("text", ["TRUE", "True", "yes", "ON", "1"])
+def test_truth_has_several_spellings(text: str) -> None:
+    assert produce(f"nsq://h?snappy={text}").connection.snappy is True
+
+
+def test_an_empty_parameter_is_a_value() -> None:
+    with pytest.raises(InvalidSetting, match="timeout='' cannot be parsed"):
+        produce("nsq://h?timeout=")
+
+
+def test_two_settings_of_a_name_are_an_error_of_the_option_class() -> None:
+    @attrs.frozen
+    class Backoff:
+        base: float = 1.0
+
+    @attrs.frozen
+    class Options:
+        backoff_base: float = 2.0
+        backoff: Backoff = attrs.Factory(Backoff)
+
+    with pytest.raises(TypeError, match="two settings of Options have the name backoff_base"):
+        settings_of(Options)
+
+
+def test_an_error_of_a_group_has_the_name_of_the_setting() -> None:
+    with pytest.raises(InvalidSetting, match=r"^lookup_poll_interval=-1"):
+        produce("nsq://h?lookup_poll_interval=-1")
 
 
 def test_clients_from_urls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import tenacity
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +23,7 @@ import nsqext
 from nsqext import Consumer, Producer
 from nsqext.broker import Cluster
 from nsqext.errors import ConnectionLost, DeliveryUnknown, InvalidSetting, PublishFailed
-from nsqext.waits import Doubling, Waiters, Wakeup, pause_after
+from nsqext.waits import Doubling, Waiter, Waiters, Wakeup, gather, pause_after, turns_of
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 100), st.integers(0, 100))
@@ -150,3 +155,132 @@ async def test_waiters_are_woken_together_and_later_ones_wait_for_the_next_call(
         await anyio.wait_all_tasks_blocked()
         assert sorted(woken) == ["a", "b"]
         waiters.wake()
+
+
+def test_a_poll_begins_again_with_its_first_pause() -> None:
+    pauses = Doubling(0.1, 0.5)
+    assert [pauses.next(), pauses.next()] == pytest.approx([0.1, 0.2])
+    pauses.reset()
+    assert [pauses.next(), pauses.next()] == pytest.approx([0.1, 0.2])
+    assert Doubling(3.0, 0.5).next() == 0.5
+
+
+def test_pauses_of_the_same_attempt_differ() -> None:
+    assert len({pause_after(1.0, 10.0, 3) for _ in range(5)}) > 1
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_wait_is_forgotten() -> None:
+    waiters = Waiters()
+    with anyio.move_on_after(0):
+        await waiters.wait()
+    assert not waiters._waiting
+
+
+@pytest.mark.anyio
+async def test_concurrent_calls_are_bounded_and_answer_in_the_order_of_their_keys() -> None:
+    running, most, called = 0, 0, list[int]()
+
+    async def call(key: int) -> int:
+        nonlocal running, most
+        called.append(key)
+        running += 1
+        most = max(most, running)
+        for _ in range(5 - key):  # the first is the last to end
+            await checkpoint()
+        running -= 1
+        return 10 * key
+
+    found = await gather([1, 2, 1, 3, 4], call, at_once=2)
+    assert list(found.items()) == [(1, 10), (2, 20), (3, 30), (4, 40)]
+    assert (most, sorted(called)) == (2, [1, 2, 3, 4])
+
+
+@pytest.mark.anyio
+async def test_the_first_error_cancels_the_other_calls() -> None:
+    ended: list[str] = []
+
+    async def call(key: str) -> None:
+        try:
+            if key == "waits":
+                await anyio.sleep_forever()
+            await anyio.wait_all_tasks_blocked()
+        finally:
+            ended.append(key)
+        raise PublishFailed(key)
+
+    with anyio.fail_after(25), pytest.raises(PublishFailed, match="first"):
+        await gather(["waits", "first"], call)
+    assert sorted(ended) == ["first", "waits"]
+
+
+@pytest.mark.anyio
+async def test_of_two_errors_the_first_is_raised() -> None:
+    failed = anyio.Event()
+
+    async def call(key: str) -> None:
+        if key == "first":
+            failed.set()
+            raise PublishFailed(key)
+        with anyio.CancelScope(shield=True):
+            await failed.wait()
+            await checkpoint()
+        raise PublishFailed(key)
+
+    with anyio.fail_after(25), pytest.raises(PublishFailed, match="first"):
+        await gather(["second", "first"], call)
+
+
+def test_a_negative_pause_of_a_strategy_is_none() -> None:
+    assert pause_after(_Called(lambda _: -1.0), 1.0, 1) == 0.0
+
+
+async def _woken_once(waiters: Waiters) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiters.wait)
+        await anyio.wait_all_tasks_blocked()
+        waiters.wake()
+
+
+def test_event_loops_that_follow_each_other_have_waits_of_their_own() -> None:
+    same = Waiters()
+    for _ in range(2):
+        other = Waiters()
+        for waiters in (same, other):
+            anyio.run(_woken_once, waiters, backend="asyncio")
+        kept = other  # and with it the waits of its event loop
+    assert not (same._waiting or kept._waiting)
+
+
+def test_event_loops_of_two_threads_have_waits_of_their_own() -> None:
+    waiters = Waiters()
+
+    async def wait_in_both() -> None:
+        await _woken_once(waiters)
+        await anyio.to_thread.run_sync(partial(anyio.run, _woken_once, waiters, backend="asyncio"))
+
+    anyio.run(wait_in_both, backend="asyncio")
+    assert not waiters._waiting
+
+
+def test_a_task_that_ends_the_program_does_not_keep_the_others_waiting() -> None:
+    async def wake_both() -> list[str]:
+        later: list[Callable[[], None]] = []
+        seen: list[str] = []
+        turns = turns_of(asyncio.get_running_loop())
+        turns.call_soon = later.append
+
+        def end(_: Waiter) -> None:
+            raise SystemExit
+
+        for callback in (end, lambda _: seen.append("second")):
+            waiter = Waiter(turns)
+            waiter.add_done_callback(callback, context=copy_context())
+            waiter.set()
+        with pytest.raises(SystemExit):
+            later.pop()()
+        assert seen == []
+        later.pop()()
+        return seen
+
+    assert asyncio.run(wake_both()) == ["second"]

@@ -56,6 +56,7 @@ def test_valid_command_lines(line: str, found: dict[str, object]) -> None:
         ("-a", "flag needs an argument: -a"),
         ("---a x", "bad flag syntax: ---a"),
         ("-=x", "bad flag syntax: -=x"),
+        ("-d 5sx", 'invalid value "5sx" for flag -d: parse error'),
         ("-n x", 'invalid value "x" for flag -n: parse error'),
         ("-n 9223372036854775808", 'invalid value "9223372036854775808" for flag -n: value out of range'),
         ("-b=maybe", 'invalid boolean value "maybe" for -b: parse error'),

@@ -89,6 +89,7 @@ def test_a_head_is_as_long_as_in_the_real_servers(ports: dict[str, int]) -> None
     [
         (b"GET http://x/ping?a=b HTTP/1.1\nHost: a\n\n", b"GET /ping?a=b HTTP/1.1\r\nHost: a\r\n\r\n"),
         (b"GET http://x HTTP/1.1\r\nHost: a\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (b"GET http://x?a=b HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /?a=b HTTP/1.1\r\nHost: a\r\n\r\n"),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: gzip\r\nX: y\r\n\r\n", b"POST / HTTP/1.0\r\nX: y\r\n\r\n"),
         (b"POST / HTTP/1.0\r\nContent-Length: \r\n\r\n", b"POST / HTTP/1.0\r\n\r\n"),
         (
@@ -103,6 +104,12 @@ def test_heads_are_rewritten_as_go_reads_them(head: bytes, read: bytes) -> None:
     assert end_of_head(head) == len(head)
     assert end_of_head(head[:-1]) == -1
     assert {end_of_head(head, searched) for searched in range(len(head))} == {len(head)}
+
+
+def test_a_second_host_is_refused() -> None:
+    with pytest.raises(HeadRefused) as caught:
+        checked_head(b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n")
+    assert caught.value.answer == BAD_REQUEST
 
 
 @pytest.mark.parametrize("length", [b"9223372036854775808", b"3, 3", b"+3", b"0x3", b"3\r\nContent-Length: 4"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
-from nsqext.errors import LookupFailed, TopicNotFound
+from nsqext.errors import LookupFailed, PartitionUnavailable, TopicNotFound
 from nsqext.lookup.options import LookupOptions
-from nsqext.partitions import LeaderLocator
+from nsqext.partitions import Leader, LeaderLocator
+from nsqext.types import Address
 from tests.support.clock import Clock, replace_clock
 from tests.support.fake_nsqd import ScriptedLookup, scripted_lookup
 
@@ -112,3 +115,77 @@ async def test_two_short_absences_are_not_added(clock: Clock, kind: str) -> None
             await locator.ask("orders", 0, serve)
             locator.distrust("orders", 0, leader)
         assert await after_each(clock, look, SOME, SOME, SOME, SOME) == [False, False, False, True]
+
+
+async def test_a_leader_that_failed_is_not_known_until_lookup_was_asked() -> None:
+    async with locating() as (locator, lookup):
+        keys = [("orders", 0), ("orders", 1)]
+        assert locator.known(keys) == {}
+        lookup.set_leaders({0: lookup.address, 1: lookup.address}, num=2)
+        leader, _ = await locator.leader("orders", 0)
+        assert locator.known(keys).keys() == {*keys}
+        locator.distrust("orders", 0, Leader(Address("127.0.0.1", 1), leader.http))  # it led before
+        assert locator.known(keys).keys() == {*keys}
+        locator.distrust("orders", 0, leader)
+        assert locator.known(keys).keys() == {("orders", 1)}
+        asked = len(lookup.questions)
+        assert (await locator.leader("orders", 0))[0] == leader
+        assert len(lookup.questions) > asked
+        assert locator.known(keys).keys() == {*keys}
+
+
+async def test_lookup_is_asked_again_for_a_partition_without_a_leader() -> None:
+    async with locating() as (locator, lookup):
+        lookup.set_leaders({1: lookup.address}, num=2)
+        with pytest.raises(PartitionUnavailable):
+            await locator.leader("orders", 0)
+        lookup.set_leaders({0: lookup.address, 1: lookup.address}, num=2)
+        assert (await locator.leader("orders", 0))[0].tcp == lookup.address
+
+
+@pytest.mark.parametrize(("hint", "shown"), [("ask again", "ask again"), (None, "check the option lookupd")])
+async def test_an_error_without_a_hint_names_the_option_while_no_lookup_node_has_answered(
+    hint: str | None, shown: str
+) -> None:
+    locator, attempts = LeaderLocator("h:1", LookupOptions(), timeout=0.0, first_contact=3600.0), list[int]()
+
+    async def attempt() -> None:
+        attempts.append(1)
+        raise LookupFailed("no answer", hint=hint)
+
+    with anyio.fail_after(25), pytest.raises(LookupFailed, match=shown):
+        await locator.retry(attempt)
+    assert len(attempts) == 1, "the first contact ends with the timeout"
+    await locator.aclose()
+
+
+async def test_pauses_between_attempts_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def pause(first: float, longest: float, attempts: int) -> float:
+        counts.append(attempts)
+        return 0.0
+
+    monkeypatch.setattr("nsqext.partitions.leaders.pause_after", pause)
+    async with locating() as (locator, _):
+
+        async def attempt() -> int:
+            if len(counts) < 3:
+                raise LookupFailed("no answer")
+            return 7
+
+        assert await locator.retry(attempt) == 7
+    assert counts == [1, 2, 3]
+
+
+async def test_retries_are_logged_after_some_seconds_and_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+    async with locating() as (locator, _):
+        for waited in (2.9, 3.0, 3.1):
+            locator.log_retry(waited, 30.0, LookupFailed("no answer"))
+    assert caplog.messages == ["no success for 3 s, trying again until 30 s are over: no answer"]
+
+
+async def test_a_pattern_matches_whole_names() -> None:
+    async with locating() as (locator, lookup):
+        lookup.set_response("/topics", {"topics": ["orders", "orders_old", "old_orders"]})
+        assert await locator.matching(re.compile("orders")) == ["orders"]

@@ -72,6 +72,9 @@ async def test_nodes_that_do_not_lead() -> None:
         node.set_response("/stats", {"topics": [{**expected, "is_leader": True}]})
         stats = await nodes.stats(leader, "t", 3)
         assert (stats.messages, stats.committed) == (1, 0), "the number of committed messages is unknown"
+        tcp = Address("n", 4150)
+        assert (await nodes.stats(Leader(tcp, node.address), "t", 3)).node == tcp
+        assert "needClients=false" in node.questions[-1]
 
 
 @pytest.mark.anyio

@@ -178,6 +178,7 @@ def test_registered_channels_are_the_only_ones() -> None:
             "lookupd_tcp has 2 addresses, and lo",
         ),
         (lambda: ClusterOptions(lease=-1), "lease=-1"),
+        (lambda: ClusterOptions(node_memory_bound=0), "node_memory_bound=0 is not a positive number"),
         (lambda: ClusterOptions(nsqd_tcp=":4150"), "nsqd_tcp=':4150' is not a tuple of texts"),  # type: ignore[arg-type]
         (lambda: ClusterOptions(http_hosts=(4150,)), "http_hosts=(4150,) is not a tuple"),  # type: ignore[arg-type]
         (lambda: ClusterOptions(http_guard="no"), "http_guard='no'"),  # type: ignore[arg-type]
@@ -221,8 +222,10 @@ def test_bad_arguments_are_named() -> None:
 def test_an_address_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
+        threads = set(threading.enumerate())
         with pytest.raises(InvalidSetting, match="cannot listen"):
             Cluster(1, options=ClusterOptions(lookupd_http=(address,))).start()
+        assert set(threading.enumerate()) <= threads
     with pytest.raises(InvalidSetting, match="not an address"):
         Cluster(1, options=ClusterOptions(lookupd_http=("here",))).start()
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.errors import InvalidInput, InvalidSetting, InvalidState
+from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
 from tests.support import plain_http
 from tests.support.blocking_client import BlockingClient, eventually, lookup, partitions
 
@@ -80,6 +80,42 @@ def test_injected_answers() -> None:
             assert talker.ask("PUB t 0", b"x") == b"E_TOPIC_NOT_EXIST "
             with pytest.raises(EOFError):
                 talker.frame()
+
+
+def test_an_injected_answer_closes_the_connection_as_given_or_as_the_real_server() -> None:
+    with Cluster(1) as cluster:
+        cluster.create_topic("t")
+        for code, closes, ends in (
+            ("E_TOPIC_NOT_EXIST", False, False),
+            ("E_PUB_FAILED", True, True),
+            ("E_NEW", None, True),
+            ("E_NEW", False, False),
+        ):
+            with BlockingClient(cluster.nodes["n1"].tcp) as talker:
+                cluster.faults.answer("n1", code, closes=closes)
+                assert talker.ask("PUB t 0", b"x") == f"{code} ".encode()
+                if ends:
+                    with pytest.raises((EOFError, ConnectionError)):
+                        talker.frame()
+                else:
+                    assert talker.ask("PUB t 0", b"x") == b"OK"
+
+
+def test_truncated_messages_are_lost_on_every_node() -> None:
+    with Cluster(3) as cluster:
+        cluster.create_topic("t", replicas=3, channels=["ch"])
+        with BlockingClient(cluster.nodes[cluster.leader("t")].tcp) as talker:
+            assert [talker.ask("PUB t 0", b"%d" % number) for number in range(3)] == [b"OK"] * 3
+        cluster.faults.truncate("t", 0, 1)
+        for name in cluster.in_sync("t"):
+            cluster.move_leader("t", 0, name)
+            with BlockingClient(cluster.nodes[name].tcp) as consumer:
+                assert consumer.subscribe("t") == b"OK"
+                assert consumer.message()[2] == b"0"
+                with pytest.raises(TimeoutError):
+                    consumer.message(timeout=0.05)
+        with pytest.raises(TopicNotFound, match="no running node has the partition"):
+            cluster.faults.truncate("t", 1, 0)
 
 
 def test_half_a_frame() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import anyio
 import pytest
 
 from nsqext.broker.fault_injection import NodeFaults, Rule
@@ -44,6 +45,32 @@ def test_rules_are_removed_one_by_one() -> None:
     assert faults.active
     faults.remove([first, second])
     assert not faults.active
+
+
+def test_a_rule_replaces_the_rule_of_the_same_kind_direction_and_peer() -> None:
+    faults = NodeFaults()
+    for rule in (Rule("drop", "in", left=4), Rule("drop", "in", peer="a:1", left=5), Rule("drop", "in", left=6)):
+        faults.replace(rule)
+    assert faults.pending() == ["drop in of a:1: 5 bytes", "drop in: 6 bytes"]
+
+
+async def test_a_node_that_is_frozen_during_a_delay_sends_after_the_thaw() -> None:
+    faults = NodeFaults()
+    faults.add(Rule("delay", "out", seconds=0.001))
+    sent: list[bytes] = []
+
+    async def carry() -> None:
+        data, _ = await faults.carry("out", "a:1", b"abc")
+        sent.append(data)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(carry)
+        await anyio.wait_all_tasks_blocked()
+        faults.freeze()
+        await anyio.sleep(0.01)
+        assert sent == []
+        faults.thaw()
+    assert sent == [b"abc"]
 
 
 def test_heal_removes_all_faults() -> None:

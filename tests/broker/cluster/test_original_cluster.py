@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from nsqext.broker import Cluster, ClusterOptions
-from nsqext.broker.lookupd.registration_client import RegistrationClient
+from nsqext.broker.lookupd.registration_client import RegistrationClient, _LookupConnection
 from nsqext.errors import InvalidInput, InvalidSetting, InvalidState, TopicNotFound
 from nsqext.protocol.server.negotiate import ServerLimits
 from tests.support import plain_http
@@ -124,6 +124,67 @@ def _depths(address: str, topic: str) -> dict[str, int]:
 
 def _is_pair(found: list[dict[str, object]]) -> bool:
     return len(found) == 2
+
+
+def test_a_new_topic_has_its_channels_on_every_node() -> None:
+    with Cluster(2, generation="original") as cluster:
+        cluster.create_topic("orders", channels=["billing", "audit"])
+        for node in cluster.nodes.values():
+            assert _depths(node.http, "orders") == {"audit": 0, "billing": 0}
+
+
+def test_lookup_lists_a_topic_when_it_was_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = _LookupConnection.request
+
+    async def slow(self: _LookupConnection, data: bytes) -> bytes:
+        await anyio.sleep(0.1)
+        return await request(self, data)
+
+    with Cluster(2, lookupds=2, generation="original") as cluster:
+        monkeypatch.setattr(_LookupConnection, "request", slow)
+        cluster.create_topic("t")
+        assert [len(ports(address, "t")) for address in cluster.lookupd] == [2, 2]
+
+
+def test_channels_that_only_a_dead_lookup_node_knew_are_not_created() -> None:
+    with Cluster(1, lookupds=2, generation="original") as cluster:
+        plain_http.post(f"http://{cluster.lookupd[1]}/channel/create?topic=t&channel=known")
+        cluster.kill("l2")
+        cluster.create_topic("t")
+        assert _depths(cluster.nodes["n1"].http, "t") == {}
+
+
+def test_a_restarted_lookup_node_has_forgotten_what_no_node_registers() -> None:
+    with Cluster(1, generation="original") as cluster:
+        address = cluster.lookupd[0]
+        plain_http.post(f"http://{address}/topic/create?topic=t")
+        assert lookup(address, "/topics") == {"topics": ["t"]}
+        cluster.restart("l1")
+        assert lookup(address, "/topics") == {"topics": []}
+
+
+def test_a_tombstone_hides_a_node_for_its_lifetime() -> None:
+    options = ClusterOptions(tombstone_lifetime=10, inactive_producer_timeout=1000)
+    with Cluster(1, generation="original", options=options) as cluster:
+        address, node = cluster.lookupd[0], cluster.nodes["n1"]
+        cluster.create_topic("t")
+        cluster.faults.clock.stop()
+        plain_http.post(f"http://{address}/topic/tombstone", params={"topic": "t", "node": node.http})
+        found = []
+        for _ in range(3):
+            found.append(ports(address, "t"))
+            cluster.faults.clock.advance(9)
+        assert found == [[], [], [port(node.tcp)]]
+        cluster.faults.clock.run()
+
+
+def test_topics_have_the_channels_of_all_nodes() -> None:
+    with Cluster(2, generation="original") as cluster:
+        cluster.create_topic("t")
+        for node, channel in zip(cluster.nodes.values(), ("a", "b"), strict=True):
+            with BlockingClient(node.tcp) as client:
+                assert client.ask(f"SUB t {channel}") == b"OK"
+        assert cluster.topics == {"t": ["a", "b"]}
 
 
 def test_messages_flow() -> None:

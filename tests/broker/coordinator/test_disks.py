@@ -12,7 +12,7 @@ from nsqext.broker.coordinator import admin_ops as admin
 from nsqext.broker.coordinator import membership
 from nsqext.broker.coordinator.topics import TopicSpec
 from nsqext.broker.engine.storage.log import Refusal
-from nsqext.broker.engine.storage.partition_store import stored_partitions
+from nsqext.broker.engine.storage.partition_store import NewMessage, stored_partitions
 from nsqext.broker.engine.storage.segments import DiskOptions
 from tests.support.coordinators import bodies, hosted, publish, running, until
 from tests.support.engine_partition import Consumer
@@ -161,6 +161,26 @@ async def test_a_replica_with_a_full_disk_joins_when_space_is_free(
             await publish(coordinator, b"two")  # a publish in between
         await until(coordinator, "sync=n1,n2,n3")
         assert bodies(coordinator, "n2") == [b"one", b"two"]
+
+
+async def test_a_disk_that_is_full_at_the_last_step_of_a_catch_up_does_not_hold_up_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsqext.broker.coordinator.coordinator._RETRY", 3600)
+    async with running() as coordinator:
+        on_disk(coordinator, tmp_path)
+        admin.create_topic(coordinator, "t", TopicSpec(1, 3))
+        state, member = coordinator.replica_sets["t", 0].state, coordinator.members["n2"]
+        member.alive = False
+        membership.silent(coordinator, member)
+        await until(coordinator, "sync=n1,n3")
+        membership.returned(coordinator, member)
+        while not state.joining:
+            await coordinator.replica_sets["t", 0].changes.wait()
+        hosted(coordinator, state.leader).partition.put([NewMessage(b"one")])
+        break_disk(monkeypatch, hosted(coordinator, "n2").partition)
+        await until(coordinator, "writable")
+        assert sorted(state.in_sync) == ["n1", "n3"]
 
 
 async def test_a_topic_that_cannot_be_written_does_not_exist(tmp_path: Path) -> None:

@@ -99,8 +99,11 @@ async def test_a_follower_that_is_connected_within_a_lease_stays_in_sync() -> No
         other = coordinator.replica_sets["t", 0].state.replicas[1]
         coordinator.separate(leader, other)
         coordinator.connect(leader, other)
+        seen: list[int] = []
+        coordinator.watchers.append(lambda _: seen.append(len(coordinator.replica_sets["t", 0].state.in_sync)))
         await anyio.sleep(2 * coordinator.options.lease)
         assert sorted(coordinator.replica_sets["t", 0].state.in_sync) == ["n1", "n2", "n3"]
+        assert seen == []
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -106,6 +106,17 @@ def test_a_follower_removes_what_its_leader_removed_without_a_publish() -> None:
     assert 0 < target.log.start_count == source.log.start_count
 
 
+def test_ephemeral_channels_are_of_the_leader_only() -> None:
+    coordinator, leader, follower = with_two_replicas()
+    source, target = hosted(coordinator, leader).partition, hosted(coordinator, follower).partition
+    for name in ("ch", "tmp#ephemeral"):
+        source.channel(name)
+    coordinator.mirror(coordinator.replica_sets["t", 0])
+    assert list(target.channels) == ["ch"]
+    coordinator.elect(coordinator.replica_sets["t", 0], follower)
+    assert list(target.channels) == ["ch"]
+
+
 def test_a_follower_that_lost_its_channels_gets_them_again() -> None:
     coordinator, leader, follower = with_two_replicas()
     replicas = coordinator.replica_sets["t", 0]

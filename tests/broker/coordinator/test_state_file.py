@@ -75,6 +75,31 @@ def test_a_deleted_topic_leaves_the_file_and_the_others_stay(tmp_path: Path) -> 
     assert list(orjson.loads(without_checksum(path.read_bytes()))["topics"]) == ["u"]
 
 
+def test_elections_continue_their_count_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    coordinator = make_coordinator()
+    admin.create_topic(coordinator, "t", TopicSpec(1, 2))
+    replicas = coordinator.replica_sets["t", 0]
+    for name in (*replicas.state.replicas, *replicas.state.replicas):
+        coordinator.elect(replicas, name)
+    StateFile(coordinator, path).save_all()
+    again = make_coordinator()
+    StateFile(again, path).load()
+    assert (replicas.state.epoch, again.replica_sets["t", 0].state.epoch) == (5, 6)
+
+
+def test_a_rebuilt_topic_has_as_many_replicas_as_the_partition_with_the_most(tmp_path: Path) -> None:
+    before = make_coordinator(folder=tmp_path)
+    admin.create_topic(before, "t", TopicSpec(3, 2, multi_part=True))
+    lost = before.replica_sets["t", 0].state.replicas[1]
+    for member in before.members.values():
+        for number in range(3):
+            member.node.unhost("t", number, destroy=member.name == lost and number == 0)
+    after = make_coordinator(folder=tmp_path)
+    StateFile(after, tmp_path / "state").load()
+    assert (after.topics["t"].spec.partition_num, after.topics["t"].spec.replica) == (3, 2)
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_document_with_an_invalid_member_is_kept_aside(
     tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture

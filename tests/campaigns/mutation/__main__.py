@@ -55,9 +55,11 @@ class Trial:
 
 
 def sources_of(room: str) -> dict[str, str]:
-    """Return path below the package -> source of each module of a room, which is a folder or a module."""
+    """Return path below the package -> source of each module of a room: a module, or a folder without inner rooms."""
     folder = ROOT / "nsqext" / room
     paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    inner = [ROOT / "nsqext" / other for other in ROOMS if other.startswith(f"{room}/")]
+    paths = [path for path in paths if not any(path.is_relative_to(other) for other in inner)]
     return {str(path.relative_to(ROOT / "nsqext")): path.read_text() for path in paths}
 
 

@@ -51,8 +51,30 @@ ROOMS = {
         "tests/broker/lookupd",
         "tests/broker/test_listeners.py",
     ),
+    "golang": (
+        "tests/golang",
+        "tests/cli/servers/test_config_file.py",
+        "tests/http",
+        "tests/broker/nsqd",
+        "tests/broker/lookupd",
+    ),
+    "partitions": ("tests/partitions", "tests/spark/cluster", "tests/spark/read"),
+    "settings": ("tests/test_settings.py", "tests/test_setting_names.py"),
+    "settings_text": ("tests/test_settings.py",),
+    "arguments": ("tests/test_settings.py", "tests/test_arguments.py"),
+    "waits": ("tests/test_waits.py", "tests/transport/test_waiter.py"),
+    "errors": ("tests/test_errors.py",),
     "protocol": ("tests/protocol", "tests/captures", "tests/property", "tests/client/producer"),
     "transport": ("tests/transport", "tests/sync/test_direct.py"),
+    "broker": (
+        "tests/broker/cluster",
+        "tests/broker/coordinator/test_stats.py",
+        "tests/broker/test_listeners.py",
+        "tests/broker/test_standalone.py",
+        "tests/cli/servers/test_programs.py",
+        "tests/contract/test_topics.py",
+        "tests/contract/test_original.py",
+    ),
     "broker/nsqd": ("tests/broker/nsqd", "tests/captures"),
     "broker/lookupd": ("tests/broker/lookupd", "tests/broker/cluster"),
     "spark/cluster": ("tests/spark/cluster", "tests/spark/test_options.py", "tests/spark/read"),
@@ -66,7 +88,7 @@ ROOMS = {
     "spark/read": ("tests/spark/read",),
     "spark/write": ("tests/spark/write",),
 }
-"""Folder or module below the package -> its tests."""
+"""Folder or module below the package, without the folders that are rooms -> its tests."""
 
 PROGRAMS = ("cli",)
 """Rooms whose tests run them in other processes."""

@@ -28,6 +28,8 @@ SCENES = {
         a fin 3 ! Message ID not in flight; a fin 4 ! Message ID not in flight; a fin 2; a gets m1; a rdy 10;
         a gets m2""",
     "empty keeps the message read ahead": "channel; pub m0 m1 m2; do empty; a sub 10; pub new; a gets m0 new",
+    "TOUCH extends a timeout up to 15 minutes": """
+        a sub msg_timeout=600.0; pub m0; wait 500; a touch 2; wait 399; a gets m0/1; wait 2; a gets m0/2""",
     "a timeout": """
         a sub msg_timeout=1.0; pub m0; wait 0.9; a touch 2; wait 0.9; a gets m0/1; wait 0.2; a gets m0/2;
         has timeout_count=1""",

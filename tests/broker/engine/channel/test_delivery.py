@@ -50,11 +50,14 @@ SCENES = {
     "timeouts narrow the window to one": """
         a sub 3 msg_timeout=1.0; pub a b c; wait 1.1; wait 1.1; wait 1.1; wait 1.1;
         client a window=1 in_flight=1 timed_out=9; has timeout_count=9""",
+    "messages that time out together come back by the ends of their timeouts": """
+        a sub 2 msg_timeout=10.0; pub m0 m1; a gets m0 m1; wait 5; a touch 2; wait 20; a gets m1 m0""",
     "pause stops delivery": "a sub 5; do set_paused True; pub m0; a gets; do set_paused False; a gets m0",
     "skip discards messages behind the message read ahead": """
         channel; pub m0 m1; do set_skipped True; has depth=0; pub m2; has depth=0; a sub 5; a gets m0""",
     "a start position counts for the first client only": """
-        pub m0 m1 m2; a sub 10 start=msgcount:2; a gets m1 m2; b sub 10 start=virtual_queue:0; b gets""",
+        pub m0 m1 m2; a sub 10 start=msgcount:2; a gets m1 m2; b sub 10 start=virtual_queue:0; b gets;
+        a gets""",
     "a client with a new window moves to the end: a fin 2": "a sub 5; pub m0; b sub 5; a fin 2; pub m1; b gets m1",
     "a client with a new window moves to the end: a req 2 0": "a sub 5; pub m0; b sub 5; a req 2 0; pub m1; b gets m0",
     "a client with a new window moves to the end: a rdy 4": "a sub 5; pub m0; b sub 5; a rdy 4; pub m1; b gets m1",

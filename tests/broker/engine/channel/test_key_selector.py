@@ -144,3 +144,16 @@ def test_a_delay_blocks_later_messages_but_not_earlier_ones() -> None:
     assert new.bodies() == ["m1", "m2"]
     bench.finish(new, [3, 4])
     assert channel.keys._key_queues == {}, "keys without messages take no memory"
+
+
+def test_an_earlier_delayed_message_blocks_although_a_later_one_is_delayed_too() -> None:
+    bench, channel = make_channel()
+    only = bench.consume(1, 3, extend=True)
+    bench.publish(*[keyed(HIGH, body) for body in ("m0", "m1", "m2")])
+    assert only.bodies() == ["m0", "m1", "m2"]
+    channel.requeue(only, 4, 50)
+    channel.requeue(only, 2, 50)
+    channel.requeue(only, 3, 0)
+    assert only.bodies() == []
+    bench.wait(50)
+    assert only.bodies() == ["m0", "m1", "m2"]

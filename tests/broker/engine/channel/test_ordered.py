@@ -46,6 +46,17 @@ SCENES = {
 }
 
 
+@table(
+    "script",
+    [
+        """given delayed_threshold=1.0; a sub 5; pub m0 m1; a req 2 100; a gets m0 m1; do set_ordered True; a gets m1;
+        do set_offset virtual_queue:0; a gets m0; do requeue_delayed 3600.0; a gets; a fin 2; a gets m1"""
+    ],
+)
+def test_a_channel_that_becomes_ordered_reads_messages_of_its_delayed_queue_again(script: str) -> None:
+    assert ChannelScript.checks(script)
+
+
 @table(("scene", "script"), SCENES.items())
 def test_scenes(scene: str, script: str) -> None:
     assert ChannelScript.checks(script, ordered=True), scene

@@ -51,3 +51,13 @@ def test_the_depth_in_bytes_counts_what_is_not_finished() -> None:
     stats = bench.channel().stats()
     assert (stats.depth, stats.depth_size, stats.message_count, stats.backlogs) == (2, 36 + 32, 3, 0)
     assert (stats.timeout_count, stats.replay_count, stats.held_keys, stats.key_ranges) == (0, 0, 0, [])
+
+
+def test_a_restarted_channel_measures_again() -> None:
+    bench = Bench()
+    consumer = bench.consume(ready=2)
+    bench.publish("m0")
+    bench.finish(consumer, [2])
+    assert sum(bench.channel().latencies.consume) == 1
+    bench.partition.restart()
+    assert sum(bench.channel().latencies.consume) == sum(bench.channel().latencies.delivery) == 0

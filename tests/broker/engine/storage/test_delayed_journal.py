@@ -120,8 +120,11 @@ def test_a_damaged_journal_is_read_again_after_a_kill(tmp_path: Path) -> None:
     assert held(path) == held(path) == {"ch": [2]}
 
 
+@pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize("taken", [0, 1, 40])
-def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_written_line_is_removed(
+    tmp_path: Path, taken: int, reopened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "journal"
     queue = DelayedQueue("ch", DelayedJournal(path))
     queue.put(delayed(1))
@@ -133,6 +136,8 @@ def test_a_partly_written_line_is_removed(tmp_path: Path, taken: int, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(out, data[:size])
 
+    if reopened:
+        queue = DelayedQueue("ch", DelayedJournal(path))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fill)
         with pytest.raises(Refusal, match="No space left"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -130,6 +131,29 @@ async def test_a_body_without_a_length_is_bounded_and_earlier_bodies_do_not_coun
         assert (await client.request("GET", "http://n1/fits")).content == b"x" * 10
     with pytest.raises(HttpRequestFailed, match="longer than 10 bytes"):
         await client.request("GET", "http://n1/long")
+
+
+async def test_a_body_may_be_named_as_not_compressed() -> None:
+    client = HttpClient(
+        5,
+        transport=httpx.MockTransport(
+            lambda request: httpx.Response(
+                200, headers={"Content-Encoding": request.url.path[1:]}, stream=httpx.ByteStream(b"x")
+            )
+        ),
+    )
+    assert (await client.request("GET", "http://n1/identity")).content == b"x"
+    with pytest.raises(HttpRequestFailed, match="the response is compressed"):
+        await client.request("GET", "http://n1/gzip")
+
+
+def test_trio_can_be_imported_after_httpcore_was_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "trio", raising=False)
+    seen: list[object] = []
+    monkeypatch.setattr(http_client, "import_module", lambda name: seen.append((name, sys.modules.get("trio", 0))))
+    http_client.load_httpcore(only_asyncio=True)
+    assert seen == [("httpcore", None)]
+    assert "trio" not in sys.modules
 
 
 async def test_the_first_requests_over_tls_share_connections(monkeypatch: pytest.MonkeyPatch) -> None:

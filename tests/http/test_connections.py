@@ -57,7 +57,7 @@ async def test_a_request_as_the_server_receives_it() -> None:
     heads: list[bytes] = []
 
     async def handle(stream: SocketStream) -> None:
-        for _ in range(3):
+        for _ in range(4):
             received = await stream.receive()
             while received.startswith(b"POST /b") and not received.endswith(b"expected"):
                 received += await stream.receive()
@@ -69,12 +69,14 @@ async def test_a_request_as_the_server_receives_it() -> None:
         reply = await client.request("GET", f"http://{address}/a", headers={"X-Own": "1", "User-Agent": "own"})
         await client.request("POST", f"http://{address}/b", content=b"expected")
         await client.request("POST", f"http://{address}/c")
+        await client.request("PUT", f"http://{address}/d")
         await client.aclose()
     common = "Accept-Encoding: identity\r\nUser-Agent: "
     assert [head.decode() for head in heads] == [
         f"GET /a HTTP/1.1\r\nHost: {address}\r\n{common}own\r\nX-Own: 1\r\n\r\n",
         f"POST /b HTTP/1.1\r\nHost: {address}\r\nContent-Length: 8\r\n{common}nsqext/{__version__}\r\n\r\nexpected",
         f"POST /c HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n{common}nsqext/{__version__}\r\n\r\n",
+        f"PUT /d HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\n{common}nsqext/{__version__}\r\n\r\n",
     ]
     assert reply.headers["x-name"] == "one, two"
 

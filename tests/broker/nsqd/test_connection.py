@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from nsqext.broker.fault_injection import NodeFaults
+from nsqext.broker.fault_injection import NodeFaults, Rule
 from nsqext.broker.nsqd.connection import ServerConnection
 from nsqext.broker.nsqd.server import dialect_of
 from nsqext.broker.nsqd.session import Session
@@ -74,9 +74,8 @@ class _Served:
         self.busy = False
         self.node, self.sock, self.loop = node, sock or _Socket(), _Loop()
         self.session = Session(node, "127.0.0.1:1000", dialect_of(node))
-        self.connection = ServerConnection(
-            cast("socket.socket", self.sock), self.session, NodeFaults(), self.loop, self
-        )
+        self.faults = NodeFaults()
+        self.connection = ServerConnection(cast("socket.socket", self.sock), self.session, self.faults, self.loop, self)
         self.ended = False
         self.connection.read_on()
 
@@ -221,3 +220,29 @@ def test_the_last_replies_arrive_although_bytes_of_the_client_are_not_read() -> 
             received += data
     kinds = [kind for kind, _ in FrameParser().feed(received)]
     assert kinds == [FrameType.RESPONSE, FrameType.MESSAGE, FrameType.ERROR]
+
+
+class _Faulty(_Served):
+    """A connection whose faults run when the test says so."""
+
+    def __init__(self, node: Node) -> None:
+        self.works: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        super().__init__(node)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.works.append(work)
+
+
+@pytest.mark.anyio
+async def test_replies_that_a_client_has_not_read_precede_replies_under_a_fault() -> None:
+    served = _Faulty(make_node())
+    served.receive(b"  V2")
+    served.sock.room = 3
+    served.faults.add(Rule("delay", "in", peer="10.0.0.1:1", seconds=1.0))
+    for answer in (b"one", b"two"):
+        served.session.answer(answer)
+        served.flush()
+        await served.works.pop()()
+    served.sock.room = 1 << 30
+    served.run()
+    assert [data for _, data in served.frames] == [b"one", b"two"]

@@ -475,6 +475,7 @@ async def test_an_old_topic_drops_internal_headers_where_that_is_allowed() -> No
 def test_label_values_are_escaped() -> None:
     metric = Metric("m", "gauge", "Text.", [({"a": 'q"\\\n'}, 1.5)])
     assert render_metrics([metric]) == '# HELP m Text.\n# TYPE m gauge\nm{a="q\\"\\\\\\n"} 1.5\n'
+    assert render_metrics([metric._replace(samples=[])]) == ""
 
 
 @pytest.mark.parametrize("path", ["/pub?topic=t", "/mpub?topic=t", "/config/log_level"])

@@ -6,8 +6,11 @@ from struct import pack
 
 import pytest
 
+from nsqext.broker.engine.storage.partition_store import NewMessage, Stored
+from nsqext.broker.nsqd.publish_commands import commit
 from nsqext.protocol.frames import decode_trace_reply
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.server.request_error import RequestError
 from tests.support.commands import multi_body, trace_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, ready_client, sized
 
@@ -117,3 +120,17 @@ def test_a_batch_leaves_unread_bytes_in_the_stream() -> None:
     body = multi_body([b"a"]) + b"NOPE\n"
     client.send(sized("MPUB t 0", body))
     assert [data for _, data in client.receive()] == [b"OK", b"E_INVALID invalid command [[78 79 80 69]]"]
+
+
+@pytest.mark.anyio
+async def test_a_publish_that_was_not_replicated_is_counted_as_failed() -> None:
+    async def refuse(_: Stored) -> None:
+        raise RequestError("E_FAILED_ON_NOT_WRITABLE", "", fatal=False)
+
+    node = make_node()
+    hosted = host(node)
+    hosted.replicate = refuse
+    stored = hosted.partition.put([NewMessage(b"x")])
+    with pytest.raises(RequestError, match="E_FAILED_ON_NOT_WRITABLE"):
+        await commit(node, hosted, stored, hosted.epoch, "E_MPUB_FAILED")
+    assert (hosted.failed, node.publish_failed, hosted.waiting, hosted.partition.readable) == (1, 1, 0, 0)

@@ -40,6 +40,16 @@ def test_a_new_client_has_a_minute_for_the_magic() -> None:
     assert not client.open
 
 
+def test_a_client_that_is_about_to_be_closed_gets_no_heartbeat() -> None:
+    clock = Clock()
+    node = make_node(clock)
+    client, other = Client(node), Client(node)
+    client.session.closing = True
+    clock.seconds += 31
+    node.tick()
+    assert (client.receive(), [data for _, data in other.receive()]) == ([], [HEARTBEAT])
+
+
 def test_too_many_clients_get_an_error_and_are_closed() -> None:
     node = make_node(limits=ServerLimits(max_connections=1))
     first, second = Client(node), Client(node, magic=False)

@@ -157,3 +157,16 @@ async def test_publishers_are_listed_by_topic_until_they_leave(generation: str) 
     assert [await counts(topic) for topic in "tu"] == [[("t", 1)], [("u", 3)]]
     publisher.session.end()
     assert [await counts(topic) for topic in "tu"] == [[], []]
+
+
+@pytest.mark.parametrize("generation", ["redesigned", "original"])
+async def test_the_time_of_the_last_publish_is_shown(generation: str) -> None:
+    clock = Clock()
+    node = _make(generation, clock)
+    publisher = Client(node, "10.0.0.1:7")
+    last: list[int] = []
+    for _ in range(2):
+        assert publisher.ask(sized("PUB t", b"x")) == "OK"
+        last.append(publisher.session.published["t"].last)
+        clock.seconds += 10
+    assert last[1] - last[0] == 10_000_000_000

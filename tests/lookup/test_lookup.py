@@ -196,6 +196,15 @@ async def test_switching_to_another_cluster(nodes: LookupNodes) -> None:
     assert seen[1] == {0: N2}
 
 
+async def test_after_a_switch_the_topics_are_those_of_the_other_cluster(nodes: LookupNodes) -> None:
+    for name in "ab":
+        nodes.route(f"{name}:4161", "/topics", {"topics": [name]})
+    cache = cache_of(nodes)
+    assert await cache.topics(max_age=60) == ("a",)
+    cache.switch("b:4161")
+    assert await cache.topics(max_age=60) == ("b",)
+
+
 async def test_late_answers_of_former_lookup_nodes_are_discarded(nodes: LookupNodes) -> None:
     held = Held(httpx.Response(200, json=leads("n1")))
     nodes.finds("a:4161", held)

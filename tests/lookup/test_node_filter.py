@@ -64,10 +64,10 @@ def test_nodes_without_partitions_are_filtered_too() -> None:
 async def test_what_is_left_out_is_logged_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     nodes, kept = LookupNodes(), {"a:4150"}
     nodes.lists("l:4161", "l:4161")
-    nodes.finds("l:4161", lookup_json({0: "b:4150"}, nodes=("a:4150", "c:4150"), num=1))
     options = LookupOptions(node_filter=kept.__contains__, max_pause=0.0)
     cache = MetadataCache("l:4161", options=options, transport=nodes.transport)
-    for _ in range(2):
+    for extend in (False, False, True):  # the topic is upgraded, which changes its map
+        nodes.finds("l:4161", lookup_json({0: "b:4150"}, nodes=("a:4150", "c:4150"), num=1, extend=extend))
         await cache.refresh("orders", "r")
     kept.add("c:4150")
     await cache.refresh("orders", "r")

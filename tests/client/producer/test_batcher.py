@@ -217,6 +217,25 @@ async def test_failures_that_are_read_make_room() -> None:
         publisher.gate.set()
 
 
+async def test_a_message_that_waits_for_room_is_accepted_before_later_ones() -> None:
+    publisher = _Publisher()
+    publisher.failing = PublishFailed("no leader")
+    async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
+        for _ in range(2):
+            await batcher.add(b"failed")
+        await until(lambda: batcher.pending == 0)
+        publisher.gate = anyio.Event()
+        await batcher.add(b"flying")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batcher.add, b"waits")
+            await anyio.wait_all_tasks_blocked()
+            batcher.take_failed()  # there is room, and the other task has not run yet
+            await batcher.add(b"later")
+        publisher.failing = None
+        publisher.gate.set()
+    assert publisher.batches[2:] == [[b"flying"], [b"waits"], [b"later"]]
+
+
 async def test_a_batcher_accepts_messages_while_it_is_open() -> None:
     publisher = _Publisher(lock := KeyLock())
     async with anyio.create_task_group() as tasks:

@@ -463,9 +463,11 @@ def test_messages_of_one_key_in_two_partitions_that_are_requeued_one_after_the_o
     other = Owner()
     other.partition = 1
     (first,), (second,) = bench.put("a1"), bench.put("a2", owner=other)
-    for message in (bench.take(first), bench.take(second)):
-        message.requeue_now(1.0, backoff=False)
+    for message, delay in ((bench.take(first), 5.0), (bench.take(second), 1.0)):
+        message.requeue_now(delay, backoff=False)
     bench.wait(2.0)
+    assert bench.rows() == {}, "the longest delay counts"
+    bench.wait(4.0)
     assert sorted(bench.rows()["a"]) == ["a1", "a2"]
 
 

@@ -423,3 +423,36 @@ def test_a_redelivered_message_waits_for_one_of_another_partition_in_front_of_wh
     assert (bench.rows(), bench.lanes.waiting) == ({}, 4)
     bench.wait(5.1)
     assert bench.rows() == {"a": ["a7", "a1", "a2", "a8"]}
+
+
+def test_the_wait_for_a_lost_message_begins_again_with_a_new_connection() -> None:
+    bench = Bench(1)
+    (first,) = bench.put("a1")
+    bench.put("a2", owner=cut(bench))
+    bench.expire(first)
+    bench.wait(50.0)
+    again = cut(bench)
+    bench.put("b1", owner=again)
+    bench.wait(50.0)
+    bench.put("a2", "a1", owner=again)
+    assert bench.rows() == {"a": ["a1", "a2"], "b": ["b1"]}
+
+
+def test_the_original_nsq_has_more_time_for_a_lost_message_each_time_that_others_make_room() -> None:
+    """It redelivers the lost message behind its whole queue."""
+    bench = Bench(1)
+    bench.owner.partition, bench.owner.original = None, True
+    (first,) = bench.put("a1")
+    again = cut(bench)
+    again.partition, again.original, again.ready = None, True, 2
+    bench.put("a2", owner=again)
+    bench.expire(first)
+    bench.put("a3", owner=again)
+    bench.wait(61.0)
+    delays = []
+    for _ in range(3):
+        bench.put("a3", owner=again)
+        bench.wait(0.1)
+        bench.wait(1.2)
+        delays.append(again.delays.pop(b"a3"))
+    assert delays == [1.0, 1.5, 2.0]

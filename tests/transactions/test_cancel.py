@@ -311,11 +311,12 @@ def test_commands_list_and_cancel(database: str) -> None:
             ("one", True, ""),
             ("two", False, ""),
         ]
-        found = lines("cancel", "one", "two", "four", "--yes", status=1)
+        found = lines("cancel", "one", "four", "two", "--yes", status=1)
         assert [(one["identity"], one["cancelled"], one["result"]) for one in found] == [
             ("one", False, "too late"),
-            ("two", True, "cancelled"),
             ("four", False, "unknown"),
+            ("two", True, "cancelled"),
         ]
-        assert lines("cancel", "three", "--yes", status=0)[0]["cancelled"]
+        assert lines("cancel", "three", "--topic", "u", "--yes", status=1)[0]["result"] == "unknown"
+        assert lines("cancel", "three", "--topic", "t", "--yes", status=0)[0]["cancelled"]
         assert store.waiting() == []

@@ -29,7 +29,7 @@ from nsqext.errors.server import (
     Unauthorized,
 )
 from nsqext.transactions import Outbox, OutboxStore
-from tests.support.command_line import lines
+from tests.support.command_line import lines, run
 from tests.support.consumers import eventually
 from tests.transactions.test_outbox import connect
 from tests.transactions.test_relay import Scripted, publishing
@@ -249,3 +249,25 @@ def test_status_and_doctor_show_the_reason(database: str) -> None:
         assert judge_outbox(store.summary(0.0)).text.endswith("1 message set aside, the last: too large")
     (found,) = lines("outbox", "status", "--database", database)
     assert (found["refused"], found["reason"]) == (1, "too large")
+
+
+@one_database
+def test_status_discards_messages_set_aside_by_their_age_in_days(database: str) -> None:
+    add(database, "t", {})
+    words = ("outbox", "status", "--database", database)
+    with OutboxStore(database) as store:
+        store.refuse(store.rows(range(16), [], 1)[0].sequence, "too large")
+    kept = lines(*words, "--discard", "0.01", "--yes")[0]  # 14 minutes
+    discarded = lines(*words, "--discard", "0", "--yes")[0]
+    assert [(found["discarded"], found["refused"]) for found in (kept, discarded)] == [(0, 1), (1, 0)]
+
+
+@one_database
+def test_messages_set_aside_are_published_again_only_after_a_confirmation(database: str) -> None:
+    add(database, "t", {})
+    words = ("outbox", "status", "--retry", "--database", database)
+    with OutboxStore(database) as store:
+        store.refuse(store.rows(range(16), [], 1)[0].sequence, "too large")
+        refused = run(*words)
+        assert (refused.returncode, b"give --yes" in refused.stderr, store.summary(0.0).refused) == (2, True, 1)
+        assert lines(*words, "--yes")[0]["retried"] == 1

@@ -189,8 +189,6 @@ async def run(
     @consumer.handler
     async def handle(message: Message) -> None:
         nonlocal shown
-        if broken or (reading.count and shown >= reading.count):
-            raise Requeue(0.0, backoff=False)
         record = message_record(message)
         if not wanted.takes(record):
             return

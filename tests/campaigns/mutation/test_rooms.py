@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.campaigns.mutation.__main__ import sources_of
+from tests.campaigns.mutation.__main__ import apart, chosen, sources_of
 from tests.campaigns.mutation.equivalent import EQUIVALENT
 from tests.campaigns.mutation.mistake import Mistake, mistakes_of
-from tests.campaigns.mutation.rooms import ROOMS
+from tests.campaigns.mutation.rooms import OTHER_TESTS, PROGRAMS, ROOMS
 from tests.campaigns.mutation.warm import ROOT
 
 
@@ -36,7 +36,16 @@ def test_the_line_of_a_mistake_is_the_first_that_it_changes() -> None:
 
 
 def test_tests_of_rooms_exist() -> None:
-    assert [path for tests in ROOMS.values() for path in tests if not (ROOT / path).exists()] == []
+    named = (*ROOMS.values(), *OTHER_TESTS.values())
+    assert [path for tests in named for path in tests if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("room", PROGRAMS)
+def test_mistakes_in_programs_meet_the_tests_of_their_module(room: str) -> None:
+    """All tests of such a room take minutes."""
+    sources = sources_of(room)
+    whole = [bug for bug in chosen(sources, mistakes_of(room), [""]) if set(apart(room, bug).tests) & {*ROOMS[room]}]
+    assert [f"{bug.module}: {bug.name}" for bug in whole] == []
 
 
 def test_equivalent_mutants_are_in_lines_that_exist() -> None:

@@ -89,6 +89,9 @@ def test_a_topic_of_the_original_nsq_is_paused(original: Cluster) -> None:
     assert lines("topic", "create", name, *where) == [{"topic": name, "created": True}]
     lines("topic", "pause", name, "--yes", *where)
     (paused,) = lines("stats", name, *where)
+    lines("channel", "create", name, "c", *where)
+    (channel,) = lines("stats", name, *where)
+    assert (channel["channel"], channel["paused"]) == ("c", True)
     lines("topic", "unpause", name, "--yes", *where)
     (resumed,) = lines("stats", name, *where)
     assert (paused["paused"], resumed["paused"]) == (True, False)
@@ -199,6 +202,14 @@ def test_deleting_at_a_terminal_asks_first(cluster: Cluster) -> None:
         assert terminal.end() == 0
     (shown,) = lines("topic", "show", topic, "--lookupd", address)
     assert shown["channels"] == []
+
+
+def test_statistics_of_an_unknown_channel_are_an_error(cluster: Cluster) -> None:
+    topic, where = fresh(), ("--lookupd", cluster.lookupd[0])
+    cluster.create_topic(topic, channels=["c"])
+    assert [one["channel"] for one in lines("stats", topic, "c", *where)] == ["c"]
+    unknown = run("stats", topic, "absent", *where)
+    assert (unknown.returncode, b"the topic has no channel absent" in unknown.stderr) == (2, True), unknown.stderr
 
 
 def test_statistics_are_watched_with_rates(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_an_imported_copy_has_the_same_bytes_in_the_same_partitions(
     copied = [row[1:] for row in stored(cluster, copy) if row[3] is not None]
     assert sorted(copied, key=repr) == sorted((row[1:] for row in keyed), key=repr)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_bodies_are_exported_as_they_are_stored(cluster: Cluster, tmp_path: Path) -> None:
+    topic, file = f"t_{token_hex(4)}", tmp_path / "all.jsonl"
+    cluster.create_topic(topic, extend=True, channels=["ch"])
+    with Producer(cluster.lookupd, compression="gzip") as producer:
+        producer.publish(topic, b"x" * 50_000)
+    lines("export", topic, str(file), "--lookupd", cluster.lookupd[0])
+    (entry,) = entries_of(file, 0)
+    message = outgoing_message(entry.record)
+    assert isinstance(message.body, bytes)
+    assert gzip.decompress(message.body) == b"x" * 50_000
 
 
 def test_a_killed_export_continues_and_has_each_message_once(cluster: Cluster, source: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import time
 from io import FileIO
@@ -67,6 +68,25 @@ def test_bodies_are_recorded_as_they_are_stored(cluster: Cluster, tmp_path: Path
     message = outgoing_message(entry.record)
     assert isinstance(message.body, bytes)
     assert gzip.decompress(message.body) == b"x" * 50_000
+
+
+def test_messages_are_durable_when_they_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder finishes them in the channel then."""
+    durable: dict[Path, int] = {}
+    synchronize = os.fsync
+
+    def note(descriptor: int) -> None:
+        synchronize(descriptor)
+        durable[Path(f"/proc/self/fd/{descriptor}").readlink()] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", note)
+    files = MessageFiles(tmp_path, "orders", max_bytes=1 << 20, max_age=0)
+    for body in ("one", "two"):
+        files.append([{"body": body}])
+        assert files.path is not None
+        assert durable[files.path] == files.path.stat().st_size
+    files.close()
+    assert tmp_path in durable  # the name of the file
 
 
 @pytest.mark.parametrize(("max_age", "count"), [(1e-9, 2), (0.0, 1), (3600.0, 1)])

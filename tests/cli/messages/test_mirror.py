@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from nsqext import Message, sync
-from nsqext.broker import Cluster
+from nsqext.broker import Cluster, ClusterOptions
 from nsqext.cli.messages.mirror import Kept, Placement
+from nsqext.protocol.server.negotiate import ServerLimits
 from nsqext.types import TopicMeta
 from tests.support import plain_http
 from tests.support.blocking_client import eventually
@@ -195,6 +196,17 @@ def test_a_message_that_the_target_can_never_store_ends_the_relay_and_stays(clus
     assert lines("lag", source, "relay", *where(cluster))[0]["lag"] == 1
 
 
+def test_a_message_that_the_nodes_of_the_target_refuse_ends_the_relay_and_stays(cluster: Cluster) -> None:
+    source = f"t_{token_hex(4)}"
+    cluster.create_topic(source, channels=["relay"])
+    with sync.Producer(cluster.lookupd) as producer:
+        producer.publish(source, b"x" * 2000)
+    with Cluster(nodes=1, options=ClusterOptions(limits=ServerLimits(max_msg_size=1000))) as target:
+        done = run("relay", source, "--to", source, *where(cluster), *to(target))
+    assert (done.returncode, b"E_BAD_MESSAGE" in done.stderr) == (2, True), done.stderr
+    assert lines("lag", source, "relay", *where(cluster))[0]["lag"] == 1
+
+
 def test_messages_with_an_empty_key_are_relayed(cluster: Cluster) -> None:
     source, target = f"t_{token_hex(4)}", f"t_{token_hex(4)}"
     cluster.create_topic(source, extend=True, channels=["relay"])
@@ -251,6 +263,16 @@ def test_a_relay_shows_its_lag_and_serves_it(cluster: Cluster) -> None:
     assert f"nsqext_relay_lag_messages{{{labels}}} 0.0" in text
 
 
+def test_the_lag_is_unknown_while_a_partition_reports_nothing(cluster: Cluster) -> None:
+    with Cluster(nodes=2) as source:
+        source.create_topic("orders", partitions=2, channels=["relay"])
+        source.kill(source.leader("orders", 1))
+        with relay("orders", "--to", f"t_{token_hex(4)}", *where(source), *to(cluster)) as process:
+            assert process.stdout is not None
+            reports = [json.loads(process.stdout.readline()) for _ in range(2)]
+    assert [(one.get("created"), one.get("lag", 0)) for one in reports] == [(True, 0), (None, None)]
+
+
 @pytest.mark.parametrize("http", [False, True])
 def test_a_relay_whose_target_stores_nothing_is_not_ready(cluster: Cluster, http: bool) -> None:
     source = f"t_{token_hex(4)}"
@@ -271,6 +293,7 @@ def test_a_relay_whose_target_stores_nothing_is_not_ready(cluster: Cluster, http
     with relay(source, *place, "--http", address, *where(cluster)):
         eventually(lambda: "stores no messages" in reasons())
         shown = reasons() + plain_http.get(f"http://{address}/metrics").text
+        assert lines("lag", source, "relay", *where(cluster))[0]["lag"] == 1, "the message is not finished"
     assert (target in shown, "planted" in shown) == (True, False)
 
 

@@ -305,6 +305,13 @@ def test_a_filter_without_conditions_passes_everything() -> None:
     assert not Filter(header=["a=b"]).takes(record)
 
 
+def test_a_filter_passes_messages_with_all_of_its_headers() -> None:
+    record = {"headers": {"a": "b", "c": "d"}, "timestamp": 5, "tag": None, "key": None, "trace_id": 0}
+    assert Filter(header=["a=b", "c=d"]).takes(record)
+    assert not Filter(header=["a=b", "c=e"]).takes(record)
+    assert not Filter(header=["a=e", "c=d"]).takes(record)
+
+
 def _consumer(
     cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ServerAccess, Consumer, list[None]]:
@@ -340,8 +347,9 @@ async def test_until_end_waits_until_all_partitions_are_consumed(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("empty", [0, 1], ids=["at once", "after one look at an empty channel"])
 async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
-    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch, empty: int
 ) -> None:
     looks: list[str] = []
     silent = [True]
@@ -350,13 +358,14 @@ async def test_until_end_waits_for_the_channel_of_a_node_that_does_not_respond(
     async def look(admin: Admin, *names: str) -> TopicStats:
         looks.append(names[0])
         found = await count(admin, *names)
-        return attrs.evolve(found, unreachable=(Address("127.0.0.1", 1),)) if silent[0] else found
+        misses = silent[0] and len(looks) > empty
+        return attrs.evolve(found, unreachable=(Address("127.0.0.1", 1),)) if misses else found
 
     monkeypatch.setattr(Admin, "stats", look)
     connection, consumer, stops = _consumer(cluster, topic, monkeypatch)
     async with consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(connection.stop_when_drained, consumer)
-        await eventually(lambda: len(looks) > 3)
+        await eventually(lambda: len(looks) > 3 or bool(stops))
         assert not stops
         silent[0] = False
         await eventually(lambda: bool(stops))

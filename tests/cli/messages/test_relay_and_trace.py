@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from secrets import token_hex
@@ -15,8 +19,9 @@ import pytest
 from nsqext.broker import Cluster
 from nsqext.cli import main
 from nsqext.cli.connection import Contexts, load_contexts
+from nsqext.cli.messages.relay import TargetCluster
 from tests.support.blocking_client import eventually
-from tests.support.command_line import Terminal, lines, run, started
+from tests.support.command_line import Terminal, lines, run, started, unexpected
 
 
 def make_topic(cluster: Cluster, *channels: str) -> str:
@@ -60,13 +65,14 @@ def test_a_topic_is_relayed_to_the_original_generation(cluster: Cluster) -> None
 
 
 @contextmanager
-def web_hook(answers: list[int]) -> Iterator[tuple[str, list[bytes]]]:
-    """Run an HTTP server that responds with these statuses, then 200; yield its URL and the bodies it accepted."""
+def web_hook(answers: list[int], wait: Callable[[], None] = lambda: None) -> Iterator[tuple[str, list[bytes]]]:
+    """Run an HTTP server that waits, and responds with these statuses, then 200; yield its URL and accepted bodies."""
     accepted: list[bytes] = []
 
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            wait()
             status = answers.pop(0) if answers else 200
             if status == 200:
                 accepted.append(body)
@@ -90,9 +96,51 @@ def test_a_topic_is_relayed_to_a_url_with_retries(cluster: Cluster) -> None:
     topic = make_topic(cluster, "relay")
     lines("pub", topic, "one", "two", "--lookupd", cluster.lookupd[0])
     url = f"nsq://{cluster.lookupd[0]}?requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
-    with web_hook([503, 500]) as (hook, accepted):
+    with web_hook([503, 302]) as (hook, accepted):
         done = run("relay", topic, "--to-http", hook, "--until-end", "--url", url)
     assert (done.returncode, sorted(accepted)) == (0, [b"one", b"two"])
+
+
+def test_a_relay_sends_what_it_has_received_before_it_stops() -> None:
+    """The original NSQ would redeliver it in another order."""
+    slowly = partial(time.sleep, 0.005)  # many messages wait in the relay when the signal arrives
+    with Cluster(nodes=1, generation="original") as original, web_hook([], slowly) as (hook, accepted):
+        original.create_topic("orders", channels=["relay"])
+        where = ("--lookupd", original.lookupd[0])
+        lines("pub", "orders", stdin=b"x\n" * 400, NSQEXT_LOOKUPD=original.lookupd[0])
+        words = ("--to-http", hook, "--concurrency", "1", "--report", "0.1", *where)
+        with started("relay", "orders", *words) as process:
+            assert process.stdout is not None
+            reports = (json.loads(line) for line in process.stdout)
+            report = next(report for report in reports if report["in_flight"] > 20)
+            process.send_signal(signal.SIGTERM)
+            output, errors = process.communicate()
+    assert (process.returncode, unexpected(errors)) == (0, b"")
+    relayed = json.loads(output.splitlines()[-1])["relayed"]
+    assert report["relayed"] + report["in_flight"] <= relayed == len(accepted)
+
+
+def test_a_relay_waits_for_a_topic_that_is_created_again(cluster: Cluster) -> None:
+    source, target, where = make_topic(cluster, "relay"), make_topic(cluster), ("--lookupd", cluster.lookupd[0])
+    lines("channel", "pause", source, "relay", "--yes", *where)
+    lines("pub", source, "never delivered", *where)
+    with started("relay", source, "--to", target, "--until-end", "--report", "0.1", *where) as process:
+        eventually(lambda: any(one["consumers"] for one in lines("stats", source, *where)), seconds=30.0)
+        cluster.delete_topic(source)
+        assert process.stderr is not None
+        assert any(b"is consumed again in 1 s" in line for line in process.stderr)
+        cluster.create_topic(source, extend=True, channels=["relay"])
+        lines("pub", source, "one", *where)
+        output, errors = process.communicate()
+    assert (process.returncode, json.loads(output.splitlines()[-1])) == (0, {"topic": source, "relayed": 1}), errors
+
+
+@pytest.mark.parametrize("option", ["to_lookupd", "to_nsqd", "to_url", "to_context"])
+def test_each_option_of_the_target_gives_another_cluster(option: str) -> None:
+    found = TargetCluster(**{option: "other"}).connection()
+    assert found is not None
+    assert getattr(found, option.removeprefix("to_")) == "other"
+    assert TargetCluster().connection() is None
 
 
 @pytest.mark.parametrize(
@@ -167,6 +215,7 @@ def test_contexts(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run("topic", "list").returncode == 2
     assert lines("topic", "list", "--context", "here")
     assert lines("topic", "list", NSQEXT_LOOKUPD=cluster.lookupd[0])
+    assert lines("topic", "list", "--url", f"nsq://{cluster.lookupd[0]}")
     lines("config", "delete", "there", "--yes")
     unknown = run("topic", "list", "--context", "there")
     assert (unknown.returncode, b"there is no context 'there': known: here" in unknown.stderr) == (2, True)
@@ -213,7 +262,7 @@ def test_an_endless_http_response_times_out(cluster: Cluster) -> None:
     topic = make_topic(cluster, "relay")
     lines("pub", topic, "one", "--lookupd", cluster.lookupd[0])
     url = f"nsq://{cluster.lookupd[0]}?requeue_delay=0.1&backoff_base=0.1&backoff_max_wait=0.2"
-    with slow_hook() as (hook, asked), started("relay", topic, "--to-http", hook, "--timeout", "0.3", "--url", url):
+    with slow_hook() as (hook, asked), started("relay", topic, "--to-http", hook, "--timeout", "1", "--url", url):
         eventually(lambda: len(asked) >= 2, seconds=30.0)  # the message was requeued after the first attempt
     assert set(asked) == {b"one"}
 

@@ -93,10 +93,13 @@ class Session:
 
     def receive(self, data: bytes) -> None:
         """Parse bytes of the client; raises `NsqError` if a layer cannot decode them."""
-        for layer in list(self.output.layers):
+        layers = list(self.output.layers)
+        for layer in layers:
             data = layer.decode(data)
         if self.handshake is not None:
             self._continue_handshake(self.handshake)
+            for layer in self.output.layers[len(layers) :]:  # a client may compress without waiting for OK
+                data = layer.decode(data)
         if self._magic is not None:
             data = self._take_magic(self._magic + data)
         self._parser.receive(data)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import ssl
 from collections.abc import Callable
 from struct import pack
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from nsqext.errors import NsqError
 from nsqext.protocol.frames import HEARTBEAT, FrameType
 from nsqext.protocol.layers import DeflateLayer, SnappyLayer
 from nsqext.protocol.server.negotiate import ServerLimits
+from nsqext.protocol.tls_layer import TlsLayer
 from tests.support.commands import multi_body
 from tests.support.nsqd_sessions import Client, Clock, host, make_node, make_original, sized
 from tests.support.tables import table
@@ -154,6 +157,25 @@ def test_bytes_behind_the_command_that_switches_compression_on_are_lost(
         assert client.session.closing is False
         client.send(type(layer)().encode(b"NOP\nBOGUS\n"))
         assert client.session.closing is True
+
+
+@pytest.mark.parametrize("layer", [SnappyLayer(), DeflateLayer(6)])
+def test_compressed_commands_may_arrive_with_the_end_of_the_tls_handshake(layer: SnappyLayer | DeflateLayer) -> None:
+    authority = trustme.CA()
+    server_side, client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert("localhost").configure_cert(server_side)
+    authority.configure_trust(client_side)
+    node = make_node(limits=ServerLimits(tls=True), tls=server_side)
+    published = host(node)
+    client, tls = Client(node), TlsLayer(client_side, "localhost")
+    name = b"snappy" if isinstance(layer, SnappyLayer) else b"deflate"
+    client.send(sized("IDENTIFY", b'{"feature_negotiation":true,"tls_v1":true,"%b":true}' % name))
+    client.writes()
+    while not tls.ready:
+        client.send(tls.pending())
+        tls.decode(b"".join(client.writes()))
+    client.send(tls.pending() + tls.encode(layer.encode(sized("PUB t 0", b"early"))))
+    assert (client.open, published.partition.readable) == (True, 1)
 
 
 def test_heartbeats_are_sent_and_three_missed_ones_end_the_connection() -> None:

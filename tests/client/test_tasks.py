@@ -242,3 +242,24 @@ async def test_no_task_can_be_started_while_the_tasks_end() -> None:
                 await checkpoint()
             with suppress(InvalidState):
                 tasks.start_soon(anyio.sleep_forever)
+
+
+async def test_the_first_error_of_the_tasks_is_raised() -> None:
+    tasks, first = BackgroundTasks("producer"), KeyError("first")
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await fail(KeyError("second"))
+
+    await tasks.start()
+    tasks.start_soon(fail_when_cancelled)
+    await anyio.wait_all_tasks_blocked()
+    tasks.start_soon(fail, first)
+    with pytest.raises(KeyError) as caught:
+        await tasks.aclose()
+    assert caught.value is first

@@ -35,6 +35,10 @@ def test_topics_are_switched_on_and_off() -> None:
     log.off()
     assert (tracing.log, log.wants("a")) == (None, False)
     log.on("a")
+    log.on()
+    log.off()
+    assert (tracing.log, log.wants("a")) == (None, False)
+    log.on("a")
     log.off("a")
     assert tracing.log is None
     with pytest.raises(InvalidName):

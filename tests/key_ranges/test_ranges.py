@@ -417,3 +417,12 @@ def test_shares_are_of_the_window_only_without_further_messages() -> None:
     assert ranges.share("C1") > 0.9
     clock.now += 20
     assert ranges.share("C1") == 0.5
+
+
+def test_a_rate_counts_the_seconds_since_the_older_half_began() -> None:
+    clock = Clock()
+    ranges = KeyRanges[str](clock=clock, window=8.0)
+    ranges.add_consumer("a")
+    ranges.record(0, 12)
+    clock.now += 6.0
+    assert ranges.rate("a") == 2.0

@@ -99,3 +99,12 @@ def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
             decode_delay(start + data)
         except ProtocolError as error:
             assert "not a delayed message" in str(error)
+
+
+def test_times_of_cancellations_and_keys_are_checked() -> None:
+    for data in (
+        encode_delay(DelayCancel(identity="a", time=-1)),
+        encode_delay(DelayedMessage(identity="a", topic="t", due=1, key=b""), b"body"),
+    ):
+        with pytest.raises(ProtocolError, match=r"not a delayed message: (the time -1|its key is empty)"):
+            decode_delay(data)

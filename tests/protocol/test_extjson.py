@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqext.protocol.extjson import UnreadableHeader, quote, read_header, read_leniently
+from nsqext.protocol.extjson import UnreadableHeader, members_of, quote, read_header, read_leniently, read_values
 from nsqext.protocol.messages import TRACE_ID_HEADER
 from tests.support.tables import table
 
@@ -96,3 +99,14 @@ def test_any_bytes_give_a_value_or_the_documented_error(header: bytes) -> None:
 
 def test_quoting_escapes_unprintable_characters() -> None:
     assert quote('a"\\\n\x00é\u200b\udcff') == '"a\\"\\\\\\n\\x00é\\u200b\\xff"'
+
+
+def test_texts_within_a_value_can_be_encoded() -> None:
+    found = read_values(b'{"a":["\\ud800",{"\\udfff":"x"}]}')
+    assert orjson.dumps(found)
+
+
+def test_a_tail_of_up_to_80_bytes_is_quoted_whole() -> None:
+    for size, shown in ((80, "x" * 80), (81, f"{'x' * 40}...{'x' * 40}")):
+        with pytest.raises(UnreadableHeader, match=f'unparsed tail: "{re.escape(shown)}"$'):
+            members_of(b"x" * size)

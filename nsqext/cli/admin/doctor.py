@@ -24,6 +24,7 @@ from nsqext.errors import InvalidSetting, NsqError, escaped
 from nsqext.http.client import HttpClient, HttpRequestFailed
 from nsqext.lookup.client import LookupClient
 from nsqext.lookup.options import LookupUrl, is_loopback, parse_lookup_addresses, url_of
+from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -79,7 +80,7 @@ async def run(connection: ServerAccess, services: Services = Services()) -> None
     if services.delay_store is not None:
         findings.append(await to_thread.run_sync(examine_delays, services.delay_store))
     if services.metrics is not None:
-        with waits.waiting(f"a response of {services.metrics}"):
+        with waits.waiting(f"a response of {redact_url(services.metrics)}"):
             findings += await examine_service(services.metrics, services.metrics_namespace)
     for finding in findings:
         hint = f"\n    {escaped(finding.hint)}" if finding.hint else ""

@@ -13,6 +13,7 @@ from nsqext.cli.admin.findings import Finding, judge_delays, judge_outbox
 from nsqext.cli.connection import counted
 from nsqext.errors import InvalidSetting
 from nsqext.http.client import HttpClient, HttpRequestFailed
+from nsqext.settings_text import redact_url
 
 if TYPE_CHECKING:
     from nsqext.delays import DelaySummary
@@ -63,7 +64,9 @@ def check_url(url: str) -> None:
     except ValueError:
         known = False
     if not known or not url.isprintable() or " " in url:
-        raise InvalidSetting(f"--metrics {url!r} is not an HTTP URL", hint="write http://billing:8080/metrics")
+        raise InvalidSetting(
+            f"--metrics {redact_url(url)!r} is not an HTTP URL", hint="write http://billing:8080/metrics"
+        )
 
 
 async def examine_service(url: str, namespace: str) -> list[Finding]:
@@ -71,7 +74,7 @@ async def examine_service(url: str, namespace: str) -> list[Finding]:
 
     The URL was checked by `check_url`.
     """
-    subject = f"metrics {url}"
+    subject = f"metrics {redact_url(url)}"
     try:
         async with aclosing(HttpClient(_TIMEOUT)) as web:
             reply = await web.request("GET", url)

@@ -199,6 +199,6 @@ def test_the_doctor_refuses_what_is_no_url_and_explains_what_does_not_respond(cl
         assert (done.returncode, done.stdout, b"is not an HTTP URL" in done.stderr) == (2, b"", True), url
     done = run("doctor", "--metrics-namespace", "mine", *where)
     assert (done.returncode, b"would be ignored" in done.stderr) == (2, True)
-    done = run("doctor", "--metrics", "http://127.0.0.1:1/metrics", *where)
-    assert done.returncode == 1
+    done = run("doctor", "--metrics", "http://bob:Zq7@127.0.0.1:1/metrics", *where)
+    assert (done.returncode, b"Zq7" in done.stdout + done.stderr) == (1, False)
     assert json.loads(done.stdout.splitlines()[-1])["hint"].startswith("is the service running")

@@ -177,7 +177,7 @@ class ClusterRequests:
             bounded: raise PartitionUnavailable after the time for a change; otherwise the caller bounds it.
         """
         pauses = Doubling(_PAUSE, _LONGEST_PAUSE)
-        again_at = anyio.current_time() + _AGAIN
+        again_at = inf if again is None else anyio.current_time() + _AGAIN
         last: NsqError | None = None
         with anyio.move_on_after(self._timeout if bounded else inf):
             while True:
@@ -185,10 +185,7 @@ class ClusterRequests:
                     return await attempt()
                 except (PartitionUnavailable, ConnectionFailed, passing) as error:
                     last = error
-                if again is None:
-                    await anyio.sleep(pauses.next())
-                    continue
-                if anyio.current_time() >= again_at:
+                if again is not None and anyio.current_time() >= again_at:
                     await again()
                     again_at = anyio.current_time() + _AGAIN
                     pauses = Doubling(_PAUSE, _LONGEST_PAUSE)

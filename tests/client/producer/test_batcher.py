@@ -198,8 +198,9 @@ async def test_failures_that_are_not_read_stop_add() -> None:
         assert len(batcher.take_failed()) == 3
 
 
-async def test_failures_that_are_read_make_room() -> None:
-    publisher = _Publisher()
+@asynccontextmanager
+async def _full_batcher(publisher: _Publisher) -> AsyncIterator[Batcher]:
+    """A batcher of three messages: two have failed, and one is sent until the end."""
     publisher.failing = PublishFailed("no leader")
     async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
         for _ in range(2):
@@ -207,32 +208,29 @@ async def test_failures_that_are_read_make_room() -> None:
         await until(lambda: batcher.pending == 0)
         publisher.gate = anyio.Event()
         await batcher.add(b"flying")
+        yield batcher
+        publisher.failing = None
+        publisher.gate.set()
+
+
+async def test_failures_that_are_read_make_room() -> None:
+    publisher = _Publisher()
+    async with _full_batcher(publisher) as batcher:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(batcher.add, b"waits")
             await anyio.wait_all_tasks_blocked()
             assert batcher.pending == 1
             assert len(batcher.take_failed()) == 2
         assert batcher.pending == 2
-        publisher.failing = None
-        publisher.gate.set()
 
 
 async def test_a_message_that_waits_for_room_is_accepted_before_later_ones() -> None:
     publisher = _Publisher()
-    publisher.failing = PublishFailed("no leader")
-    async with _batcher(publisher, BatcherLimits(linger=0, max_count=1, max_pending=3)) as batcher:
-        for _ in range(2):
-            await batcher.add(b"failed")
-        await until(lambda: batcher.pending == 0)
-        publisher.gate = anyio.Event()
-        await batcher.add(b"flying")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(batcher.add, b"waits")
-            await anyio.wait_all_tasks_blocked()
-            batcher.take_failed()  # there is room, and the other task has not run yet
-            await batcher.add(b"later")
-        publisher.failing = None
-        publisher.gate.set()
+    async with _full_batcher(publisher) as batcher, anyio.create_task_group() as tasks:
+        tasks.start_soon(batcher.add, b"waits")
+        await anyio.wait_all_tasks_blocked()
+        batcher.take_failed()  # there is room, and the other task has not run yet
+        await batcher.add(b"later")
     assert publisher.batches[2:] == [[b"flying"], [b"waits"], [b"later"]]
 
 

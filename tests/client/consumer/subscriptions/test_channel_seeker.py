@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +21,7 @@ from nsqext.types import Address, TopicMeta
 from tests.support.subscriber_scene import make_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from nsqext.client.consumer.subscriptions.subscription import Subscription
 
@@ -258,33 +259,33 @@ async def test_a_cancelled_seek_ends_all_subscriptions() -> None:
     assert [one.pending for one in scene.assignments.values()] == [_LAST] * 2
 
 
-async def test_a_seek_fails_when_the_partition_is_given_up_before_the_move() -> None:
-    scene, ended = Scene(), list[object]()
+@asynccontextmanager
+async def _waiting_seek(scene: Scene, ended: list[object]) -> AsyncIterator[None]:
+    """A seek of a partition that waits for its move; its end is awaited."""
+
+    async def seek() -> None:
+        await _seek(scene, 1, ended=ended)
+
     with anyio.fail_after(25):
         async with anyio.create_task_group() as tasks:
-
-            async def seek() -> None:
-                await _seek(scene, 1, ended=ended)
-
             tasks.start_soon(seek)
             await anyio.wait_all_tasks_blocked()
-            scene.assignments[1].moved.set()
+            yield
+
+
+async def test_a_seek_fails_when_the_partition_is_given_up_before_the_move() -> None:
+    scene, ended = Scene(), list[object]()
+    async with _waiting_seek(scene, ended):
+        scene.assignments[1].moved.set()
     assert ended == [1]
 
 
 async def test_a_seek_whose_channel_was_moved_succeeds_though_another_seek_begins() -> None:
     scene, ended = Scene(), list[object]()
     assignment = scene.assignments[1]
-    with anyio.fail_after(25):
-        async with anyio.create_task_group() as tasks:
-
-            async def seek() -> None:
-                await _seek(scene, 1, ended=ended)
-
-            tasks.start_soon(seek)
-            await anyio.wait_all_tasks_blocked()
-            await scene.move(1)
-            assignment.pending, assignment.moved = _FIRST, anyio.Event()  # before the first one continues
+    async with _waiting_seek(scene, ended):
+        await scene.move(1)
+        assignment.pending, assignment.moved = _FIRST, anyio.Event()  # before the first one continues
     assert ended == ["moved"]
 
 

@@ -107,6 +107,7 @@ class KeyBuckets:
         self._blocked = 0
         self._refusal: InvalidSetting | None = None
         self._tags_watch = watch
+        self._leaving = False
         if node is None:  # lookup does not report the HTTP address of the leader
             raise InvalidSetting(
                 "key_tags needs the HTTP addresses of nodes, to see the other consumers",
@@ -133,11 +134,17 @@ class KeyBuckets:
         if self._refusal is not None:
             raise self._refusal
 
+    def leave(self) -> None:
+        """Give all buckets away, each when its messages in flight are answered, and claim no others."""
+        self._leaving = True
+        for bucket in self._owned.values():
+            bucket.release.set()
+
     async def _share(self, tasks: TaskGroup) -> None:
         """Read the statistics repeatedly; claim and release buckets."""
-        while True:
+        while not self._leaving:
             found = await self._look()
-            if found is not None:
+            if found is not None and not self._leaving:
                 self._move(tasks, found)
                 self._watch(found)
             if self._refusal is not None:
@@ -233,7 +240,7 @@ class KeyBuckets:
             subscription = await Subscription.open(
                 request, deliver=self._context.receiver.receive, monitor=group, backoff=group.backoff
             )
-            if await self._is_alone(tag):
+            if await self._is_alone(tag) and not self._leaving:
                 self._claiming.discard(tag)
                 self._owned[tag] = bucket = _Bucket(subscription)
                 await self._own(bucket)

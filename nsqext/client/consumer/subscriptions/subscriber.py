@@ -433,6 +433,8 @@ class Subscriber:
         """
         self._begin_close()
         self._group.retire(self._open())
+        for buckets in self._buckets.values():
+            buckets.leave()
         with anyio.move_on_after(self._options.close_timeout):
             while any(one.in_flight for one in self._open()):  # noqa: ASYNC110 - answers are not reported, to keep them cheap
                 await anyio.sleep(_LEAVE_POLL)

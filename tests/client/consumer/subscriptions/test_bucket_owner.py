@@ -361,6 +361,42 @@ async def test_a_bucket_that_is_released_during_its_takeover_is_left_without_a_m
         assert not any(line.startswith("add") for line in scene.log)
 
 
+async def test_a_consumer_that_leaves_the_topic_claims_no_bucket_and_gives_each_away_when_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.others = [_other(_SHARED), _other(_B)]
+    async with _reading(scene):
+        await scene.until(lambda: f"add {_A}" in scene.log)
+        given = scene.opened[_A]
+        given.in_flight = 1
+        scene.subject.leave()
+        scene.others = []  # the owner of the other bucket is gone
+        await scene.until(lambda: "CLS" in given.calls)
+        looks = scene.looks
+        await anyio.sleep(0.02)
+        assert (scene.looks, [*scene.opened], scene.owned) == (looks, [_A], [_A])
+        given.in_flight = 0
+        await scene.until(lambda: scene.forgotten == [given])
+    assert given.calls == ["RDY 5", "CLS", "close", "end"]
+
+
+async def test_a_consumer_that_leaves_the_topic_while_it_claims_a_bucket_requests_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    open_one = scene.open
+
+    async def open_while_it_leaves(request: Request, **members: Any) -> Connection:
+        scene.subject.leave()
+        return await open_one(request, **members)
+
+    monkeypatch.setattr(scene, "open", open_while_it_leaves)
+    async with _reading(scene):
+        await scene.until(lambda: len(scene.forgotten) == 2)
+    assert [one.calls for one in scene.forgotten] == [["close", "end"], ["close", "end"]]
+
+
 async def test_more_is_requested_during_a_takeover_while_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, paused=True)
     async with _reading(scene):

@@ -468,8 +468,8 @@ async def test_a_long_message_blocks_its_partition_until_a_subscription_lasts(mo
         assert counts == [0, 1, 1, 0]
 
 
-async def test_a_topic_that_is_left_closes_its_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, owned = Scene.open, list[Connection]()
+async def test_a_topic_that_is_left_gives_its_buckets_away_and_closes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, owned, left = Scene.open, list[Connection](), list[str]()
 
     class Buckets:
         """The buckets of a partition, of which this consumer owns one."""
@@ -481,6 +481,9 @@ async def test_a_topic_that_is_left_closes_its_buckets(monkeypatch: pytest.Monke
 
         async def read(self) -> None:
             await self._member.receive()
+
+        def leave(self) -> None:
+            left.append("before the close" if not owned[0].closes else "behind it")
 
     async def open_member(scene: Scene, request: SubscribeRequest, **members: Any) -> Connection:
         connection = await opened(scene, request, **members)
@@ -494,3 +497,4 @@ async def test_a_topic_that_is_left_closes_its_buckets(monkeypatch: pytest.Monke
         await scene.subject.leave()
         assert scene.retired == [member, *owned]
         assert [one.closes for one in (member, *owned)] == [1, 1]
+        assert left == ["before the close"]

@@ -192,7 +192,11 @@ class KeyGroups:
                     await self._sleep(place)
                 finally:
                     self._deadlines.pop(place, None)
-                place.check_entered(self._sender.options.timeout)
+                try:
+                    place.check_entered(self._sender.options.timeout)
+                except PublishFailed as error:
+                    self._sender.counters.count(error, 1)
+                    raise
             if place.held:
                 group = self._group(request, key)
                 if group is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nsqext.client.producer.publishing import OutgoingMessage
 from nsqext.client.producer.request import MessageRequest, check_choice, key_bytes
-from nsqext.errors import InvalidState
+from nsqext.errors import InvalidState, NsqError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -107,6 +107,10 @@ class Publisher:
                 call(meta)
             await place.enter(self._options.timeout)
             publishing.entered = {*publishing.entered, *keys}
+        except NsqError as error:
+            place.leave()
+            self._sender.counters.count(error, len(publishing.given))
+            raise
         except BaseException:
             place.leave()
             raise
@@ -127,7 +131,12 @@ class Publisher:
         body = relayed(self._options, publishing)
         if body is None:
             return await self._send_message(publishing)
-        check_for_topic(self._options, await self.meta(publishing.topic), publishing)
+        try:
+            meta = await self.meta(publishing.topic)
+        except NsqError as error:
+            self._sender.counters.count(error, 1)
+            raise
+        check_for_topic(self._options, meta, publishing)
         return await self.message(self._options.delay_topic, OutgoingMessage(body))
 
     def _send_message(self, publishing: Publishing) -> Awaitable[Receipt]:

@@ -17,6 +17,7 @@ from nsqext.errors import (
     ExtendNotSupported,
     InvalidInput,
     InvalidPartition,
+    InvalidState,
     LookupFailed,
     NsqError,
     PartitionUnavailable,
@@ -53,6 +54,13 @@ class Counters:
         self.unknown: int = 0
         self.retries: int = 0
         self.bytes_sent: int = 0
+
+    def count(self, error: NsqError, messages: int) -> None:
+        """Count messages whose publish raised an error."""
+        if isinstance(error, DeliveryUnknown):
+            self.unknown += messages
+        elif not isinstance(error, (InvalidInput, InvalidState)):
+            self.failed += messages
 
 
 class Sender:
@@ -208,10 +216,7 @@ class PublishAttempt:
             receipts = await self._run_settled(target, failure)
         except NsqError as error:
             error.at(topic=request.topic)
-            if isinstance(error, DeliveryUnknown):
-                sender.counters.unknown += request.count
-            elif not isinstance(error, InvalidInput):
-                sender.counters.failed += request.count
+            sender.counters.count(error, request.count)
             raise
         return receipts
 

@@ -12,7 +12,8 @@ class ProducerStatistics:
     connections: int  #: open now
     pending: int  #: sent commands without response
     stored: int  #: messages
-    failed: int  #: messages whose publish raised another error than `InvalidInput` or `DeliveryUnknown`
+    #: messages whose publish raised another error than `InvalidInput`, `InvalidState` or `DeliveryUnknown`
+    failed: int
     unknown: int  #: messages whose publish raised `DeliveryUnknown`
     retries: int  #: attempts after a publish's first
     bytes_sent: int  #: bytes of publish commands with a response

@@ -374,6 +374,7 @@ async def test_each_wait_for_a_key_has_a_time_limit() -> None:
             await anyio.wait_all_tasks_blocked()
         await groups.first_ends()
     assert (groups.kinds(), groups.commands) == ([PublishFailed] * 2, [])
+    assert groups.bench.counts == (0, 2, 0, 0)
 
 
 async def test_a_publish_that_has_its_key_leaves_no_time_limit() -> None:
